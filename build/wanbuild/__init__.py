@@ -1,0 +1,1 @@
+"""Build toolchain: turns published Wan checkpoints into artifacts that ``wanrun`` executes."""

@@ -1,0 +1,1 @@
+"""Which source key fills which parameter: one table per component, and the engine that checks them."""

@@ -1,0 +1,39 @@
+"""The vocabulary of mapping tables: a rule, and the named transforms it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Maps the source keys that fully match a pattern to a parameter path.
+
+    Args:
+        pattern: a regular expression that must match the whole key. A group named ``layer`` selects the
+            row of a stacked parameter; other named groups are substituted into target.
+        target: the parameter's path, e.g. ``blocks/attn1/to_q/weight``, or ``decoder/up_blocks/{i}/...``.
+        transform: a name in ``TRANSFORMS``.
+    """
+
+    pattern: str
+    target: str
+    transform: str = "copy"
+
+
+TRANSFORMS: Mapping[str, Transform] = MappingProxyType(
+    {
+        # Every transform returns a view, so that one assignment moves, reorders and casts.
+        "copy": lambda x: x,
+        "conv2d": lambda x: x.transpose(2, 3, 1, 0),  # (O, I, H, W) -> (H, W, I, O)
+        "conv3d": lambda x: x.transpose(2, 3, 4, 1, 0),  # (O, I, T, H, W) -> (T, H, W, I, O)
+        "squeeze": lambda x: x.reshape([n for n in x.shape if n != 1]),
+        "flatten_in": lambda x: x.reshape(x.shape[0], -1),  # (O, I, ...) -> (O, I·...), e.g. a patch conv
+    }
+)

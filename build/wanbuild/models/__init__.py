@@ -1,0 +1,1 @@
+"""Flax NNX definitions of the Wan components: the single record of parameter shapes, dtypes and axes."""

@@ -1,0 +1,95 @@
+"""Layers shared by the transformer and the text encoder.
+
+Matmul weights keep the checkpoint's (out, in) order, which makes conversion a pure cast, and every
+matmul accumulates into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the
+rate of ``dot_general(..., preferred_element_type=float32)`` (BUILD_NOTES.md, "Matmul").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.models.params import param
+
+
+class Linear(nnx.Module):
+    """y = x Wᵀ + b with W stored as (out, in); torch.nn.Linear.
+
+    Args:
+        in_dim: size of the input's last axis.
+        out_dim: size of the output's last axis.
+        dtype: dtype of the stored weight and bias.
+        axes: logical axes of the weight, (out, in).
+        bias: whether there is a bias.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        dtype: Any,
+        axes: tuple[str | None, str | None],
+        bias: bool = True,
+    ) -> None:
+        self.weight = param((out_dim, in_dim), dtype, axes)
+        if bias:
+            self.bias = param((out_dim,), dtype, axes[:1])
+        self.has_bias = bias
+
+    def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
+        """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
+
+        The product is computed in x's dtype and accumulated, with the bias, in float32.
+        """
+        y = jax.lax.dot_general(
+            x,
+            self.weight[...].astype(x.dtype),
+            (((x.ndim - 1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        if self.has_bias:
+            y = y + self.bias[...].astype(jnp.float32)
+        return y.astype(out_dtype or x.dtype)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) · scale over the last axis, in float32; returns x's dtype."""
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+    return (y * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm with a scale over the last axis; torch.nn.RMSNorm, UMT5LayerNorm."""
+
+    def __init__(self, dim: int, dtype: Any, eps: float, axis: str | None = None) -> None:
+        self.weight = param((dim,), dtype, (axis,))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return rms_norm(x, self.weight[...], self.eps)
+
+
+def layer_norm(x: jax.Array, eps: float) -> jax.Array:
+    """Layer norm over the last axis without scale or bias: any float in, float32 out."""
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm with scale and bias over the last axis; diffusers' FP32LayerNorm. Returns float32."""
+
+    def __init__(self, dim: int, dtype: Any, eps: float) -> None:
+        self.weight = param((dim,), dtype, (None,))
+        self.bias = param((dim,), dtype, (None,))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return layer_norm(x, self.eps) * self.weight[...].astype(jnp.float32) + self.bias[...].astype(
+            jnp.float32
+        )

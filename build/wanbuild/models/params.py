@@ -1,0 +1,124 @@
+"""Declares parameters, and turns a Flax NNX module into a pure function of a plain dict of arrays.
+
+A module declares each parameter once with ``param``: shape, dtype and logical axes. Everything else
+(the mapping's targets, the checkpoint's layout, abstract program arguments, shardings) derives from
+that record, so a module is built abstractly and never holds an array.
+
+Layer stacking: ``stacked(block, n)`` gives every parameter of one block a leading axis ``layers``,
+and ``scan_layers`` applies the block with ``jax.lax.scan`` over that axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+LAYERS = "layers"
+
+Tree = dict[str, Any]
+"""Nested dicts with string keys: what ``jax.export`` can serialize, unlike ``nnx.State`` or int keys."""
+
+
+def param(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> nnx.Param:
+    """Declares one parameter.
+
+    Args:
+        shape: its shape.
+        dtype: the dtype in which it is stored and passed to the program.
+        axes: one logical axis name (or None) per dimension, for sharding.
+
+    Raises:
+        ValueError: if axes and shape differ in length.
+    """
+    if len(shape) != len(axes):
+        raise ValueError(f"{len(shape)} dimensions, but axes {axes}")
+    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes)
+
+
+def _is_variable(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def stacked(block: Any, num_layers: int) -> Any:
+    """Returns the abstract block with a leading layer axis of size num_layers on every parameter."""
+    graphdef, state = nnx.split(block)
+
+    def add_axis(variable: nnx.Variable) -> nnx.Variable:
+        return param(
+            (num_layers, *variable.shape), variable.dtype, (LAYERS, *variable.get_metadata()["axes"])
+        )
+
+    return nnx.merge(graphdef, jax.tree.map(add_axis, state, is_leaf=_is_variable))
+
+
+def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_layer: Any = None) -> Any:
+    """Runs ``carry = apply(block, carry, per_layer[i])`` over the stacked layers with ``lax.scan``.
+
+    Args:
+        blocks: a module made by ``stacked``, holding arrays.
+        apply: takes the block of one layer, the carry and that layer's slice; returns the new carry.
+        carry: a pytree of arrays.
+        per_layer: a pytree of arrays with a leading layer axis, or None.
+    """
+    graphdef, state = nnx.split(blocks)
+
+    def body(carry: Any, layer: Any) -> tuple[Any, None]:
+        weights, extra = layer
+        return apply(nnx.merge(graphdef, weights), carry, extra), None
+
+    return jax.lax.scan(body, carry, (state, per_layer))[0]
+
+
+def _stringify(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {str(key): _stringify(value) for key, value in node.items()}
+    return node
+
+
+def abstract_params(module: nnx.Module) -> Tree:
+    """The module's parameters as nested dicts of ``jax.ShapeDtypeStruct``; list indices become strings."""
+    return _stringify(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, leaf) in sorted order; a path joins the keys with '/'."""
+    for key in sorted(tree):
+        path = f"{prefix}/{key}" if prefix else key
+        if isinstance(tree[key], Mapping):
+            yield from flatten(tree[key], path)
+        else:
+            yield path, tree[key]
+
+
+def parameter_axes(module: nnx.Module) -> dict[str, tuple[str | None, ...]]:
+    """Logical axes of every parameter by path."""
+    state = nnx.state(module, nnx.Param)
+    leaves = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_variable)[0]
+    return {
+        "/".join(str(getattr(entry, "key", entry)) for entry in path): variable.get_metadata()["axes"]
+        for path, variable in leaves
+    }
+
+
+def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
+    """Returns the module holding these arrays in place of its abstract parameters.
+
+    Args:
+        module: an abstract module.
+        params: nested dicts with the structure of ``abstract_params(module)``.
+
+    Raises:
+        KeyError: if a parameter is missing.
+    """
+    graphdef, state = nnx.split(module)
+
+    def fill(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
+        node: Any = params
+        for entry in path:
+            node = node[str(getattr(entry, "key", entry))]
+        return variable.replace(node)
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))
