@@ -1,0 +1,30 @@
+"""Mapping of the Wan transformer's state dict (diffusers' key names)."""
+
+from __future__ import annotations
+
+from wanbuild.mapping.rules import Rule
+
+_LAYER = r"blocks\.(?P<layer>\d+)\."
+_PARAM = r"(?P<param>weight|bias)"
+
+TRANSFORMER_RULES: tuple[Rule, ...] = (
+    Rule(r"patch_embedding\.weight", "patch_embedding/weight", "flatten_in"),
+    Rule(r"patch_embedding\.bias", "patch_embedding/bias"),
+    Rule(
+        r"condition_embedder\.(?P<part>time_embedder|text_embedder)\.(?P<linear>linear_[12])\." + _PARAM,
+        "condition_embedder/{part}/{linear}/{param}",
+    ),
+    Rule(r"condition_embedder\.time_proj\." + _PARAM, "condition_embedder/time_proj/{param}"),
+    Rule(
+        _LAYER + r"(?P<attn>attn[12])\.(?P<proj>to_q|to_k|to_v)\." + _PARAM,
+        "blocks/{attn}/{proj}/{param}",
+    ),
+    Rule(_LAYER + r"(?P<attn>attn[12])\.to_out\.0\." + _PARAM, "blocks/{attn}/to_out/{param}"),
+    Rule(_LAYER + r"(?P<attn>attn[12])\.(?P<norm>norm_[qk])\.weight", "blocks/{attn}/{norm}/weight"),
+    Rule(_LAYER + r"norm2\." + _PARAM, "blocks/norm2/{param}"),
+    Rule(_LAYER + r"ffn\.net\.0\.proj\." + _PARAM, "blocks/ffn/up/{param}"),
+    Rule(_LAYER + r"ffn\.net\.2\." + _PARAM, "blocks/ffn/down/{param}"),
+    Rule(_LAYER + r"scale_shift_table", "blocks/scale_shift_table"),
+    Rule(r"scale_shift_table", "scale_shift_table"),
+    Rule(r"proj_out\." + _PARAM, "proj_out/{param}"),
+)

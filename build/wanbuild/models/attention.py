@@ -1,0 +1,74 @@
+"""Attention: one function, one signature, an implementation per platform.
+
+Axes: B batch, S queries, T keys, N heads, K head dimension. The implementation is chosen when a
+program is built, from its target; all of them compute softmax(q kᵀ / √K) v over the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+
+Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+SCORES_BYTES = 64 * 2**20
+"""Bound on the float32 scores held at once by ``blocked_attention``.
+
+64 MiB is past the point where larger blocks stop helping the CPU backend, and small enough that a
+720p sequence (75 600 tokens) needs no more memory for scores than for one activation.
+"""
+
+
+def _one_head(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """q (S, K), k and v (T, K) -> (S, K). The division by the sum is deferred to the small side."""
+    scale = q.shape[-1] ** -0.5
+    scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    scores = scores * scale
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = jax.lax.dot_general(
+        weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return (out / total).astype(q.dtype)
+
+
+def _query_blocks(num_queries: int, num_keys: int) -> int:
+    """Number of equal query blocks, a divisor of num_queries, that keeps scores in SCORES_BYTES."""
+    wanted = -(-num_queries * num_keys * 4 // SCORES_BYTES)
+    return next(n for n in range(wanted, num_queries + 1) if num_queries % n == 0)
+
+
+def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention head by head and query block by query block, in bounded memory.
+
+    On the CPU backend one head at a time is faster than a batched einsum (BUILD_NOTES.md, "Attention").
+
+    Args:
+        q: queries of shape (B, S, N, K).
+        k: keys of shape (B, T, N, K).
+        v: values of shape (B, T, N, K).
+
+    Returns:
+        An array of q's shape and dtype.
+    """
+    B, S, N, K = q.shape
+    T = k.shape[1]
+    heads = [x.transpose(0, 2, 1, 3).reshape(B * N, -1, K) for x in (q, k, v)]
+    blocks = _query_blocks(S, T)
+
+    def head(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, k, v = qkv
+        if blocks == 1:
+            return _one_head(q, k, v)
+        rows = q.reshape(blocks, S // blocks, K)
+        return jax.lax.map(lambda block: _one_head(block, k, v), rows).reshape(S, K)
+
+    out = jax.lax.map(head, tuple(heads))
+    return out.reshape(B, N, S, K).transpose(0, 2, 1, 3)
+
+
+ATTENTION: Mapping[str, Attention] = MappingProxyType({"cpu": blocked_attention})
+"""Implementation by platform of the target."""

@@ -1,0 +1,70 @@
+"""Rotary position embedding over (frame, row, column), as Wan uses it.
+
+Source: diffusers' WanRotaryPosEmbed. The head dimension is split into three parts (44, 42 and 42 of
+128), each rotated in interleaved pairs by angles that depend on one axis of the patch grid.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+THETA = 10_000.0
+
+
+def axis_dims(head_dim: int) -> tuple[int, int, int]:
+    """Parts of the head dimension for the frame, row and column axes; each is even."""
+    rows = columns = 2 * (head_dim // 6)
+    return head_dim - rows - columns, rows, columns
+
+
+def axis_angles(length: int, dim: int) -> np.ndarray:
+    """Angles of positions 0..length-1 in float64, of shape (length, dim // 2)."""
+    frequencies = 1.0 / THETA ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
+    return np.arange(length, dtype=np.float64)[:, None] * frequencies
+
+
+def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for every token of a patch grid, made on the device.
+
+    Only the three per-axis tables are constants of the program; at 720p the full table would add 38 MB
+    of StableHLO.
+
+    Args:
+        grid: patches along frames, rows and columns; S is their product.
+        head_dim: K.
+
+    Returns:
+        Two float32 arrays of shape (S, K // 2).
+    """
+    angles = [axis_angles(length, dim) for length, dim in zip(grid, axis_dims(head_dim), strict=True)]
+
+    def over_grid(table: np.ndarray, axis: int) -> jax.Array:
+        shape = [1, 1, 1, table.shape[1]]
+        shape[axis] = grid[axis]
+        full = (*grid, table.shape[1])
+        return jnp.broadcast_to(jnp.asarray(table.astype(np.float32)).reshape(shape), full)
+
+    def full_table(function: np.ufunc) -> jax.Array:
+        parts = [over_grid(function(table), axis) for axis, table in enumerate(angles)]
+        return jnp.concatenate(parts, axis=-1).reshape(-1, head_dim // 2)
+
+    return full_table(np.cos), full_table(np.sin)
+
+
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates interleaved pairs of x by the tables, in float32.
+
+    Args:
+        x: (B, S, N, K).
+        cos: (S, K // 2) float32.
+        sin: (S, K // 2) float32.
+
+    Returns:
+        float32 of x's shape.
+    """
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)

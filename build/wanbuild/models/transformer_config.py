@@ -1,0 +1,63 @@
+"""The fields of a Wan transformer's config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Config of diffusers' WanTransformer3DModel; field names and defaults are those of config.json."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanTransformer3DModel",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads",
+            # The image branch of Wan 2.1 image-to-video is not a part of this family.
+            "image_dim": None,
+            "added_kv_proj_dim": None,
+            "pos_embed_seq_len": None,
+            "add_img_emb": False,
+        }
+    )
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"window_size", "torch_dtype", "dtype", "model_type"})
+
+    num_attention_heads: int
+    attention_head_dim: int
+    ffn_dim: int
+    num_layers: int
+    text_dim: int
+    in_channels: int = 16
+    out_channels: int = 16
+    freq_dim: int = 256
+    eps: float = 1e-6
+    patch_size: tuple[int, ...] = (1, 2, 2)
+    rope_max_seq_len: int = 1024
+
+    @property
+    def dim(self) -> int:
+        """Width of the residual stream: heads × head dimension."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def patch_volume(self) -> int:
+        """Latent values per channel in one patch."""
+        return math.prod(self.patch_size)
+
+    def grid(self, latent_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Patches along frames, rows and columns for latents of (frames, rows, columns).
+
+        Raises:
+            ValueError: if the latents are not a whole number of patches, or RoPE is not defined for them.
+        """
+        if any(size % patch for size, patch in zip(latent_shape, self.patch_size, strict=True)):
+            raise ValueError(f"latents {latent_shape} are not whole patches of {self.patch_size}")
+        t, h, w = (size // patch for size, patch in zip(latent_shape, self.patch_size, strict=True))
+        if max(t, h, w) > self.rope_max_seq_len:
+            raise ValueError(f"patch grid {(t, h, w)} exceeds rope_max_seq_len {self.rope_max_seq_len}")
+        return t, h, w
