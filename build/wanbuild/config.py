@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -48,15 +50,20 @@ def _coerce(value: Any, annotation: Any) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise TypeError
-        return tuple(_coerce(item, args[0]) for item in value)
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        items = (args[0],) * len(value) if args[1:] == (...,) else args
+        if len(value) != len(items):
+            raise TypeError
+        return tuple(_coerce(item, kind) for item, kind in zip(value, items, strict=True))
+    if annotation is float and type(value) is int:
         return float(value)
-    if type(value) is not annotation:
+    if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
         raise TypeError
     return value
 
 
 def _same(value: Any, expected: Any) -> bool:
+    if type(expected) is float and type(value) is int:
+        return value == expected
     return type(value) is type(expected) and value == expected
 
 
@@ -72,7 +79,7 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
         SourceError: naming every field that is unknown, missing, of a wrong type or not supported.
     """
     problems: list[str] = []
-    class_name = data.get("_class_name", data.get("architectures", [None])[0])
+    class_name = data.get("_class_name", next(iter(data.get("architectures") or ()), None))
     if class_name is not None and class_name not in cls.CLASS_NAMES:
         raise SourceError(
             f"{where} describes another class",
@@ -81,22 +88,21 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             remedy="check that the folder is a Wan checkpoint in the diffusers layout",
         )
     hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
-    for name, field in cls.__dataclass_fields__.items():
-        if typing.get_origin(hints[name]) is ClassVar:
-            continue
+    for name, field in fields.items():
         if name in data:
             try:
                 values[name] = _coerce(data[name], hints[name])
             except TypeError:
                 problems.append(f"{name} is {data[name]!r}, not {field.type}")
-        elif field.default is dataclasses.MISSING:
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(f"{name} is missing")
     for name in sorted(data.keys() - values.keys()):
         if name in cls.FIXED:
             if not _same(data[name], cls.FIXED[name]):
                 problems.append(f"{name} is {data[name]!r} and only {cls.FIXED[name]!r} is supported")
-        elif not (name in cls.IGNORED or name in METADATA_FIELDS or name in cls.__dataclass_fields__):
+        elif not (name in cls.IGNORED or name in METADATA_FIELDS or name in fields):
             problems.append(f"unknown field {name} = {data[name]!r}")
     if problems:
         raise SourceError(
@@ -106,17 +112,30 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
     return cls(**values)
 
 
+def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a dict of a JSON object's members (json's ``object_pairs_hook``).
+
+    Raises:
+        ValueError: if a name occurs twice: readers differ in which value they take.
+    """
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+        raise ValueError(f"duplicate name {', '.join(map(repr, twice[:3]))}")
+    return members
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Parses a JSON object.
 
     Raises:
-        SourceError: if the file is missing, is not JSON, or is not an object.
+        SourceError: if the file is missing, is not JSON, has a name twice in one object, or is not an object.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_object)
     except FileNotFoundError:
         raise SourceError(f"{path} is missing", remedy="check the source folder is complete") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON: {error}", remedy="download it again") from None
     if not isinstance(data, dict):
         raise SourceError(f"{path} is not a JSON object", found=type(data).__name__)

@@ -1,0 +1,173 @@
+"""The ``wanbuild`` command: each subcommand parses its options, makes a request and calls one function."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wanrun import __version__
+from wanrun.console import SIZE, run
+
+_ARTIFACT = click.option(
+    "--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder."
+)
+_DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+_STORED = click.Choice(["bfloat16", "float32"])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+@click.version_option(__version__, prog_name="wanbuild")
+def wanbuild() -> None:
+    """Turns a published Wan checkpoint into an artifact that wanrun executes."""
+
+
+@wanbuild.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@_ARTIFACT
+@click.option("--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept.")
+@click.option("--weights-dtype", type=_STORED, help="Of the transformer.  [default: bfloat16]")
+@click.option("--vae-weights-dtype", type=_STORED, help="Of the VAE.  [default: float32]")
+@click.option("--text-weights-dtype", type=_STORED, help="Of the text encoder.  [default: bfloat16]")
+@click.option("--negative-prompt", help="Default negative prompt of the artifact.")
+@click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one a core]")
+@_DEBUG
+def convert(source: Path, artifact: Path, **options: Any) -> None:
+    """Converts a checkpoint folder in the diffusers layout into an artifact's weights."""
+    _convert(source, artifact, **options)
+
+
+def _convert(source: Path, artifact: Path, **options: Any) -> None:
+    from wanbuild.convert import ConvertRequest
+    from wanbuild.convert import convert as run_convert
+
+    dtypes = {
+        "transformer": options.get("weights_dtype"),
+        "vae": options.get("vae_weights_dtype"),
+        "text_encoder": options.get("text_weights_dtype"),
+    }
+    request = ConvertRequest(
+        source,
+        artifact,
+        dtypes,
+        options.get("negative_prompt"),
+        options.get("force", False),
+        options.get("threads"),
+    )
+    manifest = run_convert(request)
+    size = sum(component.nbytes for component in manifest.components.values())
+    click.echo(f"converted {source} to {artifact}: {size / 1e9:.3f} GB, {manifest.content_digest}")
+
+
+@wanbuild.command("compile")
+@_ARTIFACT
+@click.option("--target", "targets", multiple=True, default=["local"], show_default=True, help="local or cpu.")
+@click.option("--size", "sizes", type=SIZE, multiple=True, default=["832x480"], show_default=True)
+@click.option("--frames", type=int, multiple=True, default=[81], show_default=True, help="4n + 1.")
+@click.option("--guidance/--no-guidance", default=True, help="Whether guidance doubles the batch.  [default: on]")
+@click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
+@click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="To compute in.")
+@click.option("--vae-dtype", type=_STORED, default="float32", show_default=True, help="For the VAE to compute in.")
+@click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time.")
+@_DEBUG
+def compile_command(artifact: Path, guidance: bool, **options: Any) -> None:
+    """Adds profiles: exports their programs and compiles them for a target. Executes nothing."""
+    _compile(artifact, guidance=(guidance,), **options)
+
+
+def _compile(artifact: Path, **options: Any) -> None:
+    from wanbuild.compile import CompileRequest, compile_artifact
+    from wanbuild.programs import BuildOptions
+
+    build_names = ("dtype", "vae_dtype", "vae_decode_chunk")
+    build = BuildOptions(**{n: options.pop(n) for n in build_names if options.get(n) is not None})
+    options.pop("vae_decode_chunk", None)
+    compile_artifact(CompileRequest(artifact, options=build, **options), click.echo)
+
+
+@wanbuild.command()
+@_ARTIFACT
+@click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
+@click.option("--source", type=click.Path(path_type=Path), help="Compare with diffusers on this checkpoint.")
+@click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
+@_DEBUG
+def verify(artifact: Path, record: bool, source: Path | None, steps: int, json_file: Path | None) -> None:
+    """Checks every file, and that the artifact computes what was recorded or what diffusers computes."""
+    import json
+
+    from wanbuild import verify as verification
+    from wanrun.errors import UsageError
+    from wanrun.files import replace_file
+
+    outcome: dict[str, Any]
+    if record and source is not None:
+        raise UsageError("--record and --source exclude each other", remedy="run verify twice")
+    if record:
+        verification.record(artifact, click.echo)
+        outcome = {"recorded": True}
+    elif source is not None:
+        from wanbuild.reference import compare_with_reference
+
+        outcome = compare_with_reference(artifact, source, steps, click.echo)
+    else:
+        outcome = {"profiles": verification.replay(artifact, click.echo)}
+    if json_file is not None:
+        replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
+    click.echo(f"{artifact} verified")
+
+
+@wanbuild.command()
+@_ARTIFACT
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_DEBUG
+def inspect(artifact: Path, as_json: bool) -> None:
+    """Prints what an artifact holds."""
+    import json
+
+    from wanbuild.inspect import summary, table
+    from wanrun.manifest import read_manifest
+
+    manifest = read_manifest(artifact)
+    if as_json:
+        click.echo(json.dumps(summary(manifest), indent=2, sort_keys=True))
+    else:
+        for line in table(manifest):
+            click.echo(line)
+
+
+@wanbuild.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace an existing artifact.")
+@_DEBUG
+def build(recipe: Path, force: bool) -> None:
+    """Converts, compiles and records as a recipe (.toml) says."""
+    from wanbuild.recipe import read_recipe
+    from wanbuild.verify import record
+
+    plan = read_recipe(recipe)
+    _convert(plan.source, plan.artifact, force=force, **plan.convert)
+    _compile(plan.artifact, **plan.compile)
+    record(plan.artifact, click.echo)
+
+
+@wanbuild.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--variant", default="wan2.1-t2v", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
+@_DEBUG
+def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
+    """Writes a small random checkpoint in the published layout, offline."""
+    from wanbuild.toy import write_toy
+
+    write_toy(directory, variant, seed, force=force)
+    click.echo(f"wrote {directory}")
+
+
+def main() -> None:
+    """Entry point of ``wanbuild``."""
+    sys.exit(run(wanbuild))

@@ -1,0 +1,312 @@
+"""Exports a profile's programs and compiles them into the artifact's compilation cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wanbuild.programs import BuildOptions, ProgramBuilder, ProgramSpec, Shape
+from wanbuild.staging import build_lock
+from wanbuild.targets import TargetSpec, resolve_target
+from wanrun import __version__
+from wanrun.environment import configure_jax, use_cache
+from wanrun.errors import UsageError
+from wanrun.executables import lower
+from wanrun.files import file_sha256, fsync_directory, sha256_of, write_durable
+from wanrun.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
+
+if TYPE_CHECKING:
+    import jax.stages
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """Which profiles to build for which targets.
+
+    Args:
+        artifact: the artifact's folder.
+        targets: target names.
+        sizes: (width, height) in pixels.
+        frames: frame counts.
+        guidance: with guidance, without, or both.
+        num_videos: videos per prompt.
+        options: build options; the attention implementation comes from the target.
+    """
+
+    artifact: Path
+    targets: Sequence[str] = ("local",)
+    sizes: Sequence[tuple[int, int]] = ((832, 480),)
+    frames: Sequence[int] = (81,)
+    guidance: Sequence[bool] = (True,)
+    num_videos: int = 1
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+    def shapes(self) -> Iterator[Shape]:
+        """Every combination of size, frame count and guidance."""
+        for width, height in self.sizes:
+            for frames in self.frames:
+                for guidance in self.guidance:
+                    yield Shape(width, height, frames, self.num_videos, guidance)
+
+
+def export_program(spec: ProgramSpec, platform: str) -> bytes:
+    """Serializes a program as portable StableHLO, for one platform."""
+    import jax
+    from jax import export
+
+    function = jax.jit(spec.function)
+    exported = export.export(function, platforms=[platform])(*spec.arguments)
+    return bytes(exported.serialize())
+
+
+def _describe(spec: ProgramSpec) -> dict[str, Any]:
+    """Inputs and outputs as text; a component's weights are in the manifest already."""
+    import jax
+
+    def text(tree: Any) -> Any:
+        return jax.tree.map(lambda a: f"{a.dtype}[{','.join(map(str, a.shape))}]", tree)
+
+    outputs = jax.eval_shape(spec.function, *spec.arguments)
+    arguments = zip(spec.inputs, spec.arguments, strict=True)
+    weights = ("transformer", "transformer_2", "text_encoder", "vae", "image_encoder")
+    return {
+        "inputs": {name: text(tree) for name, tree in arguments if name not in weights},
+        "outputs": text(outputs),
+    }
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A compiled program's cache entry and what the compiler says of it."""
+
+    executable: Executable
+    statistics: dict[str, Any]
+
+
+class _Compiler:
+    """Compiles programs for one target, moving each cache entry into the artifact."""
+
+    def __init__(self, artifact: Path, target: TargetSpec) -> None:
+        self._artifact, self.target = artifact, target
+        self.folder = f"executables/{target.name}"
+
+    def compile(self, name: str, data: bytes, donate: Sequence[int]) -> CompiledProgram:
+        """Compiles one exported program.
+
+        Raises:
+            UsageError: if the program does not fit the device's memory.
+        """
+        final = self._artifact / self.folder
+        final.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=final.parent) as folder:
+            cache = Path(folder)
+            use_cache(cache)
+            started = time.perf_counter()
+            compiled = lower(data, name, donate, self.target.device).compile()
+            seconds = time.perf_counter() - started
+            statistics = self._statistics(name, compiled, seconds)
+            (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
+            with entry.open("rb+") as file:
+                os.fsync(file.fileno())
+            placed = final / entry.name
+            entry.replace(placed)
+        fsync_directory(final)
+        record = Executable(placed.name, placed.stat().st_size, file_sha256(placed))
+        return CompiledProgram(record, statistics)
+
+    def _statistics(self, name: str, compiled: jax.stages.Compiled, seconds: float) -> dict[str, Any]:
+        memory = compiled.memory_analysis()
+        cost = compiled.cost_analysis() or {}
+        used = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.generated_code_size_in_bytes
+        )
+        if used > self.target.memory_bytes:
+            raise UsageError(
+                f"{name} does not fit the memory of target {self.target.name}",
+                expected=f"at most {self.target.memory_bytes / 1e9:.2f} GB",
+                found=f"{used / 1e9:.2f} GB, {(used - self.target.memory_bytes) / 1e9:.2f} GB too much",
+                remedy="build a smaller size, fewer frames or fewer videos",
+            )
+        return {
+            "compile_seconds": round(seconds, 3),
+            "flops": cost.get("flops", 0.0),
+            "argument_bytes": memory.argument_size_in_bytes,
+            "output_bytes": memory.output_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "code_bytes": memory.generated_code_size_in_bytes,
+        }
+
+
+def _export_profile(
+    artifact: Path, manifest: Manifest, shape: Shape, options: BuildOptions, target: TargetSpec
+) -> Profile:
+    """Exports every program of a profile to files named by their content."""
+    programs: dict[str, Program] = {}
+    profile = _profile_of(shape, options)
+    old = manifest.profiles.get(profile.name)
+    # Other platforms' programs stay only if they were built with the same options.
+    others = old.programs if old is not None and old.options == profile.options else {}
+    folder = artifact / "programs" / profile.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for spec in ProgramBuilder(manifest, shape, options, target.kernels).programs():
+        data = export_program(spec, target.platform)
+        digest = sha256_of(data)
+        file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
+        write_durable(file, data)
+        programs[spec.name] = Program(
+            file.relative_to(artifact).as_posix(), digest, spec.inputs, spec.donate_argnums, _describe(spec)
+        )
+    fsync_directory(folder)
+    fsync_directory(folder.parent)
+    return dataclasses.replace(profile, programs={**others, target.platform: programs})
+
+
+def _profile_of(shape: Shape, options: BuildOptions) -> Profile:
+    """The profile of a shape, without programs."""
+    return Profile(
+        width=shape.width,
+        height=shape.height,
+        num_frames=shape.num_frames,
+        num_videos=shape.num_videos,
+        guidance=shape.guidance,
+        index=0,
+        options=options.as_json(),
+        programs={},
+    )
+
+
+def _intact(artifact: Path, folder: str, entry: Executable) -> bool:
+    path = artifact / folder / entry.file
+    return path.is_file() and path.stat().st_size == entry.nbytes and file_sha256(path) == entry.sha256
+
+
+def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> Manifest:
+    """Adds profiles and targets to an artifact; never executes a program.
+
+    Executables that are there, intact and built in this environment are kept. A target whose environment
+    has changed is compiled again for all of its profiles.
+
+    Args:
+        request: what to build.
+        report: told one line per program.
+
+    Returns:
+        The artifact's new manifest.
+
+    Raises:
+        ArtifactError: if there is no usable artifact.
+        UsageError: for a shape or target that cannot be built.
+    """
+    artifact = Path(os.path.abspath(request.artifact))
+    read_manifest(artifact)
+    with build_lock(artifact):
+        manifest = read_manifest(artifact)
+        configure_jax("cpu", artifact / "executables")
+        targets = [resolve_target(name) for name in dict.fromkeys(request.targets)]
+        targets = list({target.name: target for target in targets}.values())
+        shapes = list(request.shapes())
+        for shape in shapes:  # refuse a bad shape before anything is built
+            ProgramBuilder(manifest, shape, request.options, targets[0].kernels)
+        for target in targets:
+            manifest = _build_target(artifact, manifest, target, shapes, request.options, report)
+        _remove_unlisted(artifact, manifest)
+    return manifest
+
+
+def _build_target(
+    artifact: Path,
+    manifest: Manifest,
+    spec: TargetSpec,
+    shapes: Sequence[Shape],
+    options: BuildOptions,
+    report: Callable[[str], None],
+) -> Manifest:
+    profiles = dict(manifest.profiles)
+    for shape in shapes:
+        profile = _export_profile(artifact, manifest, shape, options, spec)
+        old = profiles.get(profile.name)
+        index = old.index if old else 1 + max((p.index for p in profiles.values()), default=-1)
+        profiles[profile.name] = dataclasses.replace(profile, index=index)
+    wanted = [_profile_of(shape, options).name for shape in shapes]
+    compiler = _Compiler(artifact, spec)
+    built = manifest.targets.get(spec.name, Target(compiler.folder, spec.environment, {}))
+    same_environment = built.environment == spec.environment
+    if not same_environment:
+        report(f"target {spec.name}: the environment has changed, its executables are compiled again")
+    executables = {name: dict(entries) for name, entries in built.executables.items() if same_environment}
+    statistics = {name: dict(entries) for name, entries in built.statistics.items() if same_environment}
+    for name in dict.fromkeys([*wanted, *built.executables]):
+        entries = executables.setdefault(name, {})
+        for program_name, program in profiles[name].programs[spec.platform].items():
+            previous = manifest.profiles.get(name)
+            before = {} if previous is None else previous.programs.get(spec.platform, {})
+            unchanged = before.get(program_name) == program
+            entry = entries.get(program_name)
+            if unchanged and entry is not None and _intact(artifact, built.folder, entry):
+                report(f"{name}  {program_name:<14} up to date")
+                continue
+            data = (artifact / program.file).read_bytes()
+            compiled = compiler.compile(program_name, data, program.donate)
+            entries[program_name] = compiled.executable
+            statistics.setdefault(name, {})[program_name] = compiled.statistics
+            report(_line(name, program_name, compiled.statistics, spec))
+    target = Target(compiler.folder, spec.environment, executables, statistics)
+    changed = manifest.changed(
+        profiles=profiles,
+        targets={**manifest.targets, spec.name: target},
+        golden={
+            name: record for name, record in manifest.golden.items() if profiles[name] == manifest.profiles.get(name)
+        },
+        tool={"name": "wanbuild", "version": __version__},
+        times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+    )
+    changed.write(artifact)
+    return changed
+
+
+def _line(profile: str, program: str, statistics: dict[str, Any], target: TargetSpec) -> str:
+    gigabytes = (statistics["argument_bytes"] + statistics["temporary_bytes"]) / 1e9
+    return (
+        f"{profile}  {program:<14} compiled in {statistics['compile_seconds']:.1f} s, "
+        f"{statistics['flops'] / 1e9:.1f} GFLOP, arguments + temporaries {gigabytes:.3f} GB "
+        f"of {target.memory_bytes / 1e9:.1f} GB"
+    )
+
+
+def _remove_unlisted(artifact: Path, manifest: Manifest) -> None:
+    """Deletes programs, executables and golden files that the manifest does not list."""
+    listed = {
+        program.file
+        for profile in manifest.profiles.values()
+        for programs in profile.programs.values()
+        for program in programs.values()
+    }
+    listed |= {
+        f"{target.folder}/{entry.file}"
+        for target in manifest.targets.values()
+        for entries in target.executables.values()
+        for entry in entries.values()
+    }
+    listed |= {record["file"] for record in manifest.golden.values()}
+    for name in ("programs", "executables", "golden"):
+        root = artifact / name
+        for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():
+            if path.is_dir():
+                with contextlib.suppress(OSError):  # not empty
+                    path.rmdir()
+            elif path.relative_to(artifact).as_posix() not in listed:
+                path.unlink()
+    for leftover in (artifact / "executables").glob(".building-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""Prints what an artifact holds, as a table or as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from wanrun.manifest import Manifest
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """The artifact in short, for ``--json``: the manifest without checksums."""
+    components = {
+        name: {
+            "bytes": component.nbytes,
+            "parameters": len(component.parameters),
+            "values": sum(math.prod(parameter.layout.shape) for parameter in component.parameters.values()),
+            "bytes_by_dtype": dict(_dtype_bytes(component.parameters.values())),
+            "shapes": {
+                path: [parameter.layout.dtype, list(parameter.layout.shape)]
+                for path, parameter in component.parameters.items()
+            },
+        }
+        for name, component in manifest.components.items()
+    }
+    profiles = {
+        profile.name: {
+            "options": dict(profile.options),
+            "programs": {
+                platform: {
+                    name: {"inputs": list(program.inputs), "donate": list(program.donate), **program.avals}
+                    for name, program in programs.items()
+                }
+                for platform, programs in profile.programs.items()
+            },
+            "recorded": profile.name in manifest.golden,
+        }
+        for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+    }
+    targets = {
+        name: {
+            "environment": dict(target.environment),
+            "profiles": sorted(target.executables),
+            "bytes": sum(e.nbytes for entries in target.executables.values() for e in entries.values()),
+            "statistics": dict(target.statistics),
+        }
+        for name, target in manifest.targets.items()
+    }
+    return {
+        "content_digest": manifest.content_digest,
+        "model": dict(manifest.model),
+        "source": dict(manifest.source),
+        "loras": list(manifest.loras),
+        "dtypes": dict(manifest.dtypes),
+        "components": components,
+        "profiles": profiles,
+        "targets": targets,
+        "tool": dict(manifest.tool),
+        "times": dict(manifest.times),
+    }
+
+
+def _dtype_bytes(parameters: Any) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for parameter in parameters:
+        sizes[parameter.layout.dtype] += parameter.layout.nbytes
+    return sizes
+
+
+def table(manifest: Manifest) -> Iterator[str]:
+    """The artifact in lines for a terminal."""
+    data = summary(manifest)
+    defaults = data["model"]["defaults"]
+    yield f"variant         {data['model']['variant']} ({data['model']['task']})"
+    yield f"content digest  {data['content_digest']}"
+    yield f"source          {data['source']['repository'] or 'a folder'}, {len(data['source']['files'])} files"
+    yield (
+        f"defaults        {defaults['solver']}, {defaults['num_steps']} steps, "
+        f"guidance {defaults['guidance_scale']:g}, shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
+    )
+    yield ""
+    yield f"{'component':<14} {'parameters':>10} {'values':>15} {'bytes':>15}  dtypes"
+    for name, item in data["components"].items():
+        dtypes = ", ".join(f"{dtype} {size:,}" for dtype, size in sorted(item["bytes_by_dtype"].items()))
+        yield f"{name:<14} {item['parameters']:>10} {item['values']:>15,} {item['bytes']:>15,}  {dtypes}"
+    yield ""
+    yield f"{'profile':<24} {'targets':<12} {'golden':<7} options"
+    for name, profile in data["profiles"].items():
+        targets = ",".join(sorted(t for t, item in data["targets"].items() if name in item["profiles"]))
+        options = ", ".join(f"{key}={value}" for key, value in sorted(profile["options"].items()))
+        yield f"{name:<24} {targets or 'none':<12} {'yes' if profile['recorded'] else 'no':<7} {options}"
+    if not data["profiles"]:
+        yield "none: run wanbuild compile"
+    for name, target in data["targets"].items():
+        environment = target["environment"]
+        packages = ", ".join(f"{key} {value}" for key, value in sorted(environment["packages"].items()))
+        yield ""
+        yield (
+            f"target {name}: {environment['device_count']} x {environment['device_kind']} "
+            f"({environment['machine']}), {packages}, {target['bytes']:,} bytes of executables"
+        )
+        for profile_name, programs in target["statistics"].items():
+            for program, facts in programs.items():
+                yield (
+                    f"  {profile_name} {program:<13} {facts['flops'] / 1e9:>12,.1f} GFLOP, "
+                    f"temporaries {facts['temporary_bytes'] / 1e6:,.1f} MB, "
+                    f"compiled in {facts['compile_seconds']:.1f} s"
+                )
+

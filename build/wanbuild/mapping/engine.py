@@ -1,0 +1,146 @@
+"""Applies a mapping table to a checkpoint's keys: exactly once each, or one error that lists every problem."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from wanbuild.mapping.rules import TRANSFORMS, Rule
+from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
+
+LISTED = 20
+"""Problems named in full in one message; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One source tensor that becomes one row of a parameter, or the whole of it."""
+
+    key: str
+    transform: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A parameter and where its rows come from.
+
+    Args:
+        path: the parameter's path.
+        shape: its shape.
+        dtype: its stored dtype.
+        stacked: whether axis 0 is the layer axis.
+        fills: one per layer if stacked, else one.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stacked: bool
+    fills: tuple[Fill, ...]
+
+    @property
+    def fill_shape(self) -> tuple[int, ...]:
+        """Shape of what one source tensor fills, after its transform."""
+        return self.shape[1:] if self.stacked else self.shape
+
+
+def _transformed_shape(shape: tuple[int, ...], transform: str) -> tuple[int, ...] | None:
+    """Shape after a transform, or None where the transform does not fit (a wrong rank)."""
+    try:
+        # A zero-stride view has the shape without the memory.
+        return TRANSFORMS[transform](np.broadcast_to(np.float32(0), shape)).shape
+    except ValueError:
+        return None
+
+
+def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str, int | None, str]]:
+    """(path, layer, transform) of every rule that matches a key."""
+    found = []
+    for rule in rules:
+        if match := re.fullmatch(rule.pattern, key):
+            groups = match.groupdict()
+            layer = groups.pop("layer", None)
+            found.append((rule.target.format(**groups), None if layer is None else int(layer), rule.transform))
+    return found
+
+
+def assign(
+    rules: Sequence[Rule], shapes: Mapping[str, tuple[int, ...]], module: nnx.Module, component: str
+) -> tuple[tuple[Assignment, ...], list[str]]:
+    """Finds the source of every row of every parameter.
+
+    Args:
+        rules: the component's mapping table.
+        shapes: shape of every tensor in the source, by key.
+        module: the abstract module whose parameters are to be filled.
+        component: its name, for messages.
+
+    Returns:
+        The assignments, sorted by path, and the problems: keys that no rule or several rules match, rows
+        filled twice or not at all, and wrong shapes. With problems, the assignments are not complete.
+    """
+    targets = dict(flatten(abstract_params(module)))
+    axes = parameter_axes(module)
+    problems: list[str] = []
+    rows: dict[str, dict[int | None, Fill]] = {path: {} for path in targets}
+
+    for key in sorted(shapes):
+        matches = _matches(rules, key)
+        if len(matches) != 1:
+            reason = "is not a part of this model" if not matches else f"matches {len(matches)} rules"
+            problems.append(f"{component}: unexpected key {key} {reason}")
+            continue
+        path, layer, transform = matches[0]
+        target = targets.get(path)
+        stacked = target is not None and axes[path][0] == LAYERS
+        if target is None or stacked != (layer is not None):
+            problems.append(f"{component}: unexpected key {key}, this model has no parameter {path}")
+            continue
+        if stacked and layer is not None and layer >= target.shape[0]:
+            problems.append(f"{component}: unexpected key {key}, the config says {target.shape[0]} layers")
+            continue
+        if layer in rows[path]:
+            problems.append(f"{component}: {key} and {rows[path][layer].key} both fill {path}")
+            continue
+        rows[path][layer] = Fill(key, transform)
+        expected = tuple(target.shape[1:] if stacked else target.shape)
+        found = _transformed_shape(shapes[key], transform)
+        if found != expected:
+            problems.append(
+                f"{component}: {key} has shape {list(shapes[key])}, which does not fit {path} {list(expected)}"
+            )
+
+    assignments = []
+    for path, target in sorted(targets.items()):
+        stacked = axes[path][0] == LAYERS
+        wanted: list[int | None] = list(range(target.shape[0])) if stacked else [None]
+        missing = [row for row in wanted if row not in rows[path]]
+        if missing:
+            where = "" if not stacked else f", layers {_ranges([row for row in missing if row is not None])}"
+            problems.append(f"{component}: missing key for {path}{where}")
+            continue
+        fills = tuple(rows[path][row] for row in wanted)
+        assignments.append(Assignment(path, tuple(target.shape), np.dtype(target.dtype), stacked, fills))
+    return tuple(assignments), problems
+
+
+def _ranges(rows: Sequence[int]) -> str:
+    """Ascending integers as text: '0-2, 5'."""
+    parts: list[list[int]] = []
+    for row in rows:
+        if parts and row == parts[-1][1] + 1:
+            parts[-1][1] = row
+        else:
+            parts.append([row, row])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def describe_problems(problems: Sequence[str]) -> str:
+    """The problems in one line."""
+    more = f" and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
+    return "; ".join(problems[:LISTED]) + more

@@ -1,0 +1,276 @@
+"""Convolutions of the VAE: one signature, and the form that is fastest on the target's platform.
+
+``direct`` is one ``conv_general_dilated``, which accelerators have units for. ``winograd`` is for the
+CPU backend, whose convolutions are at its matmul rate already, so that only fewer multiplications
+help: Winograd's minimal filtering F(2,3) along time, height and width takes 64 products for 8 outputs
+where the sum takes 216 (Lavin and Gray, arXiv:1509.09308), and needs additions and halves only, so that
+it rounds about as little as the sum itself. Larger tiles multiply less but cost digits: F(4,3) along
+one axis is 15 % faster and doubles the error.
+
+Activations are (B, T, H, W, C), kernels (T, H, W, I, O) of any float dtype. Results have x's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Algorithm = Literal["direct", "winograd"]
+
+_NARROW = 16
+"""Below this many channels a Winograd transform costs more than the products that it saves."""
+
+_BAND_BYTES = 16 << 20
+"""Output bytes per band of rows: bounds the transforms' memory, with products still large enough."""
+
+
+def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Array:
+    """3x3x3 convolution with the history already in front, and zero padding in space.
+
+    Args:
+        x: (B, T + 2, H, W, I), where the first two frames are the past.
+        kernel: (3, 3, 3, I, O).
+        algorithm: the form.
+
+    Returns:
+        (B, T, H, W, O).
+    """
+    if algorithm == "direct":
+        return lax.conv_general_dilated(
+            x,
+            kernel.astype(x.dtype),
+            (1, 1, 1),
+            [(0, 0), (1, 1), (1, 1)],
+            dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
+        )
+    if kernel.shape[-1] < _NARROW:
+        return _few_outputs(x, kernel)
+    if kernel.shape[-2] < _NARROW:
+        return _few_inputs(x, kernel)
+    frames = x.shape[1] - 2
+    # An odd number of frames is padded to even; the last output is cut.
+    x = jnp.pad(x, ((0, 0), (0, frames % 2), (0, 0), (0, 0), (0, 0)))
+    return _winograd(x, kernel)[:, :frames]
+
+
+def conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm, stride: int = 1) -> jax.Array:
+    """3x3 convolution of every frame, with zeros around for stride 1, below and right for stride 2.
+
+    Args:
+        x: (B, T, H, W, I).
+        kernel: (3, 3, I, O).
+        algorithm: the form.
+        stride: 1 or 2, of height and width.
+
+    Returns:
+        (B, T, H / stride, W / stride, O).
+    """
+    wide = min(kernel.shape[-2:]) >= _NARROW
+    if algorithm == "winograd" and stride == 1 and wide:
+        return _winograd(x, kernel[None])
+    B, T, H, W, _ = x.shape
+    padding = [(1, 1), (1, 1)] if stride == 1 else [(0, 1), (0, 1)]
+    y = _conv2d(x.reshape(B * T, H, W, -1), kernel, stride, padding)
+    return y.reshape(B, T, *y.shape[1:])
+
+
+def upsample_conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Array:
+    """Nearest upsampling by two in height and width, then a 3x3 convolution with zeros around.
+
+    Args:
+        x: (B, T, H, W, I).
+        kernel: (3, 3, I, O).
+        algorithm: the form.
+
+    Returns:
+        (B, T, 2H, 2W, O).
+    """
+    if algorithm == "winograd":
+        return _upsample_minimal(x, kernel)
+    return conv3x3(jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3), kernel, algorithm)
+
+
+def taps(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """Convolution along time alone, as one matmul over taps and channels, with the history in front.
+
+    Args:
+        x: (B, T + K - 1, H, W, I) for stride 1; for stride 2 one frame is past: (B, T + 1, H, W, I).
+        kernel: (K, I, O).
+        stride: 1 or 2.
+
+    Returns:
+        (B, T / stride, H, W, O).
+    """
+    size = kernel.shape[0]
+    out = (x.shape[1] - size) // stride + 1
+    windows = [lax.slice_in_dim(x, k, k + (out - 1) * stride + 1, stride, 1) for k in range(size)]
+    return _dot(jnp.concatenate(windows, -1), kernel.reshape(-1, kernel.shape[-1])).astype(x.dtype)
+
+
+def _dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """(..., I) by (I, O), accumulated and returned in float32."""
+    return lax.dot_general(
+        x, kernel.astype(x.dtype), (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
+
+
+def _conv2d(
+    x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Sequence[tuple[int, int]] = ((1, 1), (1, 1))
+) -> jax.Array:
+    return lax.conv_general_dilated(
+        x,
+        kernel.astype(x.dtype),
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """3x3x3 as one matmul to every tap's product, then the sum of 27 shifts: twice the rate of a
+    convolution that fills 3 lanes of 16."""
+    T, H, W, out = x.shape[1] - 2, x.shape[2], x.shape[3], kernel.shape[-1]
+    y = _dot(x, jnp.moveaxis(kernel, 3, 0).reshape(x.shape[-1], -1))
+    y = jnp.pad(y, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
+    products = [
+        y[:, t : t + T, h : h + H, w : w + W, ((t * 3 + h) * 3 + w) * out :][..., :out]
+        for t in range(3)
+        for h in range(3)
+        for w in range(3)
+    ]
+    return sum(products[1:], products[0]).astype(x.dtype)
+
+
+def _few_inputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """3x3x3 as one 3x3 convolution over the taps side by side in channels."""
+    B, frames, H, W, _ = x.shape
+    T = frames - 2
+    x = jnp.concatenate([x[:, k : k + T] for k in range(3)], -1).reshape(B * T, H, W, -1)
+    return _conv2d(x, jnp.concatenate(list(kernel), axis=-2)).reshape(B, T, H, W, -1)
+
+
+# F(2,3): two outputs y of three taps g over four inputs d are y = A ((G g) * (B d)).
+
+
+def _points(x: jax.Array, axis: int) -> list[jax.Array]:
+    """B d along one axis: four arrays, each of (size - 2) / 2 entries along it."""
+    count = (x.shape[axis] - 2) // 2
+    d = [lax.slice_in_dim(x, k, k + 2 * count - 1, 2, axis) for k in range(4)]
+    return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
+
+
+def _outputs(m: Sequence[jax.Array]) -> list[jax.Array]:
+    """A m: the even and the odd outputs."""
+    return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
+
+
+def _kernel_points(kernel: jax.Array, axis: int) -> jax.Array:
+    """G g along one axis of size 3, which becomes 4."""
+    g = [lax.index_in_dim(kernel, k, axis, keepdims=False) for k in range(3)]
+    even, odd = (g[0] + g[2]) * 0.5, g[1] * 0.5
+    return jnp.stack([g[0], even + odd, even - odd, g[2]], axis)
+
+
+def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """F(2,3) in height, width and, unless the kernel has one tap there, in time.
+
+    Args:
+        x: (B, T + 2, H, W, I) with T even; (B, T, H, W, I) for one tap.
+        kernel: (3, 3, 3, I, O) or (1, 3, 3, I, O).
+    """
+    temporal = kernel.shape[0] == 3
+    kernel = kernel.astype(jnp.float32)
+    for axis in range(0 if temporal else 1, 3):
+        kernel = _kernel_points(kernel, axis)
+
+    def band(x: jax.Array) -> jax.Array:
+        if not temporal:
+            return _plane(x, kernel[0])
+        # A loop over the four points in time, unlike an unrolled one, needs the memory of one of them
+        # and compiles in a third of the time, at the same speed.
+        products = lax.map(lambda a: _plane(*a), (jnp.stack(_points(x, 1)), kernel))
+        y = jnp.stack(_outputs(list(products)), 2)
+        return y.reshape(y.shape[0], -1, *y.shape[3:])
+
+    return _in_bands(band, x, (x.shape[1] - 2 * temporal, kernel.shape[-1]), unit=2, scale=1)
+
+
+def _plane(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """(B, T, H + 2, W + 2, I) to (B, T, H, W, O) with a kernel of (4, 4, I, O), transformed."""
+    B, T, H, W = (n - k for n, k in zip(x.shape, (0, 0, 2, 2), strict=False))
+    rows = [
+        _outputs([_dot(d, kernel[i, j]) for j, d in enumerate(_points(row, 3))])
+        for i, row in enumerate(_points(x, 2))
+    ]
+    columns = [_outputs(column) for column in zip(*rows, strict=True)]  # [odd in W][odd in H]
+    y = jnp.stack([jnp.stack(pair, 4) for pair in zip(*columns, strict=True)], 3)
+    return y.reshape(B, T, H, W, -1)
+
+
+def _upsample_minimal(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Upsampling and convolution in 9 products for 4 outputs, where the sum takes 36.
+
+    Along one axis the outputs above input i see i-1, i, i and i, i, i+1. With s the sum of the three
+    taps they are s x[i] + g0 (x[i-1] - x[i]) and s x[i] + g2 (x[i+1] - x[i]).
+    """
+    kernel = kernel.astype(jnp.float32)
+    by_row = [kernel[0], kernel[0] + kernel[1] + kernel[2], kernel[2]]
+    kernels = [[g[0], g[0] + g[1] + g[2], g[2]] for g in by_row]
+
+    def points(x: jax.Array, axis: int) -> list[jax.Array]:
+        size = x.shape[axis] - 2
+        before, here, after = (lax.slice_in_dim(x, k, k + size, 1, axis) for k in range(3))
+        return [before - here, here, after - here]
+
+    def band(x: jax.Array) -> jax.Array:
+        rows = []
+        for i, row in enumerate(points(x, 2)):
+            m = [_dot(d, kernels[i][j]) for j, d in enumerate(points(row, 3))]
+            rows.append((m[1] + m[0], m[1] + m[2]))
+        pairs = [jnp.stack([rows[1][w] + rows[h][w] for w in range(2)], 4) for h in (0, 2)]
+        y = jnp.stack(pairs, 3)
+        return y.reshape(*y.shape[:2], y.shape[2] * 2, -1, y.shape[-1])
+
+    return _in_bands(band, x, (x.shape[1], kernel.shape[-1]), unit=1, scale=2)
+
+
+def _in_bands(
+    band: Callable[[jax.Array], jax.Array], x: jax.Array, out: tuple[int, int], unit: int, scale: int
+) -> jax.Array:
+    """Applies a 3x3 neighbourhood function to bands of rows, so that its memory does not grow with them.
+
+    The arithmetic is in float32 whatever x's dtype: the CPU has no bfloat16 arithmetic but in products,
+    and rounding each transformed value would cost more digits than bfloat16 storage does.
+
+    Args:
+        band: (B, ·, rows + 2, W + 2, I) to (B, T, scale · rows, scale · W, O), float32.
+        x: (B, ·, H, W, I).
+        out: T and O.
+        unit: what rows and W must be multiples of.
+        scale: output rows per input row.
+
+    Returns:
+        (B, T, scale · H, scale · W, O), in x's dtype.
+    """
+    B, _, H, W, channels = x.shape
+    row_bytes = 4 * B * out[0] * W * max(channels, out[1] * scale**2)
+    bands = min(-(-H // unit), -(-H * row_bytes // _BAND_BYTES))
+    rows = -(-H // (unit * bands)) * unit
+    bands = -(-H // rows)
+    width = -(-W // unit) * unit
+    x = jnp.pad(x, ((0, 0), (0, 0), (1, bands * rows - H + 1), (1, width - W + 1), (0, 0)))
+
+    def step(i: jax.Array | int, y: jax.Array) -> jax.Array:
+        piece = lax.dynamic_slice_in_dim(x, i * rows, rows + 2, 2).astype(jnp.float32)
+        return lax.dynamic_update_slice_in_dim(y, band(piece).astype(y.dtype), i * rows * scale, 2)
+
+    if bands == 1:
+        y = band(x.astype(jnp.float32)).astype(x.dtype)
+    else:
+        y = jnp.zeros((B, out[0], bands * rows * scale, width * scale, out[1]), x.dtype)
+        y = lax.fori_loop(0, bands, step, y)
+    return y[:, :, : H * scale, : W * scale]

@@ -1,0 +1,213 @@
+"""The Wan 2.1 VAE: video to latents and back, in pieces along time; diffusers' AutoencoderKLWan.
+
+The first frame is one piece; the rest goes through a ``lax.scan`` over pieces of equal length, with
+what the causal convolutions remember as carry. So memory beyond inputs and outputs does not grow with
+the number of frames, and how a video is cut does not change it: every layer is causal, and the zeros
+that fill up the last piece come after all that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from wanbuild.models.convolution import Algorithm
+from wanbuild.models.layers import Linear
+from wanbuild.models.vae_blocks import (
+    CausalConv3d,
+    ChannelNorm,
+    Downsample,
+    MidBlock,
+    ResidualBlock,
+    Stream,
+    UpBlock,
+)
+from wanbuild.models.vae_config import VAEConfig
+
+FRAMES_PER_LATENT = 4
+
+
+class Encoder(nnx.Module):
+    """diffusers' WanEncoder3d; its down_blocks are one flat list, as in the checkpoint."""
+
+    def __init__(self, config: VAEConfig, dtype: Any) -> None:
+        dims = [config.base_dim * m for m in config.dim_mult]
+        blocks: list[ResidualBlock | Downsample] = []
+        in_dim = config.base_dim
+        for level, dim in enumerate(dims):
+            for _ in range(config.num_res_blocks):
+                blocks.append(ResidualBlock(in_dim, dim, dtype))
+                in_dim = dim
+            if level < len(dims) - 1:
+                blocks.append(Downsample(dim, config.temperal_downsample[level], dtype))
+        self.conv_in = CausalConv3d(3, config.base_dim, dtype)
+        self.down_blocks = nnx.List(blocks)
+        self.mid_block = MidBlock(dims[-1], dtype)
+        self.norm_out = ChannelNorm(dims[-1], dtype)
+        self.conv_out = CausalConv3d(dims[-1], 2 * config.z_dim, dtype)
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, 3) to (B, T / 4, H / 8, W / 8, 2 z); one frame stays one."""
+        x = self.conv_in(x, stream)
+        for block in self.down_blocks:
+            x = block(x, stream)
+        x = self.mid_block(x, stream)
+        return self.conv_out(self.norm_out(x, silu=True), stream)
+
+
+class Decoder(nnx.Module):
+    """diffusers' WanDecoder3d."""
+
+    def __init__(self, config: VAEConfig, dtype: Any) -> None:
+        dims = [config.decoder_dim * m for m in reversed(config.dim_mult)]
+        # Every upsampling halves the channels; time is upsampled in the encoder's reverse order.
+        in_dims = [dims[0], *(dim // 2 for dim in dims[:-1])]
+        temporal = [*reversed(config.temperal_downsample), None]
+        self.conv_in = CausalConv3d(config.z_dim, dims[0], dtype)
+        self.mid_block = MidBlock(dims[0], dtype)
+        self.up_blocks = nnx.List(
+            [
+                UpBlock(in_dim, dim, config.num_res_blocks + 1, upsample, dtype)
+                for in_dim, dim, upsample in zip(in_dims, dims, temporal, strict=True)
+            ]
+        )
+        self.norm_out = ChannelNorm(dims[-1], dtype)
+        self.conv_out = CausalConv3d(dims[-1], 3, dtype)
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, h, w, z) to (B, 4T, 8h, 8w, 3); one frame stays one."""
+        x = self.mid_block(self.conv_in(x, stream), stream)
+        for block in self.up_blocks:
+            x = block(x, stream)
+        return self.conv_out(self.norm_out(x, silu=True), stream)
+
+
+class WanVAE(nnx.Module):
+    """Encoder, decoder and their 1x1x1 convolutions, with abstract parameters until ``bind``.
+
+    Args:
+        config: the checkpoint's configuration.
+        param_dtype: dtype of the stored parameters.
+    """
+
+    def __init__(self, config: VAEConfig, param_dtype: Any = jnp.float32) -> None:
+        z = config.z_dim
+        self.encoder = Encoder(config, param_dtype)
+        self.quant_conv = Linear(2 * z, 2 * z, param_dtype, (None, None))
+        self.post_quant_conv = Linear(z, z, param_dtype, (None, None))
+        self.decoder = Decoder(config, param_dtype)
+
+    def decode(
+        self,
+        latents: jax.Array,
+        chunk: int,
+        *,
+        dtype: Any = jnp.float32,
+        algorithm: Algorithm = "direct",
+        finish: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> jax.Array:
+        """Decodes latents to a video.
+
+        Args:
+            latents: (B, z, t, h, w), denormalised.
+            chunk: latent frames per piece after the first frame.
+            dtype: dtype of the activations; norms and sums are in float32.
+            algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
+            finish: applied to each piece of the video, (B, T, 8h, 8w, 3) float32 in [-1, 1]; must work frame
+                by frame, e.g. convert to uint8, and so spares a whole video in float32.
+
+        Returns:
+            (B, 4 (t - 1) + 1, 8h, 8w, 3), float32 in [-1, 1] unless finish makes it something else.
+        """
+
+        def piece(x: jax.Array, caches: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+            stream = Stream(caches, algorithm)
+            y = self.decoder(self.post_quant_conv(x), stream)
+            y = jnp.clip(y.astype(jnp.float32), -1.0, 1.0)
+            return (finish(y) if finish else y), tuple(stream.caches)
+
+        latents = jnp.moveaxis(latents, 1, -1).astype(dtype)
+        return _by_pieces(piece, latents, chunk, (latents.shape[1] - 1) * FRAMES_PER_LATENT)
+
+    def encode(
+        self,
+        video: jax.Array,
+        chunk: int,
+        *,
+        dtype: Any = jnp.float32,
+        algorithm: Algorithm = "direct",
+        start: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Encodes a video to the moments of its latents, not normalised.
+
+        Args:
+            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of 8.
+            chunk: latent frames (four video frames each) per piece after the first frame.
+            dtype: dtype of the activations; norms and sums are in float32.
+            algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
+            start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1].
+
+        Returns:
+            mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / 8, W / 8) float32.
+
+        Raises:
+            ValueError: if the number of frames, the height or the width do not fit.
+        """
+        T, H, W = video.shape[1:4]
+        if T % FRAMES_PER_LATENT != 1 or H % 8 or W % 8:
+            raise ValueError(f"a video to encode has 4n+1 frames and multiples of 8 pixels, not {(T, H, W)}")
+
+        def piece(x: jax.Array, caches: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+            stream = Stream(caches, algorithm)
+            y = self.encoder((start(x) if start else x).astype(dtype), stream)
+            return self.quant_conv(y, jnp.float32), tuple(stream.caches)
+
+        moments = _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, (T - 1) // FRAMES_PER_LATENT)
+        mean, logvar = jnp.split(jnp.moveaxis(moments, -1, 1), 2, axis=1)
+        return mean, jnp.clip(logvar, -30.0, 20.0)
+
+
+def _by_pieces(
+    piece: Callable[[jax.Array, Any], tuple[jax.Array, tuple[jax.Array, ...]]],
+    x: jax.Array,
+    size: int,
+    rest_out: int,
+) -> jax.Array:
+    """Runs the first frame, then the rest in equal pieces, and joins the results along time.
+
+    Args:
+        piece: from a piece (B, n, ...) and the caches (None for the first frame) to its result and caches.
+        x: (B, 1 + T, ...).
+        size: frames per piece at most (a multiple of four when they are video frames).
+        rest_out: frames that the T frames of x after the first become.
+
+    Raises:
+        ValueError: if size is less than one.
+    """
+    if size < 1:
+        raise ValueError(f"a piece of {size} frames")
+    y, caches = piece(x[:, :1], None)
+    rest = x[:, 1:]
+    B, T = rest.shape[:2]
+    if T == 0:
+        return y
+    # As many pieces as the size asks for, but even ones: 20 frames by 16 are two pieces of 10.
+    unit = max(1, T // rest_out)
+    count = -(-T // size)
+    size = -(-T // (count * unit)) * unit
+    if count == 1:
+        return jnp.concatenate([y, piece(rest, caches)[0]], 1)
+    rest = jnp.pad(rest, ((0, 0), (0, count * size - T), *((0, 0),) * (x.ndim - 2)))
+    pieces = jnp.moveaxis(rest.reshape(B, count, size, *rest.shape[2:]), 1, 0)
+
+    def step(caches: tuple[jax.Array, ...], x: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        y, caches = piece(x, caches)
+        return caches, y
+
+    outputs = jnp.moveaxis(lax.scan(step, caches, pieces)[1], 0, 1)
+    return jnp.concatenate([y, outputs.reshape(B, -1, *outputs.shape[3:])[:, :rest_out]], 1)

@@ -1,0 +1,247 @@
+"""Blocks of the Wan VAE: causal convolutions with their history, norms, attention, resampling.
+
+A video passes through the VAE in pieces along time. What a causal layer must know of the earlier
+pieces travels in a ``Stream``. The first latent frame is one video frame and a piece of its own:
+resampling in time starts after it (diffusers' ``autoencoder_kl_wan``, ``feat_cache``).
+
+Activations are (B, T, H, W, C). Attributes have the checkpoint's names where it has good ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from wanbuild.models import convolution
+from wanbuild.models.layers import Linear
+from wanbuild.models.params import param
+
+_SCORE_BYTES = 64 << 20
+"""Attention scores held at once: 720p has 14 400 tokens per frame, 0.8 GB of scores."""
+
+
+class Stream:
+    """What the layers remember of the pieces before this one; lives while one piece is traced.
+
+    Layers use it in the order in which they run, which is the same for every piece.
+
+    Args:
+        caches: the previous piece's ``caches``, or None for the first piece, which is one frame.
+        algorithm: the form of the convolutions.
+    """
+
+    def __init__(self, caches: Sequence[jax.Array] | None, algorithm: convolution.Algorithm) -> None:
+        self.first = caches is None
+        self.algorithm = algorithm
+        self.caches: list[jax.Array] = []
+        self._previous = iter(caches or ())
+
+    def extend(self, x: jax.Array, frames: int) -> jax.Array:
+        """Puts the last frames of the previous piece (zeros for the first) in front of x.
+
+        Args:
+            x: (B, T, H, W, C); its last frames are remembered for the next piece.
+            frames: how many.
+
+        Returns:
+            (B, frames + T, H, W, C).
+        """
+        past = jnp.zeros((x.shape[0], frames, *x.shape[2:]), x.dtype) if self.first else next(self._previous)
+        x = jnp.concatenate([past, x], 1)
+        self.caches.append(x[:, -frames:])
+        return x
+
+
+def _silu(x: jax.Array) -> jax.Array:
+    return x * jax.nn.sigmoid(x)
+
+
+class ChannelNorm(nnx.Module):
+    """x / max(|x|, 1e-12) · sqrt(C) · gamma over the channels, in float32; diffusers' WanRMS_norm."""
+
+    def __init__(self, dim: int, dtype: Any) -> None:
+        self.gamma = param((dim,), dtype, (None,))
+
+    def __call__(self, x: jax.Array, silu: bool = False) -> jax.Array:
+        """Normalises x (..., C), then applies SiLU if asked; returns x's dtype."""
+        y = x.astype(jnp.float32)
+        square = jnp.sum(jnp.square(y), axis=-1, keepdims=True)
+        # The square of 1e-12 is a normal float32, so the maximum may come before the root.
+        y = (
+            y
+            * lax.rsqrt(jnp.maximum(square, 1e-24))
+            * (self.gamma[...].astype(jnp.float32) * x.shape[-1] ** 0.5)
+        )
+        return (_silu(y) if silu else y).astype(x.dtype)
+
+
+class CausalConv3d(nnx.Module):
+    """3x3x3 convolution that sees its own and the two earlier frames; diffusers' WanCausalConv3d."""
+
+    def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
+        self.weight = param((3, 3, 3, in_dim, out_dim), dtype, (None,) * 5)
+        self.bias = param((out_dim,), dtype, (None,))
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, I) to (B, T, H, W, O)."""
+        extended = stream.extend(x, 2)
+        if stream.first:
+            # The two frames before the first are zeros: only the last tap counts.
+            y = convolution.conv3x3(x, self.weight[...][2], stream.algorithm)
+        else:
+            y = convolution.conv3x3x3(extended, self.weight[...], stream.algorithm)
+        return y + self.bias[...].astype(y.dtype)
+
+
+class TimeConv(nnx.Module):
+    """Convolution of three taps along time."""
+
+    def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
+        self.weight = param((3, 1, 1, in_dim, out_dim), dtype, (None,) * 5)
+        self.bias = param((out_dim,), dtype, (None,))
+
+    def __call__(self, x: jax.Array, stride: int) -> jax.Array:
+        """(B, T, H, W, I) to (B, (T - 3) / stride + 1, H, W, O)."""
+        y = convolution.taps(x, self.weight[...][:, 0, 0], stride)
+        return y + self.bias[...].astype(y.dtype)
+
+
+class Conv2d(nnx.Module):
+    """The parameters of a 3x3 convolution of every frame."""
+
+    def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
+        self.weight = param((3, 3, in_dim, out_dim), dtype, (None,) * 4)
+        self.bias = param((out_dim,), dtype, (None,))
+
+
+class ResidualBlock(nnx.Module):
+    """Two norm-SiLU-convolution steps and a shortcut; diffusers' WanResidualBlock."""
+
+    def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
+        self.norm1 = ChannelNorm(in_dim, dtype)
+        self.conv1 = CausalConv3d(in_dim, out_dim, dtype)
+        self.norm2 = ChannelNorm(out_dim, dtype)
+        self.conv2 = CausalConv3d(out_dim, out_dim, dtype)
+        self.has_shortcut = in_dim != out_dim
+        if self.has_shortcut:
+            self.conv_shortcut = Linear(in_dim, out_dim, dtype, (None, None))
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, I) to (B, T, H, W, O)."""
+        y = self.conv1(self.norm1(x, silu=True), stream)
+        y = self.conv2(self.norm2(y, silu=True), stream)
+        return y + (self.conv_shortcut(x) if self.has_shortcut else x)
+
+
+class AttentionBlock(nnx.Module):
+    """Attention of one head over the pixels of each frame; diffusers' WanAttentionBlock."""
+
+    def __init__(self, dim: int, dtype: Any) -> None:
+        self.norm = ChannelNorm(dim, dtype)
+        self.to_qkv = Linear(dim, 3 * dim, dtype, (None, None))
+        self.proj = Linear(dim, dim, dtype, (None, None))
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, C) to the same."""
+        B, T, H, W, C = x.shape
+        qkv = self.to_qkv(self.norm(x)).reshape(B * T, H * W, 3 * C)
+        y = lax.map(lambda frame: _attend(*jnp.split(frame, 3, axis=-1)), qkv)
+        return x + self.proj(y.reshape(x.shape))
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(q kᵀ / sqrt(C)) v for tokens of one head, (S, C) each, in blocks of queries."""
+    S, C = q.shape
+    blocks = -(-S * S * 4 // _SCORE_BYTES)
+    size = -(-S // blocks)
+
+    def block(q: jax.Array) -> jax.Array:
+        scores = lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        scores = scores * (1.0 / math.sqrt(C))
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        y = lax.dot_general(
+            weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        return (y / jnp.sum(weights, axis=-1, keepdims=True)).astype(v.dtype)
+
+    if blocks == 1:
+        return block(q)
+    q = jnp.pad(q, ((0, blocks * size - S), (0, 0)))
+    return lax.map(block, q.reshape(blocks, size, C)).reshape(-1, C)[:S]
+
+
+class MidBlock(nnx.Module):
+    """Residual block, attention, residual block; diffusers' WanMidBlock."""
+
+    def __init__(self, dim: int, dtype: Any) -> None:
+        self.resnets = nnx.List([ResidualBlock(dim, dim, dtype) for _ in range(2)])
+        self.attentions = nnx.List([AttentionBlock(dim, dtype)])
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, C) to the same."""
+        return self.resnets[1](self.attentions[0](self.resnets[0](x, stream), stream), stream)
+
+
+class Downsample(nnx.Module):
+    """Halves height and width, and time after the first frame; diffusers' WanResample, downsample."""
+
+    def __init__(self, dim: int, temporal: bool, dtype: Any) -> None:
+        self.resample = Conv2d(dim, dim, dtype)
+        self.temporal = temporal
+        if temporal:
+            self.time_conv = TimeConv(dim, dim, dtype)
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, C) to (B, T or T / 2, H / 2, W / 2, C); one frame stays one."""
+        y = convolution.conv3x3(x, self.resample.weight[...], stream.algorithm, stride=2)
+        y = y + self.resample.bias[...].astype(y.dtype)
+        if self.temporal:
+            extended = stream.extend(y, 1)
+            y = y if stream.first else self.time_conv(extended, stride=2)
+        return y
+
+
+class Upsample(nnx.Module):
+    """Doubles height and width, and time after the first frame; diffusers' WanResample, upsample."""
+
+    def __init__(self, in_dim: int, out_dim: int, temporal: bool, dtype: Any) -> None:
+        self.resample = Conv2d(in_dim, out_dim, dtype)
+        self.temporal = temporal
+        if temporal:
+            self.time_conv = TimeConv(in_dim, 2 * in_dim, dtype)
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, C) to (B, T or 2T, 2H, 2W, O); one frame stays one."""
+        if self.temporal:
+            # The first frame is not convolved in time, and is zeros to those that follow.
+            extended = stream.extend(jnp.zeros_like(x) if stream.first else x, 2)
+            if not stream.first:
+                B, T, H, W, C = x.shape
+                x = self.time_conv(extended, stride=1).reshape(B, T, H, W, 2, C)
+                x = jnp.moveaxis(x, 4, 2).reshape(B, 2 * T, H, W, C)
+        y = convolution.upsample_conv3x3(x, self.resample.weight[...], stream.algorithm)
+        return y + self.resample.bias[...].astype(y.dtype)
+
+
+class UpBlock(nnx.Module):
+    """Residual blocks, then upsampling unless it is the last level; diffusers' WanUpBlock."""
+
+    def __init__(self, in_dim: int, out_dim: int, num_blocks: int, temporal: bool | None, dtype: Any) -> None:
+        self.resnets = nnx.List(
+            [ResidualBlock(out_dim if i else in_dim, out_dim, dtype) for i in range(num_blocks)]
+        )
+        self.has_upsampler = temporal is not None
+        if temporal is not None:
+            self.upsampler = Upsample(out_dim, out_dim // 2, temporal, dtype)
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, I) to (B, T or 2T, 2H, 2W, O / 2), or (B, T, H, W, O) at the last level."""
+        for block in self.resnets:
+            x = block(x, stream)
+        return self.upsampler(x, stream) if self.has_upsampler else x

@@ -1,0 +1,82 @@
+"""The configuration of the Wan 2.1 VAE, as in the checkpoint's vae/config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from wanrun.errors import SourceError
+
+# diffusers' class defaults: published config files leave both lists out.
+_LATENTS_MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)  # fmt: skip
+_LATENTS_STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VAEConfig:
+    """diffusers' AutoencoderKLWan without the residual form and patches of Wan 2.2 TI2V.
+
+    Args:
+        base_dim: channels of the encoder's first level.
+        decoder_base_dim: channels of the decoder's last level; None for base_dim.
+        z_dim: latent channels.
+        dim_mult: channels of each level, in units of the base.
+        num_res_blocks: residual blocks per encoder level; the decoder has one more.
+        temperal_downsample: whether time is halved after each encoder level but the last (the
+            checkpoints' spelling).
+        latents_mean: per-channel mean of the latents, which programs use to denormalise.
+        latents_std: per-channel standard deviation of the latents.
+
+    Raises:
+        SourceError: if the lists do not fit together.
+    """
+
+    base_dim: int = 96
+    decoder_base_dim: int | None = None
+    z_dim: int = 16
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    temperal_downsample: tuple[bool, ...] = (False, True, True)
+    latents_mean: tuple[float, ...] = _LATENTS_MEAN
+    latents_std: tuple[float, ...] = _LATENTS_STD
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("AutoencoderKLWan",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            "attn_scales": [],
+            "is_residual": False,
+            "in_channels": 3,
+            "out_channels": 3,
+            "patch_size": None,
+            "scale_factor_temporal": 4,
+            "scale_factor_spatial": 8,
+        }
+    )
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout", "clip_output"})
+
+    def __post_init__(self) -> None:
+        problems = []
+        if len(self.dim_mult) != 4:
+            problems.append(f"dim_mult has {len(self.dim_mult)} levels, 8x in space needs 4")
+        if len(self.temperal_downsample) != 3 or sum(self.temperal_downsample) != 2:
+            problems.append(
+                f"temperal_downsample is {self.temperal_downsample}, 4x in time needs two of three"
+            )
+        for name, values in (("latents_mean", self.latents_mean), ("latents_std", self.latents_std)):
+            if len(values) != self.z_dim:
+                problems.append(f"{name} has {len(values)} values for z_dim {self.z_dim}")
+        if problems:
+            raise SourceError("the VAE's config.json does not fit together: " + ", ".join(problems))
+
+    @property
+    def decoder_dim(self) -> int:
+        """Channels of the decoder's last level."""
+        return self.base_dim if self.decoder_base_dim is None else self.decoder_base_dim

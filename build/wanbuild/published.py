@@ -1,0 +1,185 @@
+"""The configs of the published checkpoints, field for field, for benchmarks and as the toy's starting point.
+
+From the Wan-AI/Wan2.1-T2V-*-Diffusers repositories: transformer, vae, text_encoder (google/umt5-xxl),
+scheduler and model_index. Wrapped read-only; copy one with ``dict(...)`` to change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+Config = Mapping[str, Any]
+
+_DIFFUSERS_VERSION = "0.33.0.dev0"
+
+
+def _transformer(layers: int, heads: int, ffn_dim: int) -> Config:
+    return MappingProxyType(
+        {
+            "_class_name": "WanTransformer3DModel",
+            "_diffusers_version": _DIFFUSERS_VERSION,
+            "added_kv_proj_dim": None,
+            "attention_head_dim": 128,
+            "cross_attn_norm": True,
+            "eps": 1e-6,
+            "ffn_dim": ffn_dim,
+            "freq_dim": 256,
+            "image_dim": None,
+            "in_channels": 16,
+            "num_attention_heads": heads,
+            "num_layers": layers,
+            "out_channels": 16,
+            "patch_size": [1, 2, 2],
+            "qk_norm": "rms_norm_across_heads",
+            "rope_max_seq_len": 1024,
+            "text_dim": 4096,
+        }
+    )
+
+
+PUBLISHED_TRANSFORMERS: Mapping[str, Config] = MappingProxyType(
+    {"wan2.1-t2v-1.3b": _transformer(30, 12, 8960), "wan2.1-t2v-14b": _transformer(40, 40, 13824)}
+)
+
+PUBLISHED_VAE: Config = MappingProxyType(
+    {
+        "_class_name": "AutoencoderKLWan",
+        "_diffusers_version": _DIFFUSERS_VERSION,
+        "attn_scales": [],
+        "base_dim": 96,
+        "dim_mult": [1, 2, 4, 4],
+        "dropout": 0.0,
+        "latents_mean": [
+            *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+            *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
+        ],
+        "latents_std": [
+            *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+            *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
+        ],
+        "num_res_blocks": 2,
+        "temperal_downsample": [False, True, True],
+        "z_dim": 16,
+    }
+)
+
+PUBLISHED_TEXT_ENCODER: Config = MappingProxyType(
+    {
+        "architectures": ["UMT5EncoderModel"],
+        "classifier_dropout": 0.0,
+        "d_ff": 10240,
+        "d_kv": 64,
+        "d_model": 4096,
+        "decoder_start_token_id": 0,
+        "dense_act_fn": "gelu_new",
+        "dropout_rate": 0.1,
+        "eos_token_id": 1,
+        "feed_forward_proj": "gated-gelu",
+        "initializer_factor": 1.0,
+        "is_encoder_decoder": True,
+        "is_gated_act": True,
+        "layer_norm_epsilon": 1e-6,
+        "model_type": "umt5",
+        "num_decoder_layers": 24,
+        "num_heads": 64,
+        "num_layers": 24,
+        "output_past": True,
+        "pad_token_id": 0,
+        "relative_attention_max_distance": 128,
+        "relative_attention_num_buckets": 32,
+        "scalable_attention": True,
+        "tie_word_embeddings": False,
+        "tokenizer_class": "T5Tokenizer",
+        "torch_dtype": "float32",
+        "transformers_version": "4.49.0",
+        "use_cache": True,
+        "vocab_size": 256384,
+    }
+)
+
+_SHARED_SIGMAS = {
+    "num_train_timesteps": 1000,
+    "time_shift_type": "exponential",
+    "use_beta_sigmas": False,
+    "use_dynamic_shifting": False,
+    "use_exponential_sigmas": False,
+    "use_karras_sigmas": False,
+}
+_MULTISTEP = {
+    **_SHARED_SIGMAS,
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "beta_start": 0.0001,
+    "dynamic_thresholding_ratio": 0.995,
+    "final_sigmas_type": "zero",
+    "flow_shift": 3.0,
+    "lower_order_final": True,
+    "prediction_type": "flow_prediction",
+    "rescale_betas_zero_snr": False,
+    "sample_max_value": 1.0,
+    "solver_order": 2,
+    "steps_offset": 0,
+    "thresholding": False,
+    "timestep_spacing": "linspace",
+    "trained_betas": None,
+    "use_flow_sigmas": True,
+}
+
+SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
+    {
+        "unipc": MappingProxyType(
+            {
+                "_class_name": "UniPCMultistepScheduler",
+                **_MULTISTEP,
+                "disable_corrector": [],
+                "predict_x0": True,
+                "shift_terminal": None,
+                "sigma_max": None,
+                "sigma_min": None,
+                "solver_p": None,
+                "solver_type": "bh2",
+            }
+        ),
+        "dpm++": MappingProxyType(
+            {
+                "_class_name": "DPMSolverMultistepScheduler",
+                **_MULTISTEP,
+                "algorithm_type": "dpmsolver++",
+                "euler_at_final": False,
+                "lambda_min_clipped": float("-inf"),
+                "solver_type": "midpoint",
+                "use_lu_lambdas": False,
+                "variance_type": None,
+            }
+        ),
+        "euler": MappingProxyType(
+            {
+                "_class_name": "FlowMatchEulerDiscreteScheduler",
+                **_SHARED_SIGMAS,
+                "base_image_seq_len": 256,
+                "base_shift": 0.5,
+                "invert_sigmas": False,
+                "max_image_seq_len": 4096,
+                "max_shift": 1.15,
+                "shift": 3.0,
+                "shift_terminal": None,
+                "stochastic_sampling": False,
+            }
+        ),
+    }
+)
+"""One per solver, with every field that diffusers 0.42.1 saves; Wan itself is published with ``unipc``."""
+
+MODEL_INDEX: Config = MappingProxyType(
+    {
+        "_class_name": "WanPipeline",
+        "_diffusers_version": _DIFFUSERS_VERSION,
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "T5TokenizerFast"],
+        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "vae": ["diffusers", "AutoencoderKLWan"],
+    }
+)

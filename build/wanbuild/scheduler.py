@@ -1,0 +1,176 @@
+"""Reads scheduler_config.json: which solver it names, and the shift of its sigmas.
+
+A field that changes the timesteps, the sigmas or the update has one supported value; the fields of the
+variance-preserving schedule (betas, timestep spacing) are ignored, for flow sigmas replace all they make.
+Field names and defaults: diffusers 0.42.1, the three classes' ``__init__``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from wanbuild.config import parse_config
+from wanrun.errors import SourceError
+
+Solver = Literal["unipc", "dpm++", "euler"]
+
+_SIGMAS: Mapping[str, Any] = {
+    "num_train_timesteps": 1000,
+    "use_dynamic_shifting": False,
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
+}
+_MULTISTEP: Mapping[str, Any] = {
+    **_SIGMAS,
+    "solver_order": 2,
+    "thresholding": False,
+    "lower_order_final": True,
+    "final_sigmas_type": "zero",
+    "rescale_betas_zero_snr": False,
+}
+_VARIANCE_PRESERVING = frozenset(
+    {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
+)
+# Read only where thresholding or dynamic shifting is on, and both are fixed to off.
+_SWITCHED_OFF = frozenset({"dynamic_thresholding_ratio", "sample_max_value", "time_shift_type"})
+
+
+@dataclass(frozen=True)
+class UniPCConfig:
+    """UniPCMultistepScheduler; the published Wan checkpoints' choice.
+
+    The class itself defaults to epsilon prediction and no flow sigmas, so both must be spelt out.
+    """
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("UniPCMultistepScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            **_MULTISTEP,
+            "predict_x0": True,
+            "solver_type": "bh2",
+            "disable_corrector": [],
+            "solver_p": None,
+            "sigma_min": None,
+            "sigma_max": None,
+            "shift_terminal": None,
+        }
+    )
+    IGNORED: ClassVar[frozenset[str]] = _VARIANCE_PRESERVING | _SWITCHED_OFF
+    SOLVER: ClassVar[Solver] = "unipc"
+
+    prediction_type: str
+    use_flow_sigmas: bool
+    flow_shift: float | None = None
+
+
+@dataclass(frozen=True)
+class DPMSolverConfig:
+    """DPMSolverMultistepScheduler, as dpmsolver++ of order 2 (midpoint) on flow sigmas."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("DPMSolverMultistepScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            **_MULTISTEP,
+            "algorithm_type": "dpmsolver++",
+            "solver_type": "midpoint",
+            "euler_at_final": False,
+            "use_lu_lambdas": False,
+            "lambda_min_clipped": -math.inf,
+            "variance_type": None,
+        }
+    )
+    IGNORED: ClassVar[frozenset[str]] = _VARIANCE_PRESERVING | _SWITCHED_OFF
+    SOLVER: ClassVar[Solver] = "dpm++"
+
+    prediction_type: str
+    use_flow_sigmas: bool
+    flow_shift: float | None = None
+
+
+@dataclass(frozen=True)
+class FlowMatchEulerConfig:
+    """FlowMatchEulerDiscreteScheduler; its shift field is called ``shift``."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("FlowMatchEulerDiscreteScheduler",)
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {**_SIGMAS, "invert_sigmas": False, "shift_terminal": None, "stochastic_sampling": False}
+    )
+    IGNORED: ClassVar[frozenset[str]] = _SWITCHED_OFF | {
+        "base_shift",
+        "max_shift",
+        "base_image_seq_len",
+        "max_image_seq_len",
+    }
+    SOLVER: ClassVar[Solver] = "euler"
+
+    shift: float | None = None
+
+
+@dataclass(frozen=True)
+class SchedulerDefaults:
+    """What generation uses unless told otherwise.
+
+    Args:
+        solver: the name wanrun gives the solver.
+        flow_shift: s in σ = s·u / (1 + (s − 1)·u).
+    """
+
+    solver: Solver
+    flow_shift: float
+
+
+def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | None]:
+    class_name = config.get("_class_name")
+    if class_name == "FlowMatchEulerDiscreteScheduler":
+        return "euler", parse_config(FlowMatchEulerConfig, config, where).shift
+    multistep: UniPCConfig | DPMSolverConfig
+    if class_name == "UniPCMultistepScheduler":
+        multistep = parse_config(UniPCConfig, config, where)
+    elif class_name == "DPMSolverMultistepScheduler":
+        multistep = parse_config(DPMSolverConfig, config, where)
+    else:
+        raise SourceError(
+            f"{where} describes a scheduler that is not supported",
+            expected="UniPCMultistep-, DPMSolverMultistep- or FlowMatchEulerDiscreteScheduler",
+            found=repr(class_name),
+            remedy="replace scheduler/ by a supported scheduler's",
+        )
+    if multistep.prediction_type != "flow_prediction" or not multistep.use_flow_sigmas:
+        raise SourceError(
+            f"{where} is not a flow-matching scheduler",
+            expected="prediction_type flow_prediction and use_flow_sigmas true",
+            found=f"{multistep.prediction_type} and {multistep.use_flow_sigmas}",
+            remedy="use the published checkpoint's scheduler_config.json",
+        )
+    return multistep.SOLVER, multistep.flow_shift
+
+
+def read_scheduler(
+    config: Mapping[str, Any], where: str = "scheduler_config.json", default_shift: float | None = None
+) -> SchedulerDefaults:
+    """The solver and shift that a scheduler_config.json asks for.
+
+    Args:
+        config: the parsed file.
+        where: the file's name, for messages.
+        default_shift: the family's shift, taken where the file gives none.
+
+    Raises:
+        SourceError: if the class is not one of the three, a field is unknown or has an unsupported value,
+            or there is no positive shift.
+    """
+    solver, shift = _read_shift(config, where)
+    shift = default_shift if shift is None else shift
+    if shift is None or shift <= 0:
+        raise SourceError(
+            f"{where} gives no usable shift",
+            expected="a positive flow_shift (shift for FlowMatchEuler)",
+            found=shift,
+            remedy="use the published checkpoint's scheduler_config.json",
+        )
+    return SchedulerDefaults(solver, shift)

@@ -1,0 +1,96 @@
+"""Finds the weight files of one component, and checks a sharded one against its index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from wanbuild.config import read_json
+from wanbuild.tensors import PICKLED_SUFFIXES, TensorFile, refuse_pickle
+from wanrun.errors import SourceError
+
+WEIGHT_NAMES: Mapping[str, str] = MappingProxyType(
+    {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+)
+"""What each library calls its weight file, without the suffix."""
+
+
+def _weight_candidates(folder: Path, base: str) -> list[Path]:
+    """The plain weight file and index if there are, else those of a named variant (fp16, ...)."""
+    plain = [folder / f"{base}.safetensors", folder / f"{base}.safetensors.index.json"]
+    found = [path for path in plain if path.exists()]
+    if found:
+        return found
+    single = re.compile(re.escape(base) + r"\.[\w-]+\.safetensors")
+    index = re.compile(re.escape(base) + r"\.safetensors\.index\.[\w-]+\.json")
+    shard = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if index.fullmatch(path.name) or (single.fullmatch(path.name) and not shard.fullmatch(path.name))
+    ]
+
+
+def find_weights(folder: Path, base: str) -> Path:
+    """The one weight file or index of a component: the plain one, else that of the only variant there is.
+
+    Args:
+        folder: the component's folder.
+        base: the library's name for weights, from ``WEIGHT_NAMES``.
+
+    Raises:
+        SourceError: if there is none, or more than one, or only a pickled checkpoint.
+    """
+    if not folder.is_dir():
+        raise SourceError(f"{folder} is missing", expected="a folder", remedy="download it again")
+    candidates = _weight_candidates(folder, base)
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise SourceError(
+            f"{folder} holds more than one set of weights",
+            expected="one",
+            found=", ".join(path.name for path in candidates),
+            remedy="keep the one to convert",
+        )
+    for path in sorted(folder.iterdir()):
+        if path.suffix in PICKLED_SUFFIXES:
+            refuse_pickle(path)
+    raise SourceError(
+        f"{folder} holds no weights", expected=f"{base}.safetensors or its index", remedy="download it again"
+    )
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> shard name; raises SourceError unless every shard is a plain name in the folder."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SourceError(f"{index} has no weight_map", remedy="download it again")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise SourceError(
+                f"{index} refers to a file outside its folder",
+                expected="a plain file name",
+                found=repr(name)[:80],
+                remedy="do not use this checkpoint",
+            )
+        refuse_pickle(index.parent / name)
+    return weight_map
+
+
+def check_shards(index: Path, weight_map: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
+    """Raises unless each tensor lies in the shard that the index says, and nowhere else."""
+    problems = [
+        f"{key} is not in {shard}" for key, shard in weight_map.items() if key not in files[shard].entries
+    ]
+    for shard, file in files.items():
+        for key in file.entries:
+            if key not in weight_map:
+                problems.append(f"{key} in {shard} is not in the index")
+            elif weight_map[key] != shard:
+                problems.append(f"{key} is in {shard} too, not only in {weight_map[key]}")
+    if problems:
+        shown = ", ".join(problems[:5]) + (f" and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise SourceError(f"{index} does not fit its shards: {shown}", remedy="download the folder again")

@@ -1,0 +1,333 @@
+"""Reads a checkpoint folder in the published diffusers layout: model_index.json and one folder per component.
+
+Everything is opened once and checked before anything is read: which components there are and of which
+class, that the shards hold exactly the keys their index lists, and that the tokenizer is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from wanbuild.config import read_json
+from wanbuild.families import FAMILIES, NO_WEIGHTS, Family, families_of_pipeline
+from wanbuild.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
+from wanbuild.tensors import TensorEntry, TensorFile
+from wanrun.errors import SourceError
+
+# Parts of a pipeline that a checkpoint may list as absent, [null, null].
+_OPTIONAL = frozenset({"transformer_2", "image_encoder", "image_processor"})
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class SourceComponent:
+    """One component that holds weights.
+
+    Args:
+        name: its folder's name, e.g. ``transformer``.
+        class_name: the class that model_index.json gives it, without the library.
+        folder: its folder.
+        config: the content of its config.json, not yet interpreted.
+        files: its weight files, in name order.
+        keys: the file that holds each tensor, in key order.
+        index: the index file of a sharded component, or None.
+    """
+
+    name: str
+    class_name: str
+    folder: Path
+    config: Mapping[str, Any]
+    files: tuple[Path, ...]
+    keys: Mapping[str, TensorFile]
+    index: Path | None
+
+    @property
+    def config_file(self) -> Path:
+        """Path of config.json."""
+        return self.folder / "config.json"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(self.entry(key).nbytes for key in self.keys)
+
+    def entry(self, key: str) -> TensorEntry:
+        """Shape, dtype and place of a tensor; KeyError if there is none of this name."""
+        return self.keys[key].entries[key]
+
+    def array(self, key: str) -> np.ndarray:
+        """A read-only view of a tensor; see ``TensorFile.array``."""
+        return self.keys[key].array(key)
+
+    def drop(self, key: str) -> None:
+        """Gives a tensor's pages back; see ``TensorFile.drop``."""
+        self.keys[key].drop(key)
+
+
+@dataclass(frozen=True)
+class SourceTokenizer:
+    """The tokenizer folder.
+
+    Args:
+        folder: the folder.
+        file: its tokenizer.json, all that the runtime needs.
+        pad_id: id of the padding token.
+        eos_id: id of the end-of-sequence token.
+        vocab_size: one past the largest id.
+    """
+
+    folder: Path
+    file: Path
+    pad_id: int
+    eos_id: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """An open checkpoint folder; a context manager. Made by ``open_source``.
+
+    Args:
+        path: the folder.
+        repository: the hub repository it was downloaded from, or None.
+        revision: the commit of that repository, or None.
+        pipeline_class: ``_class_name`` of model_index.json.
+        boundary_ratio: where the low-noise expert takes over, as a share of the timesteps, or None.
+        expand_timesteps: whether the transformer takes a timestep per token.
+        component_names: every component that is there, sorted.
+        components: those that hold weights.
+        scheduler_config: the content of scheduler/scheduler_config.json.
+        tokenizer: the tokenizer folder.
+    """
+
+    path: Path
+    repository: str | None
+    revision: str | None
+    pipeline_class: str
+    boundary_ratio: float | None
+    expand_timesteps: bool
+    component_names: tuple[str, ...]
+    components: Mapping[str, SourceComponent]
+    scheduler_config: Mapping[str, Any]
+    tokenizer: SourceTokenizer
+
+    def component(self, name: str) -> SourceComponent:
+        """The component of this name; KeyError if the source has none, or it holds no weights."""
+        return self.components[name]
+
+    def files(self) -> dict[str, Path]:
+        """Every file that conversion reads, by name relative to the folder, sorted: what a digest covers."""
+        paths = [
+            self.path / "model_index.json",
+            self.path / "scheduler" / "scheduler_config.json",
+            self.tokenizer.file,
+        ]
+        for component in self.components.values():
+            paths += [component.config_file, *component.files]
+            paths += [component.index] if component.index else []
+        tokenizer_config = self.tokenizer.folder / "tokenizer_config.json"
+        paths += [tokenizer_config] if tokenizer_config.exists() else []
+        return {path.relative_to(self.path).as_posix(): path for path in sorted(paths)}
+
+    def close(self) -> None:
+        """Closes every weight file; arrays taken before stay valid."""
+        for component in self.components.values():
+            for file in component.keys.values():
+                file.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check_folder(path: Path) -> None:
+    if path.is_dir():
+        if not (path / "model_index.json").exists():
+            raise SourceError(
+                f"{path} holds no model_index.json",
+                expected="a checkpoint in the diffusers layout",
+                remedy="use the repository whose name ends in -Diffusers",
+            )
+        return
+    if path.exists():
+        raise SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder")
+    if _HUB_ID.fullmatch(str(path)):
+        folder = path.name
+        raise SourceError(
+            f"there is no folder {path}, and downloading from the hub is not built yet",
+            remedy=f"run: hf download {path} --local-dir {folder}   and give {folder} as the source",
+        )
+    raise SourceError(f"there is no folder {path}", remedy="give the checkpoint's folder")
+
+
+def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
+    """The [library, class] pair of a model_index.json entry, or None if it is [null, null]."""
+    if value is None or value == [None, None]:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value):
+        return value[0], value[1]
+    raise SourceError(
+        f"{name} in {where} is not understood", expected="[library, class]", found=repr(value)[:80]
+    )
+
+
+def _read_classes(
+    index: Mapping[str, Any], rows: tuple[Family, ...], where: Path
+) -> dict[str, tuple[str, str]]:
+    """Component name -> (library, class), of the components that are there; raises all problems at once."""
+    problems = []
+    classes = {}
+    for name, value in sorted(index.items()):
+        if name.startswith("_") or name in ("boundary_ratio", "expand_timesteps"):
+            continue
+        pair = _read_pair(name, value, where)
+        accepted = sorted({cls for family in rows for cls in family.components.get(name, ())})
+        if pair is None:
+            if not accepted and name not in _OPTIONAL:
+                problems.append(f"{name} is unknown")
+        elif not accepted:
+            problems.append(f"{name} ({'.'.join(pair)}) is not supported")
+        elif ".".join(pair) not in accepted:
+            problems.append(f"{name} is {'.'.join(pair)}, not {' or '.join(accepted)}")
+        else:
+            classes[name] = pair
+    for name in sorted(set.intersection(*(set(family.components) for family in rows)) - classes.keys()):
+        if not any(problem.startswith(f"{name} ") for problem in problems):
+            problems.append(f"{name} is missing")
+    if problems:
+        raise SourceError(
+            f"{where} does not describe a supported checkpoint: {', '.join(problems)}",
+            expected="one of " + ", ".join(FAMILIES),
+            remedy="use a published checkpoint of a supported variant",
+        )
+    return classes
+
+
+def _read_flag(index: Mapping[str, Any], name: str, kinds: tuple[type, ...], where: Path) -> Any:
+    value = index.get(name)
+    if value is not None and type(value) not in kinds:
+        raise SourceError(
+            f"{name} in {where} has a wrong type", expected=kinds[0].__name__, found=repr(value)[:80]
+        )
+    return value
+
+
+def _open_component(name: str, pair: tuple[str, str], folder: Path, stack: ExitStack) -> SourceComponent:
+    library, class_name = pair
+    config = read_json(folder / "config.json")
+    weights = find_weights(folder, WEIGHT_NAMES[library])
+    if weights.suffix == ".json":
+        weight_map = read_weight_map(weights)
+        names = sorted(set(weight_map.values()))
+        files = {shard: stack.enter_context(TensorFile(folder / shard)) for shard in names}
+        check_shards(weights, weight_map, files)
+        keys = {key: files[weight_map[key]] for key in sorted(weight_map)}
+        index: Path | None = weights
+    else:
+        file = stack.enter_context(TensorFile(weights))
+        files, keys, index = {weights.name: file}, dict.fromkeys(sorted(file.entries), file), None
+    paths = tuple(folder / shard for shard in files)
+    return SourceComponent(name, class_name, folder, config, paths, MappingProxyType(keys), index)
+
+
+def _token_name(config: Mapping[str, Any], field: str, default: str) -> str:
+    token = config.get(field, default)
+    # A token with options is written as an object.
+    return str(token.get("content", default) if isinstance(token, dict) else token)
+
+
+def _open_tokenizer(folder: Path) -> SourceTokenizer:
+    """Reads tokenizer.json for ids; it is not interpreted further, `tokenizers` does that at run time."""
+    file = folder / "tokenizer.json"
+    data = read_json(file)
+    config_file = folder / "tokenizer_config.json"
+    config = read_json(config_file) if config_file.exists() else {}
+    model, added = data.get("model"), data.get("added_tokens", [])
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    try:
+        if not isinstance(vocab, list):
+            raise TypeError("model.vocab is not a list, as a Unigram model's is")
+        ids = {str(piece): index for index, (piece, _) in enumerate(vocab)}
+        ids |= {token["content"]: int(token["id"]) for token in added}
+        pad, eos = (ids[_token_name(config, *t)] for t in (("pad_token", "<pad>"), ("eos_token", "</s>")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{file} is not understood: {error}",
+            expected="a Unigram tokenizer with a padding and an end token",
+            remedy="use the published checkpoint's tokenizer folder",
+        ) from None
+    if config.get("padding_side", "right") != "right":
+        raise SourceError(
+            f"{config_file} pads on another side", expected="right", found=config["padding_side"]
+        )
+    return SourceTokenizer(folder, file, pad, eos, max(ids.values()) + 1)
+
+
+def open_source(path: Path) -> Source:
+    """Opens a checkpoint folder in the diffusers layout.
+
+    Args:
+        path: the folder that holds model_index.json.
+
+    Raises:
+        SourceError: if the folder or a file is missing, damaged or pickled, the pipeline or a component is
+            of an unsupported class, model_index.json has an entry that is not understood, or the shards do
+            not hold exactly what their index lists.
+    """
+    path = Path(path)
+    _check_folder(path)
+    where = path / "model_index.json"
+    index = read_json(where)
+    pipeline_class = index.get("_class_name")
+    rows = families_of_pipeline(pipeline_class, str(where))
+    classes = _read_classes(index, rows, where)
+    boundary_ratio = _read_flag(index, "boundary_ratio", (float, int), where)
+    expand_timesteps = _read_flag(index, "expand_timesteps", (bool,), where)
+    with ExitStack() as stack:
+        components = {
+            name: _open_component(name, pair, path / name, stack)
+            for name, pair in classes.items()
+            if name not in NO_WEIGHTS
+        }
+        source = Source(
+            path=path,
+            repository=None,
+            revision=None,
+            pipeline_class=str(pipeline_class),
+            boundary_ratio=None if boundary_ratio is None else float(boundary_ratio),
+            expand_timesteps=bool(expand_timesteps),
+            component_names=tuple(classes),
+            components=MappingProxyType(components),
+            scheduler_config=_read_scheduler_config(path, classes["scheduler"]),
+            tokenizer=_open_tokenizer(path / "tokenizer"),
+        )
+        stack.pop_all()
+    return source
+
+
+def _read_scheduler_config(path: Path, pair: tuple[str, str]) -> dict[str, Any]:
+    file = path / "scheduler" / "scheduler_config.json"
+    config = read_json(file)
+    if config.get("_class_name", pair[1]) != pair[1]:
+        raise SourceError(
+            f"{file} and model_index.json disagree",
+            expected=pair[1],
+            found=config["_class_name"],
+            remedy="use the published checkpoint's files",
+        )
+    return {"_class_name": pair[1], **config}

@@ -1,0 +1,108 @@
+"""Building an artifact so that a killed build leaves the old one or none.
+
+A new artifact is built in a sibling folder ``.NAME.building`` and renamed. Replacing one moves the old
+artifact to ``.NAME.replaced`` first; the next build finishes or undoes what a killed one left. A lock
+file beside the artifact lets one builder at a time in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from wanrun.errors import SourceError, UsageError
+from wanrun.files import fsync_directory
+from wanrun.manifest import MANIFEST
+
+
+def _sibling(artifact: Path, role: str) -> Path:
+    return artifact.with_name(f".{artifact.name}.{role}")
+
+
+def building_folder(artifact: Path) -> Path:
+    """Where a new artifact is built."""
+    return _sibling(artifact, "building")
+
+
+def _open_lock(path: Path) -> int:
+    """Opens the lock file and takes the lock, waiting for another builder."""
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # The builder before us removes the file; a lock on a removed file excludes nobody.
+        try:
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def build_lock(artifact: Path) -> Iterator[None]:
+    """Holds the artifact's build lock, and clears what a killed build left.
+
+    Raises:
+        UsageError: if the folder that is to hold the artifact does not exist or cannot be written.
+    """
+    parent = artifact.parent
+    if not parent.is_dir():
+        raise UsageError(f"the artifact's parent folder {parent} does not exist", remedy="create it first")
+    path = _sibling(artifact, "lock")
+    try:
+        descriptor = _open_lock(path)
+    except OSError as error:
+        raise UsageError(
+            f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
+        ) from None
+    try:
+        _recover(artifact)
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _recover(artifact: Path) -> None:
+    """Undoes or finishes a build that was killed."""
+    replaced = _sibling(artifact, "replaced")
+    if replaced.exists():
+        if (artifact / MANIFEST).exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(artifact)
+            fsync_directory(artifact.parent)
+    shutil.rmtree(building_folder(artifact), ignore_errors=True)
+
+
+def commit(artifact: Path) -> None:
+    """Renames the finished building folder to the artifact, replacing an old one."""
+    building, replaced = building_folder(artifact), _sibling(artifact, "replaced")
+    for folder, _, _ in os.walk(building):
+        fsync_directory(Path(folder))
+    if artifact.exists():
+        artifact.rename(replaced)
+    building.rename(artifact)
+    fsync_directory(artifact.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    """Refuses early to write more than fits.
+
+    Raises:
+        SourceError: if the file system has less than needed bytes free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise SourceError(
+            f"the disk of {folder} is too full",
+            expected=f"{needed / 1e9:.2f} GB free",
+            found=f"{free / 1e9:.2f} GB",
+            remedy="free some space or choose another folder",
+        )

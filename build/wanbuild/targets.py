@@ -1,0 +1,60 @@
+"""Targets: the kinds of machine that programs are compiled for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wanbuild.programs import Kernels
+from wanrun.environment import device_environment, host_environment
+from wanrun.errors import UsageError
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """One target that can be compiled here.
+
+    Args:
+        name: its name and folder in the artifact; ``local`` on a CPU host is ``cpu``.
+        platform: JAX's platform name.
+        kernels: the implementations its programs use.
+        device: the device that programs are lowered for.
+        memory_bytes: the device's memory.
+        environment: every fact the executables depend on.
+    """
+
+    name: str
+    platform: str
+    kernels: Kernels
+    device: jax.Device
+    memory_bytes: int
+    environment: dict[str, Any]
+
+
+def resolve_target(name: str) -> TargetSpec:
+    """The target of this name, with its device.
+
+    Args:
+        name: 'local' for what this machine has, or 'cpu'.
+
+    Raises:
+        UsageError: for a target that is not known.
+    """
+    import jax
+
+    if name not in ("local", "cpu"):
+        raise UsageError(f"target {name} is not known", expected="local or cpu", found=name)
+    devices = jax.devices() if name == "local" else jax.devices("cpu")
+    platform = devices[0].platform
+    if platform != "cpu":
+        raise UsageError(
+            f"this machine's accelerator ({devices[0].device_kind}) is not a target yet",
+            remedy="use --target cpu",
+        )
+    environment = {**host_environment(platform), **device_environment(devices)}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return TargetSpec("cpu", platform, Kernels("cpu", "winograd"), devices[0], memory, environment)

@@ -1,0 +1,176 @@
+"""Names and shapes of a checkpoint's tensors, from the components' config.json alone.
+
+They are those of the reference classes' state dicts (WanTransformer3DModel, AutoencoderKLWan of diffusers,
+UMT5EncoderModel of transformers); a test holds them to it, for small and published configs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
+
+
+def _linear(name: str, in_dim: int, out_dim: int) -> Shapes:
+    return {f"{name}.weight": (out_dim, in_dim), f"{name}.bias": (out_dim,)}
+
+
+def _conv(name: str, in_dim: int, out_dim: int, *kernel: int) -> Shapes:
+    return {f"{name}.weight": (out_dim, in_dim, *kernel), f"{name}.bias": (out_dim,)}
+
+
+def _refuse(config: Mapping[str, Any], **unset: Any) -> None:
+    for name, value in unset.items():
+        if config.get(name, value) != value:
+            raise ValueError(f"{name} = {config[name]!r}: only {value!r} has known shapes")
+
+
+def transformer_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Tensors of a WanTransformer3DModel for text to video.
+
+    Args:
+        config: its config.json.
+
+    Raises:
+        ValueError: if it is conditioned on images, or has no cross-attention norm.
+    """
+    _refuse(config, image_dim=None, added_kv_proj_dim=None, pos_embed_seq_len=None, cross_attn_norm=True)
+    dim, ffn = config["num_attention_heads"] * config["attention_head_dim"], config["ffn_dim"]
+    patch = tuple(config["patch_size"])
+    shapes: Shapes = {"scale_shift_table": (1, 2, dim)}
+    shapes |= _conv("patch_embedding", config["in_channels"], dim, *patch)
+    shapes |= _linear("proj_out", dim, config["out_channels"] * math.prod(patch))
+    embedder = "condition_embedder"
+    shapes |= _linear(f"{embedder}.time_embedder.linear_1", config["freq_dim"], dim)
+    shapes |= _linear(f"{embedder}.time_embedder.linear_2", dim, dim)
+    shapes |= _linear(f"{embedder}.time_proj", dim, 6 * dim)
+    shapes |= _linear(f"{embedder}.text_embedder.linear_1", config["text_dim"], dim)
+    shapes |= _linear(f"{embedder}.text_embedder.linear_2", dim, dim)
+    for layer in range(config["num_layers"]):
+        block = f"blocks.{layer}"
+        shapes[f"{block}.scale_shift_table"] = (1, 6, dim)
+        for attention in ("attn1", "attn2"):
+            for projection in ("to_q", "to_k", "to_v", "to_out.0"):
+                shapes |= _linear(f"{block}.{attention}.{projection}", dim, dim)
+            for norm in ("norm_q", "norm_k"):
+                shapes[f"{block}.{attention}.{norm}.weight"] = (dim,)
+        shapes |= {f"{block}.norm2.weight": (dim,), f"{block}.norm2.bias": (dim,)}
+        shapes |= _linear(f"{block}.ffn.net.0.proj", dim, ffn)
+        shapes |= _linear(f"{block}.ffn.net.2", ffn, dim)
+    return dict(sorted(shapes.items()))
+
+
+def _residual(name: str, in_dim: int, out_dim: int) -> Shapes:
+    shapes: Shapes = {f"{name}.norm1.gamma": (in_dim, 1, 1, 1), f"{name}.norm2.gamma": (out_dim, 1, 1, 1)}
+    shapes |= _conv(f"{name}.conv1", in_dim, out_dim, 3, 3, 3)
+    shapes |= _conv(f"{name}.conv2", out_dim, out_dim, 3, 3, 3)
+    if in_dim != out_dim:
+        shapes |= _conv(f"{name}.conv_shortcut", in_dim, out_dim, 1, 1, 1)
+    return shapes
+
+
+def _mid_block(name: str, dim: int) -> Shapes:
+    attention = f"{name}.attentions.0"
+    shapes = _residual(f"{name}.resnets.0", dim, dim) | _residual(f"{name}.resnets.1", dim, dim)
+    shapes[f"{attention}.norm.gamma"] = (dim, 1, 1)
+    shapes |= _conv(f"{attention}.to_qkv", dim, 3 * dim, 1, 1)
+    shapes |= _conv(f"{attention}.proj", dim, dim, 1, 1)
+    return shapes
+
+
+def _stages(channels: list[int]) -> Iterator[tuple[int, int, int, bool]]:
+    """Yields (stage, channels in, channels out, whether it is the last)."""
+    for stage, (in_dim, out_dim) in enumerate(itertools.pairwise(channels)):
+        yield stage, in_dim, out_dim, stage == len(channels) - 2
+
+
+def _encoder(config: Mapping[str, Any]) -> Shapes:
+    base, mult = config["base_dim"], config["dim_mult"]
+    channels = [base * factor for factor in [1, *mult]]
+    shapes = _conv("encoder.conv_in", 3, base, 3, 3, 3)
+    index = 0  # residual and resampling blocks share one list
+    for stage, in_dim, out_dim, last in _stages(channels):
+        for _ in range(config["num_res_blocks"]):
+            shapes |= _residual(f"encoder.down_blocks.{index}", in_dim, out_dim)
+            in_dim, index = out_dim, index + 1
+        if not last:
+            block = f"encoder.down_blocks.{index}"
+            shapes |= _conv(f"{block}.resample.1", out_dim, out_dim, 3, 3)
+            if config["temperal_downsample"][stage]:
+                shapes |= _conv(f"{block}.time_conv", out_dim, out_dim, 3, 1, 1)
+            index += 1
+    shapes |= _mid_block("encoder.mid_block", channels[-1])
+    shapes["encoder.norm_out.gamma"] = (channels[-1], 1, 1, 1)
+    return shapes | _conv("encoder.conv_out", channels[-1], 2 * config["z_dim"], 3, 3, 3)
+
+
+def _decoder(config: Mapping[str, Any]) -> Shapes:
+    base = config.get("decoder_base_dim") or config["base_dim"]
+    mult = config["dim_mult"][::-1]
+    channels = [base * factor for factor in [mult[0], *mult]]
+    temporal = config["temperal_downsample"][::-1]
+    shapes = _conv("decoder.conv_in", config["z_dim"], channels[0], 3, 3, 3)
+    shapes |= _mid_block("decoder.mid_block", channels[0])
+    for stage, in_dim, out_dim, last in _stages(channels):
+        block = f"decoder.up_blocks.{stage}"
+        # The upsampler of the stage before halves the channels.
+        current = in_dim // 2 if stage > 0 else in_dim
+        for resnet in range(config["num_res_blocks"] + 1):
+            shapes |= _residual(f"{block}.resnets.{resnet}", current, out_dim)
+            current = out_dim
+        if not last:
+            shapes |= _conv(f"{block}.upsamplers.0.resample.1", out_dim, out_dim // 2, 3, 3)
+            if temporal[stage]:
+                shapes |= _conv(f"{block}.upsamplers.0.time_conv", out_dim, 2 * out_dim, 3, 1, 1)
+    shapes["decoder.norm_out.gamma"] = (channels[-1], 1, 1, 1)
+    return shapes | _conv("decoder.conv_out", channels[-1], 3, 3, 3, 3)
+
+
+def vae_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Tensors of an AutoencoderKLWan of the 2.1 kind.
+
+    Args:
+        config: its config.json.
+
+    Raises:
+        ValueError: if it is of another kind (residual, patched, with attention between stages).
+    """
+    _refuse(config, is_residual=False, patch_size=None, attn_scales=[], in_channels=3, out_channels=3)
+    z = config["z_dim"]
+    shapes = _encoder(config) | _decoder(config)
+    shapes |= _conv("quant_conv", 2 * z, 2 * z, 1, 1, 1)
+    shapes |= _conv("post_quant_conv", z, z, 1, 1, 1)
+    return dict(sorted(shapes.items()))
+
+
+def text_encoder_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Tensors of a UMT5EncoderModel as it is saved: ``shared.weight`` stands for the tied embedding.
+
+    Args:
+        config: its config.json.
+
+    Raises:
+        ValueError: if the feed-forward part is not gated.
+    """
+    _refuse(config, feed_forward_proj="gated-gelu")
+    dim, ffn, heads = config["d_model"], config["d_ff"], config["num_heads"]
+    inner = heads * config["d_kv"]
+    shapes: Shapes = {"shared.weight": (config["vocab_size"], dim), "encoder.final_layer_norm.weight": (dim,)}
+    for layer in range(config["num_layers"]):
+        attention, feed_forward = (f"encoder.block.{layer}.layer.{part}" for part in (0, 1))
+        shapes[f"{attention}.layer_norm.weight"] = shapes[f"{feed_forward}.layer_norm.weight"] = (dim,)
+        for projection in "qkv":
+            shapes[f"{attention}.SelfAttention.{projection}.weight"] = (inner, dim)
+        shapes[f"{attention}.SelfAttention.o.weight"] = (dim, inner)
+        shapes[f"{attention}.SelfAttention.relative_attention_bias.weight"] = (
+            config["relative_attention_num_buckets"],
+            heads,
+        )
+        for gate in ("wi_0", "wi_1"):
+            shapes[f"{feed_forward}.DenseReluDense.{gate}.weight"] = (ffn, dim)
+        shapes[f"{feed_forward}.DenseReluDense.wo.weight"] = (dim, ffn)
+    return dict(sorted(shapes.items()))

@@ -1,0 +1,235 @@
+"""Checks an artifact: every byte it holds, and that it still computes what was recorded.
+
+``record`` runs every profile that can run here for two steps from a fixed seed and keeps digests and a
+sample of the result in golden/. ``replay`` runs them again: on the machine kind that recorded them the
+digests must be equal, elsewhere the sample must agree within the recorded tolerance.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wanbuild.staging import build_lock
+from wanrun.errors import ArtifactError, VerificationError
+from wanrun.executables import check_entry, read_program
+from wanrun.files import file_sha256, sha256_of, write_durable
+from wanrun.manifest import Manifest, Profile, read_manifest
+from wanrun.pipeline import Pipeline, load
+from wanrun.restore import Restore, default_threads
+from wanrun.select import select_target
+
+PROMPT = "A red fox runs through fresh snow at dawn."
+NEGATIVE_PROMPT = "blurry"
+SEED = 20_240_817
+STEPS = 2
+SAMPLES = 256
+
+TOLERANCES: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 5e-2}
+"""Relative error allowed on another machine kind, by compute dtype.
+
+float32 sums in another order differ by 1e-6 to 1e-5 on latents; bfloat16 by about 1e-2. Both bounds leave
+a factor of five to ten, and a wrong weight or program is off by more than 1e-1.
+"""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What one profile computed.
+
+    Args:
+        latents_sha256: digest of the final latents' bytes.
+        frames_sha256: digest of the frames' bytes.
+        samples: evenly spaced values of the final latents.
+        machine: device, CPU features and package versions of the machine that computed it.
+        tolerance: relative error allowed on another machine kind.
+    """
+
+    latents_sha256: str
+    frames_sha256: str
+    samples: tuple[float, ...]
+    machine: Mapping[str, Any]
+    tolerance: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt": PROMPT,
+            "negative_prompt": NEGATIVE_PROMPT,
+            "seed": SEED,
+            "steps": STEPS,
+            "latents_sha256": self.latents_sha256,
+            "frames_sha256": self.frames_sha256,
+            "samples": list(self.samples),
+            "machine": dict(self.machine),
+            "tolerance": self.tolerance,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Golden:
+        fields = ("latents_sha256", "frames_sha256", "samples", "machine", "tolerance")
+        return cls(*(tuple(data[name]) if name == "samples" else data[name] for name in fields))
+
+
+def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Reads every file that the manifest lists and checks its digest.
+
+    Raises:
+        ArtifactError: naming the first that is missing or damaged.
+    """
+    with ThreadPoolExecutor(default_threads()) as pool:
+        for name, component in manifest.components.items():
+            started = time.perf_counter()
+            Restore(artifact, name, component, pool, verify="sha256").result()
+            rate = component.nbytes / 1e9 / (time.perf_counter() - started)
+            report(f"{name:<14} {len(component.parameters):>4} parameters, {rate:.2f} GB/s, intact")
+    for profile in manifest.profiles.values():
+        for programs in profile.programs.values():
+            for name, program in programs.items():
+                read_program(artifact, name, program)
+        report(f"{profile.name}: programs intact")
+    for target_name, target in manifest.targets.items():
+        for entries in target.executables.values():
+            for name, entry in entries.items():
+                check_entry(artifact, target, name, entry)
+        report(f"target {target_name}: executables intact")
+    for record in [manifest.tokenizer, *manifest.golden.values()]:
+        path = artifact / record["file"]
+        found = file_sha256(path) if path.is_file() else "no file"
+        if found != record["sha256"]:
+            raise ArtifactError(
+                f"{path} is damaged",
+                expected=f"sha256 {record['sha256']}",
+                found=found,
+                remedy="copy the artifact again or rebuild it",
+            )
+
+
+def _open(artifact: Path, profile: Profile) -> Pipeline:
+    return load(
+        artifact,
+        size=(profile.width, profile.height),
+        num_frames=profile.num_frames,
+        num_videos=profile.num_videos,
+        guidance=profile.guidance,
+    )
+
+
+def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
+    """Runs one profile from the fixed seed."""
+    environment = select_target(manifest, profile).target.environment
+    with _open(artifact, profile) as pipeline:
+        result = pipeline.generate(PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=STEPS)
+    flat = result.latents.reshape(-1)
+    samples = flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
+    return Golden(
+        sha256_of(result.latents.tobytes()),
+        sha256_of(result.frames.tobytes()),
+        tuple(float(value) for value in samples),
+        environment,
+        TOLERANCES[profile.options["dtype"]],
+    )
+
+
+def _runnable(manifest: Manifest, report: Report) -> list[Profile]:
+    """Profiles that have executables for this machine, in the order of building."""
+    profiles = []
+    for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
+        try:
+            select_target(manifest, profile)
+        except ArtifactError as error:
+            report(f"{profile.name}: not run, {error}")
+        else:
+            profiles.append(profile)
+    return profiles
+
+
+def record(artifact: Path, report: Report) -> None:
+    """Checks every file, runs what can run here, and commits the results to golden/.
+
+    Raises:
+        ArtifactError: if the artifact is damaged, or no profile can run here.
+    """
+    with build_lock(artifact):
+        manifest = read_manifest(artifact)
+        check_files(artifact, manifest, report)
+        golden = dict(manifest.golden)
+        profiles = _runnable(manifest, report)
+        if not profiles:
+            raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
+        for profile in profiles:
+            text = json.dumps(_run(artifact, manifest, profile).as_json(), sort_keys=True, indent=1)
+            digest = sha256_of(text.encode())
+            file = f"golden/{profile.name}-{digest[:12]}.json"
+            (artifact / "golden").mkdir(exist_ok=True)
+            write_durable(artifact / file, text.encode())
+            golden[profile.name] = {"file": file, "sha256": digest}
+            report(f"{profile.name}: recorded")
+        manifest.changed(golden=golden).write(artifact)
+        listed = {record["file"] for record in golden.values()}
+        for path in (artifact / "golden").iterdir():
+            if path.relative_to(artifact).as_posix() not in listed:
+                path.unlink()
+
+
+def compare(expected: Golden, found: Golden) -> str:
+    """Says how a replay agrees with the record.
+
+    Raises:
+        VerificationError: if it does not.
+    """
+    if expected.machine == found.machine:
+        for what in ("latents_sha256", "frames_sha256"):
+            if getattr(expected, what) != getattr(found, what):
+                raise VerificationError(
+                    f"{what} differs from golden/ on the same kind of machine",
+                    expected=getattr(expected, what),
+                    found=getattr(found, what),
+                    remedy="the artifact does not compute what it did; rebuild it or record again",
+                )
+        return "digests equal"
+    reference, values = np.asarray(expected.samples), np.asarray(found.samples)
+    if reference.shape != values.shape:
+        raise VerificationError("golden/ has another number of samples", expected=reference.size, found=values.size)
+    error = float(np.linalg.norm(values - reference) / np.linalg.norm(reference))
+    if not error <= expected.tolerance:
+        raise VerificationError(
+            "the latents differ from golden/ by more than another kind of machine explains",
+            expected=f"at most {expected.tolerance:g} relative",
+            found=f"{error:.2e}",
+            remedy="compare with the reference: wanbuild verify --source",
+        )
+    return f"recorded on another kind of machine, relative difference {error:.1e}"
+
+
+def replay(artifact: Path, report: Report) -> dict[str, str]:
+    """Checks every file and runs every recorded profile again.
+
+    Returns:
+        By profile, how it agrees.
+
+    Raises:
+        ArtifactError: if the artifact is damaged.
+        VerificationError: if a profile computes something else.
+    """
+    manifest = read_manifest(artifact)
+    check_files(artifact, manifest, report)
+    outcomes: dict[str, str] = {}
+    for profile in _runnable(manifest, report):
+        if profile.name not in manifest.golden:
+            report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
+            continue
+        text = (artifact / manifest.golden[profile.name]["file"]).read_text()
+        outcomes[profile.name] = compare(
+            Golden.from_json(json.loads(text)), _run(artifact, manifest, profile)
+        )
+        report(f"{profile.name}: {outcomes[profile.name]}")
+    return outcomes

@@ -1,0 +1,223 @@
+"""What both command lines share: errors as one line and an exit code, progress, and the size option.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | verification failed, or an internal error |
+| 2 | usage, an output that cannot be written, an input image that cannot be used |
+| 3 | the artifact is not usable here |
+| 4 | the source is not usable, or the disk is full |
+| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM) |
+| 141 | the reader of the output has gone, as in ``wanrun --list | head -1`` |
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, TextIO
+
+import click
+
+from wanrun.errors import UsageError, WanError
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. It unwinds like Ctrl-C, so that temporary files are removed."""
+
+
+def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
+    """Runs a command and reports any failure as one line on stderr.
+
+    Args:
+        command: the click command or group.
+        argv: its arguments, by default the process's. With ``--debug`` among them a traceback is printed too.
+
+    Returns:
+        The exit code of the table above, for ``sys.exit``.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with _sigterm_raises():
+            code = _invoke(command, list(arguments))  # click empties the list it parses
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError as error:
+        if error.filename is None:
+            _silence_stdout()
+            return 141
+        return _report(error, command, arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, command, arguments)
+
+
+def _invoke(command: click.Command, arguments: list[str]) -> int:
+    """Parses and runs. Not ``command.main``, which takes an EOFError from a damaged file for Ctrl-C."""
+    try:
+        with command.make_context(command.name or "wanrun", arguments) as context:
+            result = command.invoke(context)
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    return result if type(result) is int else 0
+
+
+def _report(error: BaseException, command: click.Command, arguments: list[str]) -> int:
+    """Prints the error and returns its exit code."""
+    if "--debug" in arguments:
+        traceback.print_exception(error, file=sys.stderr)
+    message, code = _describe(error, command)
+    click.echo(message, err=True)
+    return code
+
+
+def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
+    if isinstance(error, Terminated):
+        return "terminated", 143
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted", 130
+    if isinstance(error, WanError):
+        return f"error: {_one_line(str(error))}", error.exit_code
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
+    if isinstance(error, click.ClickException):
+        name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name
+        return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" at {error.filename}" if error.filename else ""
+        return f"error: the disk is full{where}; free some space and run it again", 4
+    text = _one_line(str(error).strip().partition("\n")[0])
+    detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turns SIGTERM into ``Terminated``, where nobody else handles it and signals can be handled at all."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _silence_stdout() -> None:
+    """Lets the interpreter flush stdout at exit without complaining that its reader has gone."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, sys.stdout.fileno())
+    finally:
+        os.close(devnull)
+
+
+class Progress:
+    """Progress of a loop: a bar on a terminal, otherwise a line on stderr at most every 10 s.
+
+    What ends within 10 s off a terminal prints nothing.
+
+    Args:
+        total: how many units there are.
+        label: what is being done.
+        unit: the name of one unit, in the singular.
+        stream: where to, by default stderr.
+        interval_seconds: the least time between two lines.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        label: str,
+        unit: str = "step",
+        *,
+        stream: TextIO | None = None,
+        interval_seconds: float = 10.0,
+    ) -> None:
+        self._total, self._label, self._unit = total, label, unit
+        self._stream = sys.stderr if stream is None else stream
+        self._interval = interval_seconds
+        self._lock = threading.Lock()
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        self._done = 0
+        self._started = self._reported = time.monotonic()
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=self._total, desc=self._label, unit=self._unit, file=self._stream, dynamic_ncols=True
+            )
+        return self
+
+    def advance(self, n: int = 1) -> None:
+        """Counts n more units as done; may be called from any thread."""
+        with self._lock:
+            self._done += n
+            if self._bar is not None:
+                self._bar.update(n)
+                return
+            now = time.monotonic()
+            if now - self._reported >= self._interval:
+                self._reported = now
+                seconds = now - self._started
+                line = f"{self._label}: {self._done}/{self._total} {self._unit}s, {seconds:.0f} s"
+                print(line, file=self._stream, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Reads ``832x480`` or ``832*480`` as (width, height) in pixels.
+
+    Raises:
+        UsageError: if text is neither.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
+    if match is None:
+        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=repr(text))
+    return int(match[1]), int(match[2])
+
+
+class SizeType(click.ParamType):
+    """A click type for WIDTHxHEIGHT; gives (width, height)."""
+
+    name = "WxH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = SizeType()

@@ -1,0 +1,189 @@
+"""The facts that executables depend on: recorded by the build, checked by the runtime before any weight.
+
+Also the one place that sets JAX's flags: the compilation cache's key depends on them, so build and
+runtime have to agree.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wanrun.errors import Mismatch
+
+if TYPE_CHECKING:
+    import jax
+
+KEY_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""Environment variables that are a part of the compilation cache's key."""
+
+JAX_FLAGS: Mapping[str, Any] = {
+    "jax_enable_compilation_cache": True,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    # Anything else puts a path into the key, and a moved artifact would miss.
+    "jax_persistent_cache_enable_xla_caches": "none",
+    "jax_compilation_cache_max_size": -1,
+    "jax_compilation_cache_include_metadata_in_key": False,
+    "jax_raise_persistent_cache_errors": False,
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_debug_nans": False,
+    "jax_disable_jit": False,
+}
+"""Set on both sides, whatever the user's environment says."""
+
+CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
+CPU_FEATURE_NAMES = frozenset({"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"})
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Instruction-set features of this CPU, from /proc/cpuinfo; empty where there is none.
+
+    Entries of the CPU backend embed the build host's features while the device kind just says "cpu":
+    an executable that uses one the CPU lacks would die of an illegal instruction.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            features = value.split()
+            return tuple(
+                sorted(
+                    feature
+                    for feature in set(features)
+                    if feature.startswith(CPU_FEATURE_PREFIXES)
+                    or feature in CPU_FEATURE_NAMES
+                    or name.strip() == "Features"
+                )
+            )
+    return ()
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide the cache's key."""
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    for name in ("libtpu", "jax-cuda13-pjrt", "jax-cuda12-pjrt"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def host_environment(platform_name: str) -> dict[str, Any]:
+    """Facts that are known without importing jax."""
+    facts: dict[str, Any] = {
+        "platform": platform_name,
+        "machine": platform.machine(),
+        "packages": package_versions(),
+        "variables": {name: os.environ.get(name, "") for name in KEY_VARIABLES},
+        "zstandard": _has_package("zstandard"),
+    }
+    if platform_name == "cpu":
+        facts["cpu_features"] = list(cpu_features())
+    return facts
+
+
+def _has_package(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def device_environment(devices: list[jax.Device]) -> dict[str, Any]:
+    """Facts about the devices of a backend."""
+    first = devices[0]
+    return {
+        "device_kind": first.device_kind,
+        "device_count": len(devices),
+        "platform_version": first.client.platform_version,
+    }
+
+
+def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
+    """Compares what a target was built with and this host, without importing jax."""
+    found = host_environment(built["platform"])
+    mismatches: list[Mismatch] = []
+    if built["machine"] != found["machine"]:
+        mismatches.append(
+            Mismatch("machine", built["machine"], found["machine"], "compile a target on this kind of machine")
+        )
+    for name in sorted(built["packages"].keys() | found["packages"].keys()):
+        expected, actual = built["packages"].get(name), found["packages"].get(name)
+        if expected != actual:
+            install = f"pip install {name}=={expected}" if expected else f"pip uninstall {name}"
+            mismatches.append(Mismatch(f"package {name}", expected, actual, f"{install}, or run wanbuild compile"))
+    for name, expected in built["variables"].items():
+        actual = found["variables"].get(name, "")
+        if actual != expected:
+            mismatches.append(
+                Mismatch(f"variable {name}", repr(expected), repr(actual), "set it as it was at build time")
+            )
+    if built["zstandard"] != found["zstandard"]:
+        mismatches.append(
+            Mismatch("package zstandard", built["zstandard"], found["zstandard"], "it is a part of the cache key")
+        )
+    missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
+    if missing:
+        mismatches.append(
+            Mismatch("CPU features", " ".join(missing), "a CPU without them", "run wanbuild compile on this CPU")
+        )
+    return mismatches
+
+
+def device_mismatches(built: Mapping[str, Any], devices: list[jax.Device]) -> list[Mismatch]:
+    """Compares what a target was built for and the devices that are there."""
+    found = device_environment(devices)
+    remedies = {
+        "device_kind": "run on that device, or wanbuild compile --target local here",
+        "device_count": "make as many devices visible as the target was built for",
+        "platform_version": "install the jaxlib and driver that the target was built with",
+    }
+    return [
+        Mismatch(name.replace("_", " "), built[name], found[name], remedy)
+        for name, remedy in remedies.items()
+        if built[name] != found[name]
+    ]
+
+
+def configure_jax(platform_name: str, cache: Path) -> None:
+    """Sets every JAX flag that the cache's key depends on, and the cache's folder.
+
+    Args:
+        platform_name: 'cpu', 'cuda' or 'tpu'; other platforms are not initialised.
+        cache: the folder of compilation cache entries.
+    """
+    import jax
+
+    for name, value in JAX_FLAGS.items():
+        jax.config.update(name, value)
+    if os.environ.get("JAX_PLATFORMS") in (None, "", platform_name):
+        jax.config.update("jax_platforms", platform_name)
+    use_cache(cache)
+
+
+def use_cache(cache: Path) -> None:
+    """Points JAX's compilation cache at another folder."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    # Once initialised, the cache keeps its folder until it is reset.
+    compilation_cache.reset_cache()
+
+
+def xla_arguments() -> list[str]:
+    """Arguments of this process that XLA would read as flags; they are a part of the key."""
+    return [argument for argument in sys.argv[1:] if argument.startswith("--xla")]

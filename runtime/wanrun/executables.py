@@ -1,0 +1,268 @@
+"""Loads programs as executables from the artifact's compilation cache, and observes that they were hits.
+
+A program is ``jax.export.deserialize`` -> a named function around ``.call`` -> ``jit(...).lower(abstract
+arguments).compile()``. The build does exactly this once with an empty cache; here it finds the entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wanrun.environment import use_cache
+from wanrun.errors import ArtifactError
+from wanrun.files import file_sha256, sha256_of
+from wanrun.manifest import Executable, Profile, Program, Target
+
+if TYPE_CHECKING:
+    import jax
+    import jax.stages
+
+HIT_EVENT = "/jax/compilation_cache/cache_hits"
+MISS_EVENT = "/jax/compilation_cache/cache_misses"
+REQUEST_EVENT = "/jax/compilation_cache/compile_requests_use_cache"
+
+
+class CacheEvents:
+    """Counts what JAX's compilation cache reports while ``observe`` is active."""
+
+    def __init__(self) -> None:
+        self.requests = self.hits = self.misses = 0
+
+    def _record(self, event: str, **_: Any) -> None:
+        if event == HIT_EVENT:
+            self.hits += 1
+        elif event == MISS_EVENT:
+            self.misses += 1
+        elif event == REQUEST_EVENT:
+            self.requests += 1
+
+    @contextlib.contextmanager
+    def observe(self) -> Iterator[None]:
+        from jax import monitoring
+
+        monitoring.register_event_listener(self._record)
+        try:
+            yield
+        finally:
+            monitoring.unregister_event_listener(self._record)
+
+
+class _CacheMiss(Exception):
+    """Raised from JAX's own log line, before it starts to compile."""
+
+
+class _RefuseMiss(logging.Filter):
+    """JAX says a miss only in a log line, before a compilation that may take minutes: stop it there.
+
+    Should the line change, the counters still tell after the compilation.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "CACHE MISS" in str(record.msg):
+            raise _CacheMiss
+        return record.levelno >= logging.WARNING
+
+
+@contextlib.contextmanager
+def _refuse_misses() -> Iterator[None]:
+    logger, refuse = logging.getLogger("jax._src.compiler"), _RefuseMiss()
+    level = logger.level
+    logger.addFilter(refuse)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeFilter(refuse)
+
+
+def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> jax.stages.Lowered:
+    """Lowers an exported program for one device: the same on the build host and at run time.
+
+    Args:
+        data: the serialized program.
+        name: what its cache entry is called.
+        donate: indices of donated arguments; through an exported call nothing is donated by itself.
+        device: where it will run. The sharding is on the abstract arguments because a program lowered
+            without it and called with committed arrays misses the cache.
+    """
+    import jax
+    from jax import export
+
+    exported = export.deserialize(bytearray(data))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals]
+    args, kwargs = jax.tree.unflatten(exported.in_tree, avals)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return exported.call(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
+
+
+def check_entries(artifact: Path, target: Target, profile: str) -> None:
+    """Checks that every cache entry of a profile is there with its size.
+
+    Raises:
+        ArtifactError: naming the first that is missing or has another size.
+    """
+    for name, entry in sorted(target.executables.get(profile, {}).items()):
+        path = artifact / target.folder / entry.file
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise ArtifactError(
+                f"the executable of {name} for profile {profile} is missing: {path}",
+                remedy="copy the artifact again, or run wanbuild compile",
+            ) from None
+        if size != entry.nbytes:
+            raise ArtifactError(
+                f"the executable of {name} for profile {profile} is damaged: {path}",
+                expected=f"{entry.nbytes} bytes",
+                found=f"{size} bytes",
+                remedy="copy the artifact again, or run wanbuild compile",
+            )
+
+
+def check_entry(artifact: Path, target: Target, name: str, entry: Executable) -> None:
+    """Checks an entry's digest before it is loaded: it is code.
+
+    Raises:
+        ArtifactError: if it is missing or differs.
+    """
+    path = artifact / target.folder / entry.file
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        found = f"{error.strerror}"
+    if found != entry.sha256:
+        raise ArtifactError(
+            f"the executable of {name} is damaged: {path}",
+            expected=f"sha256 {entry.sha256}",
+            found=found,
+            remedy="copy the artifact again, or run wanbuild compile",
+        )
+
+
+def read_program(artifact: Path, name: str, program: Program) -> bytes:
+    """Reads a serialized program and checks its digest.
+
+    Raises:
+        ArtifactError: if it is missing or differs.
+    """
+    path = artifact / program.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"program {name} cannot be read: {path}: {error.strerror}", remedy="copy the artifact again"
+        ) from None
+    found = sha256_of(data)
+    if found != program.sha256:
+        raise ArtifactError(
+            f"program {name} is damaged: {path}",
+            expected=f"sha256 {program.sha256}",
+            found=found,
+            remedy="copy the artifact again, or run wanbuild compile",
+        )
+    return data
+
+
+class Executables:
+    """The loaded executables of one profile.
+
+    Args:
+        artifact: the artifact's folder.
+        target: the chosen target.
+        profile: the chosen profile.
+        device: where they run.
+        overlay: a cache to compile into where the artifact has no fitting entry; None is strict.
+        warn: told when something had to be compiled.
+    """
+
+    def __init__(
+        self,
+        artifact: Path,
+        target: Target,
+        profile: Profile,
+        device: jax.Device,
+        overlay: Path | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._artifact, self._target = artifact, target
+        self._profile, self._device, self._overlay, self._warn = profile, device, overlay, warn
+        self.hits = 0
+        self.misses = 0
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """Loads one program; the result takes the program's inputs by name.
+
+        Raises:
+            ArtifactError: if the entry is missing, damaged, or the cache does not find it.
+        """
+        program = self._profile.programs[self._target.environment["platform"]][name]
+        data = read_program(self._artifact, name, program)
+        compiled = self._load_entry(name, data, program)
+        if compiled is None:
+            compiled = self._compile_to_overlay(name, data, program)
+        inputs = program.inputs
+
+        def call(**arguments: Any) -> Any:
+            return compiled(*(arguments[argument] for argument in inputs))
+
+        return call
+
+    def _load_entry(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled | None:
+        """The executable from the artifact's cache; None if there is none and an overlay may be used."""
+        try:
+            entry = self._target.executables.get(self._profile.name, {}).get(name)
+            if entry is None:
+                raise ArtifactError(
+                    f"profile {self._profile.name} has no executable of {name} for this target",
+                    remedy="run wanbuild compile, or pass --allow-compile",
+                )
+            check_entry(self._artifact, self._target, name, entry)
+            return self._from_cache(name, data, program)
+        except ArtifactError:
+            if self._overlay is None:
+                raise
+            return None
+
+    def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
+        lowered = lower(data, name, program.donate, self._device)
+        events = CacheEvents()
+        with contextlib.suppress(_CacheMiss), events.observe(), _refuse_misses():
+            compiled = lowered.compile()
+            if events.hits == 1 and events.misses == 0:
+                self.hits += 1
+                return compiled
+        self.misses += 1
+        raise ArtifactError(
+            f"the compilation cache has no entry for {name} under this process's key, though every recorded "
+            "fact of the target agrees",
+            expected="a hit",
+            found="a miss",
+            remedy="unset JAX_* variables and --xla arguments, run wanbuild compile here, or pass --allow-compile",
+        )
+
+    def _compile_to_overlay(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
+        assert self._overlay is not None
+        self._overlay.mkdir(parents=True, exist_ok=True)
+        use_cache(self._overlay)
+        try:
+            events = CacheEvents()
+            with events.observe():
+                compiled = lower(data, name, program.donate, self._device).compile()
+        finally:
+            use_cache(self._artifact / self._target.folder)
+        if events.hits:
+            self.hits += 1
+        else:
+            self.misses += 1
+            self._warn(f"compiled {name}: the artifact has no usable executable; kept in {self._overlay}")
+        return compiled

@@ -1,0 +1,77 @@
+"""Writing files so that a reader finds the old content or the new, never a part of either."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from wanrun.errors import ArtifactError
+
+
+def fsync_directory(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durable(path: Path, data: bytes) -> None:
+    """Writes a new file and fsyncs it; the folder's entry is the caller's to fsync."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes data to path atomically and durably, through a temporary file beside it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_durable(temporary, data)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling for equal values: sorted keys, no white space, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain_relative(name: Any, where: str) -> str:
+    """Returns name if it is a plain relative path: no root, drive, '..', empty part or odd character.
+
+    Raises:
+        ArtifactError: otherwise; a manifest must not reach outside its artifact.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    plain = bool(parts) and "/".join(parts) == name and all(
+        part not in (".", "..") and part.isprintable() and "\\" not in part and ":" not in part
+        for part in parts
+    )
+    if not plain or name.startswith("/"):
+        raise ArtifactError(
+            f"{where} names a path outside the artifact",
+            expected="a plain relative path",
+            found=repr(name),
+            remedy="do not use this artifact",
+        )
+    return str(name)

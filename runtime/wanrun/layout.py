@@ -1,0 +1,153 @@
+"""How an array lies in chunk files: what the converter writes and the runtime reads.
+
+A component is an Orbax checkpoint whose arrays are zarr3 with the codecs ``bytes`` and ``crc32c``. A
+chunk file is the little-endian bytes of consecutive rows of axis 0, followed by their crc32c (4 bytes,
+little-endian). So a file can be read straight into its place in the final buffer, and plain Orbax or
+TensorStore reads the same files and notices damage. They do not notice two files that changed places;
+the manifest's checksum of every row does.
+
+A row is one index of the layer axis of a stacked parameter; a parameter that is not stacked is one
+row, or, when large, several equal slices of axis 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+CRC_BYTES = 4
+ALIGNMENT = 64
+"""The CPU backend aliases a host buffer that is aligned to 64 bytes, and copies any other."""
+
+SMALL_BYTES = 4 * 2**20
+"""A stacked parameter up to this size is one chunk file: a file per layer would be mostly overhead."""
+
+LARGE_BYTES = 64 * 2**20
+"""A parameter that is not stacked is split into rows of at most this size, so that threads share it."""
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """Rows and chunk files of one parameter.
+
+    Args:
+        shape: the array's shape, at least one dimension.
+        dtype: its dtype's name.
+        rows: number of checksummed rows, a divisor of ``shape[0]``.
+        chunks: number of chunk files, a divisor of ``rows``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    rows: int
+    chunks: int
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1 or self.dtype not in ITEM_BYTES:
+            raise ValueError(f"no layout for shape {self.shape} and dtype {self.dtype}")
+        if self.rows < 1 or self.shape[0] % self.rows or self.chunks < 1 or self.rows % self.chunks:
+            raise ValueError(f"{self.rows} rows in {self.chunks} chunks do not divide {self.shape}")
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row; its first axis is 1 for a stacked parameter."""
+        return (self.shape[0] // self.rows, *self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.nbytes // self.rows
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        return (self.shape[0] // self.chunks, *self.shape[1:])
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of array data in one chunk file; the file is CRC_BYTES longer."""
+        return self.nbytes // self.chunks
+
+    @property
+    def rows_per_chunk(self) -> int:
+        return self.rows // self.chunks
+
+    def chunk_file(self, index: int) -> str:
+        """The chunk's file relative to the array's folder, in zarr3's default key encoding."""
+        return "/".join(["c", str(index), *["0"] * (len(self.shape) - 1)])
+
+
+def plan_layout(shape: tuple[int, ...], dtype: str, stacked: bool) -> ArrayLayout:
+    """Chooses rows and chunk files for a parameter.
+
+    Args:
+        shape: its shape, with the layer axis first if stacked.
+        dtype: name of the stored dtype.
+        stacked: whether axis 0 is the layer axis.
+    """
+    nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+    if stacked:
+        return ArrayLayout(shape, dtype, shape[0], 1 if nbytes <= SMALL_BYTES else shape[0])
+    wanted = -(-nbytes // LARGE_BYTES)
+    rows = next((n for n in range(wanted, min(shape[0], 4 * wanted) + 1) if shape[0] % n == 0), 1)
+    return ArrayLayout(shape, dtype, rows, rows)
+
+
+def array_folder(path: str) -> str:
+    """Folder of a parameter in its checkpoint, as Orbax names it: ``a/b/c`` -> ``a.b.c``."""
+    return path.replace("/", ".")
+
+
+def zarr_metadata(layout: ArrayLayout) -> dict[str, Any]:
+    """Content of the array's zarr.json."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(layout.shape),
+        "data_type": layout.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0.0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }
+
+
+def orbax_metadata(layouts: dict[str, ArrayLayout]) -> dict[str, Any]:
+    """Content of the checkpoint's ``_METADATA``: the tree of parameters, by path."""
+
+    def entry(path: str, layout: ArrayLayout) -> tuple[str, dict[str, Any]]:
+        keys = path.split("/")
+        value = {
+            "value_type": "np.ndarray",
+            "skip_deserialize": False,
+            "write_shape": list(layout.chunk_shape),
+        }
+        return str(tuple(keys)), {
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],
+            "value_metadata": value,
+        }
+
+    return {
+        "tree_metadata": dict(entry(path, layouts[path]) for path in sorted(layouts)),
+        "use_ocdbt": False,
+        "use_zarr3": True,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+
+
+CHECKPOINT_METADATA: dict[str, Any] = {
+    "item_handlers": "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler",
+    "metrics": {},
+    "performance_metrics": {},
+    # Orbax writes the clock here; a constant keeps two conversions of one source byte-identical.
+    "init_timestamp_nsecs": 0,
+    "commit_timestamp_nsecs": 0,
+    "custom_metadata": {},
+}
+"""Content of the checkpoint's ``_CHECKPOINT_METADATA``."""

@@ -1,0 +1,126 @@
+"""Initial noise in NumPy: the values of ``torch.randn`` with a seeded CPU generator, without torch.
+
+The generator is MT19937, and normals come from the Box-Muller transform in one of two arrangements
+that ``torch.Tensor.normal_`` chooses between by size. Logarithm, sine and cosine are evaluated here from
+additions, multiplications, divisions and square roots in float64, which IEEE 754 rounds the same way
+on every machine; NumPy's own ``log`` and ``cos`` pick another implementation per instruction set. So a
+seed names the same bits everywhere. Against torch the largest difference is one float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from wanrun.errors import UsageError
+
+_BLOCK = 16  # torch transforms 8 pairs at a time, and draws one by one below this size
+_CHUNK_BLOCKS = 2048  # 128 kB per float64 temporary, so that they stay in the L2 cache
+_TWO_PI_32 = np.float32(2 * np.pi)
+_HALF_PI = np.pi / 2
+
+# Taylor coefficients, highest power first. For |r| <= pi/4 the first term left out is below 2e-15.
+_SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(7, -1, -1))
+_COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
+# log m = 2 s (1 + s²/3 + s⁴/5 + ...), s = (m-1)/(m+1); |s| <= 0.1716, first term left out below 1e-15.
+_ATANH = tuple(1 / (2 * k + 1) for k in range(8, -1, -1))
+
+
+def initial_noise(seed: int, shape: Sequence[int]) -> np.ndarray:
+    """Standard normal noise, the same on every machine.
+
+    Args:
+        seed: 0 to 2**64 - 1. As in torch, only the low 32 bits reach the generator.
+        shape: the shape of the noise, for latents (B, C, T, H, W).
+
+    Returns:
+        float32 array of that shape, within 1e-6 of
+        ``torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))``, which is what
+        diffusers' ``randn_tensor`` draws.
+
+    Raises:
+        UsageError: if the seed is out of range.
+    """
+    if not 0 <= seed < 2**64:
+        raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=seed)
+    size = math.prod(shape)
+    generator = np.random.RandomState(seed % 2**32)
+    flat = _small(generator, size) if size < _BLOCK else _blocks(generator, size)
+    return flat.reshape(tuple(shape))
+
+
+def _draws(generator: np.random.RandomState, count: int) -> np.ndarray:
+    """The next count 32-bit outputs of the generator, which ``bytes`` hands out lowest byte first."""
+    return np.frombuffer(generator.bytes(4 * count), dtype="<u4")
+
+
+def _blocks(generator: np.random.RandomState, size: int) -> np.ndarray:
+    """The arrangement for 16 values and more: single precision uniforms, 8 pairs to a block of 16.
+
+    A rest that does not fill a block is covered by redrawing the last 16 values.
+    """
+    noise = np.empty(size, np.float32)
+    whole = size - size % _BLOCK
+    uniforms = _draws(generator, size)[:whole].reshape(-1, _BLOCK)
+    blocks = noise[:whole].reshape(-1, _BLOCK)
+    for start in range(0, len(blocks), _CHUNK_BLOCKS):
+        _transform_blocks(uniforms[start : start + _CHUNK_BLOCKS], blocks[start : start + _CHUNK_BLOCKS])
+    if whole != size:
+        _transform_blocks(_draws(generator, _BLOCK)[None], noise[-_BLOCK:][None])
+    return noise
+
+
+def _transform_blocks(draws: np.ndarray, out: np.ndarray) -> None:
+    """Fills out (blocks, 16) from draws (blocks, 16): radii from the first 8, angles from the last 8."""
+    uniforms = (draws & np.uint32(2**24 - 1)) * 2.0**-24
+    half = _BLOCK // 2
+    # torch computes in float32; rounding the angle as it does matters most (up to 1e-6 in a value).
+    radius = np.sqrt(-2 * _log(1.0 - uniforms[:, :half]).astype(np.float32))
+    angle = (uniforms[:, half:].astype(np.float32) * _TWO_PI_32).astype(np.float64)
+    sine, cosine = _sin_cos(angle)
+    np.multiply(radius, cosine.astype(np.float32), out=out[:, :half])
+    np.multiply(radius, sine.astype(np.float32), out=out[:, half:])
+
+
+def _small(generator: np.random.RandomState, size: int) -> np.ndarray:
+    """The arrangement below 16 values: double precision pairs, angle before radius, cosine before sine."""
+    pairs = (size + 1) // 2
+    words = _draws(generator, 4 * pairs).astype(np.uint64).reshape(pairs, 2, 2)
+    uniforms = ((words[..., 0] << np.uint64(32) | words[..., 1]) & np.uint64(2**53 - 1)) * 2.0**-53
+    radius = np.sqrt(-2.0 * _log(1.0 - uniforms[:, 1]))
+    sine, cosine = _sin_cos(2 * np.pi * uniforms[:, 0])
+    return np.stack([radius * cosine, radius * sine], axis=1).reshape(-1)[:size].astype(np.float32)
+
+
+def _polynomial(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
+    """Horner's rule, coefficients highest power first."""
+    result = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        result *= x
+        result += coefficient
+    return result
+
+
+def _log(x: np.ndarray) -> np.ndarray:
+    """Natural logarithm of float64 values in (0, 1]; within 1e-15 relative to max(1, |log x|)."""
+    mantissa, exponent = np.frexp(x)
+    low = mantissa < math.sqrt(0.5)  # moves the mantissa into [sqrt(1/2), sqrt(2))
+    mantissa = np.where(low, mantissa * 2, mantissa)
+    s = (mantissa - 1) / (mantissa + 1)
+    return (exponent - low) * math.log(2) + 2 * s * _polynomial(_ATANH, s * s)
+
+
+def _sin_cos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sine and cosine of float64 values in [0, 2 pi]; within 1e-15."""
+    quadrant = np.rint(x * (1 / _HALF_PI))
+    r = x - quadrant * _HALF_PI
+    square = r * r
+    sine, cosine = r * _polynomial(_SIN, square), _polynomial(_COS, square)
+    turn = quadrant.astype(np.int8) & 3
+    swap = (turn & 1).astype(bool)
+    rotated_sine, rotated_cosine = np.where(swap, cosine, sine), np.where(swap, sine, cosine)
+    np.negative(rotated_sine, out=rotated_sine, where=turn >= 2)
+    np.negative(rotated_cosine, out=rotated_cosine, where=(turn == 1) | (turn == 2))
+    return rotated_sine, rotated_cosine

@@ -1,0 +1,94 @@
+"""From prompts to token ids, with the ``tokenizers`` package alone."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ftfy
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from wanrun.errors import ArtifactError
+
+
+def clean_prompt(text: str) -> str:
+    """Cleans a prompt as the reference does before tokenizing (diffusers, ``prompt_clean`` of Wan).
+
+    Repairs broken encodings with ftfy, unescapes HTML twice, and makes every run of white space one space.
+    """
+    return " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedPrompts:
+    """P prompts as token ids, padded to L.
+
+    Attributes:
+        ids: (P, L) int32.
+        mask: (P, L) int32, 1 where there is a token, the end-of-sequence token included, and 0 at padding.
+        lengths: the number of tokens of each prompt.
+        cut: per prompt, the end of its text that did not fit, or None.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    lengths: list[int]
+    cut: list[str | None]
+
+
+class PromptTokenizer:
+    """Tokenizes like ``T5TokenizerFast`` with ``padding="max_length"`` and ``truncation=True``.
+
+    Args:
+        path: a tokenizer.json.
+        max_length: L, tokens per prompt.
+        pad_id: the id of the padding token.
+
+    Raises:
+        ArtifactError: if the file cannot be read as a tokenizer, or has no token of that id.
+    """
+
+    def __init__(self, path: Path, max_length: int = 512, pad_id: int = 0) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ArtifactError(f"{path} is missing", remedy="build the artifact again") from None
+        except Exception as error:  # the tokenizers package raises bare Exception for a malformed file
+            raise ArtifactError(
+                f"{path} cannot be read as a tokenizer", found=error, remedy="build the artifact again"
+            ) from error
+        pad_token = self._tokenizer.id_to_token(pad_id)
+        if pad_token is None:
+            raise ArtifactError(
+                f"{path} has no token {pad_id} to pad with", remedy="build the artifact again"
+            )
+        # The file may carry settings of its own; these replace them.
+        self._tokenizer.enable_truncation(max_length)
+        self._tokenizer.enable_padding(length=max_length, pad_id=pad_id, pad_token=pad_token)
+        self.max_length = max_length
+
+    def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
+        """Tokenizes P prompts; they are expected to have been through ``clean_prompt``.
+
+        A prompt that is too long keeps its first L - 1 tokens and the end-of-sequence token; an empty
+        prompt is the end-of-sequence token alone.
+        """
+        encodings = self._tokenizer.encode_batch(list(texts))
+        shape = (len(texts), self.max_length)
+        mask = np.array([encoding.attention_mask for encoding in encodings], np.int32).reshape(shape)
+        return TokenizedPrompts(
+            ids=np.array([encoding.ids for encoding in encodings], np.int32).reshape(shape),
+            mask=mask,
+            lengths=mask.sum(axis=1).tolist(),
+            cut=[_cut(text, encoding) for text, encoding in zip(texts, encodings, strict=True)],
+        )
+
+
+def _cut(text: str, encoding: Encoding) -> str | None:
+    """What truncation left out: the text from the first token that did not fit."""
+    if not encoding.overflowing:
+        return None
+    return text[encoding.overflowing[0].offsets[0][0] :].strip()

@@ -1,0 +1,200 @@
+"""What a run spends: named phases on one clock that starts with the process, steps, memory, cache counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from wanrun.errors import UsageError
+from wanrun.files import replace_file
+
+_IMPORTED = time.monotonic()
+
+PHASES = (
+    "import",
+    "manifest",
+    "restore",
+    "transfer",
+    "executables",
+    "text",
+    "denoise",
+    "decode",
+    "encode_video",
+)
+"""The phases that are always reported, as 0 where nothing was spent on them."""
+
+_LABELS = {"denoise": "denoise total", "decode": "VAE decode", "encode_video": "encode video"}
+
+
+def process_start_seconds_ago() -> float:
+    """Seconds since the kernel started this process, to 10 ms; where it does not say, since import.
+
+    Source: proc_pid_stat(5), field 22: the start time after boot in clock ticks.
+    """
+    since_import = time.monotonic() - _IMPORTED
+    try:
+        # The second field is the command in parentheses, which may itself hold spaces and parentheses.
+        fields = (
+            Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, since_import)
+    except (OSError, AttributeError, IndexError, ValueError):
+        return since_import
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has had resident so far, in bytes; 0 where the system does not say."""
+    try:
+        # Not getrusage where there is a choice: its maximum on Linux starts with that of the process
+        # which started this one.
+        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Timings:
+    """Collects durations; every method may be called from any thread.
+
+    Attributes:
+        cache_hits: executables that came from the compilation cache.
+        cache_misses: executables that had to be compiled.
+    """
+
+    def __init__(self) -> None:
+        self._origin = time.monotonic() - process_start_seconds_ago()
+        self._lock = threading.Lock()
+        self._spans: dict[str, list[tuple[float, float]]] = {}
+        self._steps: list[float] = []
+        self._marks: dict[str, float] = {}
+        self.cache_hits = 0
+        self.cache_misses = 0
+
+    def now(self) -> float:
+        """Seconds since the process started."""
+        return time.monotonic() - self._origin
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a block, also one that raises. Phases may overlap, in one thread or several."""
+        start = self.now()
+        try:
+            yield
+        finally:
+            self.add(name, start, self.now())
+
+    def add(self, name: str, start: float, end: float) -> None:
+        """Adds a span to a phase; start and end are seconds since the process started."""
+        with self._lock:
+            self._spans.setdefault(name, []).append((start, end))
+
+    def step(self, seconds: float) -> None:
+        """Adds one denoising step, synchronised with the device."""
+        with self._lock:
+            self._steps.append(seconds)
+
+    def mark_ready(self) -> None:
+        """The first step could be dispatched now; later calls change nothing."""
+        self._mark("process_to_ready_seconds")
+
+    def mark_first_step(self) -> None:
+        """The first step has ended; later calls change nothing."""
+        self._mark("process_to_first_step_seconds")
+
+    def _mark(self, name: str) -> None:
+        with self._lock:
+            self._marks.setdefault(name, self.now())
+
+    @property
+    def spans(self) -> Mapping[str, list[tuple[float, float]]]:
+        """(start, end) of every span by phase, in seconds since the process started."""
+        with self._lock:
+            return {name: list(spans) for name, spans in self._spans.items()}
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Wall time of each recorded phase; spans that overlap, in threads, count once."""
+        return {name: _union(spans) for name, spans in self.spans.items()}
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """The denoising steps so far."""
+        with self._lock:
+            return list(self._steps)
+
+    def as_json(self) -> dict[str, Any]:
+        """One flat object with stable keys: a phase that did not happen is 0, a moment not reached is None."""
+        seconds = self.seconds
+        names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
+        return {
+            **{f"{name}_seconds": seconds.get(name, 0.0) for name in names},
+            "process_to_ready_seconds": self._marks.get("process_to_ready_seconds"),
+            "process_to_first_step_seconds": self._marks.get("process_to_first_step_seconds"),
+            "step_seconds": self.step_seconds,
+            "total_seconds": self.now(),
+            "cache_hits": self.cache_hits,
+            "cache_misses": self.cache_misses,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+
+    def summary(self) -> str:
+        """The TIMING SUMMARY table. Phases may overlap, so that they need not add up to the total."""
+        values = self.as_json()
+        rows: list[tuple[str, str]] = []
+        for key in values:
+            name = key.removesuffix("_seconds")
+            if name in self.seconds or name in PHASES:
+                rows.append((_LABELS.get(name, name.replace("_", " ")), f"{values[key]:9.2f} s"))
+            if name == "denoise" and values["step_seconds"]:
+                steps = values["step_seconds"]
+                rows.append(("  first step", f"{steps[0]:9.2f} s"))
+                rows.append(("  median step", f"{statistics.median(steps):9.2f} s  of {len(steps)}"))
+        for name in ("process_to_ready", "process_to_first_step"):
+            if values[f"{name}_seconds"] is not None:
+                rows.append((name.replace("_", " "), f"{values[f'{name}_seconds']:9.2f} s"))
+        rows.append(("total", f"{values['total_seconds']:9.2f} s"))
+        rows.append(("peak RSS", f"{values['peak_rss_bytes'] / 1e9:9.2f} GB"))
+        rows.append(("cache", f"{self.cache_hits:9d} hits, {self.cache_misses} misses"))
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(["TIMING SUMMARY", *(f"  {label:<{width}}  {value}" for label, value in rows)])
+
+    def write_json(self, path: Path) -> None:
+        """Writes ``as_json`` as indented JSON, atomically.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        try:
+            replace_file(path, (json.dumps(self.as_json(), indent=2) + "\n").encode())
+        except OSError as error:
+            raise UsageError(
+                f"the timing file {path} cannot be written",
+                found=error.strerror or error,
+                remedy="choose another --timing-json",
+            ) from error
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total, covered = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        if end > covered:
+            total += end - max(start, covered)
+            covered = end
+    return total

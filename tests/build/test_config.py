@@ -1,0 +1,160 @@
+"""Reading a config: every field is read, fixed, ignored or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from wanbuild.config import parse_config, read_json
+from wanrun.errors import SourceError
+
+
+@dataclass(frozen=True)
+class _Config:
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("Model", "ModelWithAnotherName")
+    FIXED: ClassVar[Mapping[str, Any]] = {
+        "act": "gelu",
+        "rate": 1.0,
+        "shift": None,
+        "skip": [],
+        "flag": False,
+    }
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout"})
+
+    layers: int
+    eps: float
+    patch: tuple[int, int, int] = (1, 2, 2)
+    scales: tuple[float, ...] = ()
+    image_dim: int | None = None
+    norm: str = "rms"
+    causal: bool = False
+    extra: tuple[int, ...] = field(default_factory=tuple)
+
+
+_GOOD: dict[str, Any] = {"_class_name": "Model", "layers": 7, "eps": 1e-5}
+
+
+def _parse(**changes: Any) -> _Config:
+    return parse_config(_Config, {**_GOOD, **changes}, "x/config.json")
+
+
+def test_fields_are_read_and_defaults_apply() -> None:
+    assert _parse() == _Config(7, 1e-5)
+    config = _parse(patch=[2, 3, 4], scales=[1, 0.5], image_dim=1280, norm="ln", causal=True, extra=[1])
+    assert config == _Config(7, 1e-5, (2, 3, 4), (1.0, 0.5), 1280, "ln", True, (1,))
+    assert all(type(scale) is float for scale in config.scales)
+    assert _parse(image_dim=None).image_dim is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"layers": "7"}, "layers is '7', not int"),
+        ({"layers": 7.0}, "layers is 7.0"),
+        ({"layers": True}, "layers is True"),
+        ({"layers": None}, "layers is None"),
+        ({"eps": "1e-5"}, "eps is '1e-5', not float"),
+        ({"eps": float("nan")}, "eps is nan"),
+        ({"eps": float("inf")}, "eps is inf"),
+        ({"eps": False}, "eps is False"),
+        ({"patch": [1, 2]}, r"patch is \[1, 2\]"),
+        ({"patch": [1, 2, 2, 2]}, "patch is"),
+        ({"patch": 2}, "patch is 2"),
+        ({"scales": [1.0, "x"]}, "scales is"),
+        ({"image_dim": "1280"}, "image_dim is '1280'"),
+        ({"causal": 0}, "causal is 0"),
+        ({"act": "relu"}, "act is 'relu' and only 'gelu' is supported"),
+        ({"rate": 2}, "rate is 2 and only 1.0"),
+        ({"rate": True}, "rate is True"),
+        ({"shift": 0}, "shift is 0 and only None"),
+        ({"flag": 0}, "flag is 0 and only False"),
+        ({"skip": [0]}, r"skip is \[0\]"),
+        ({"window": 4}, "unknown field window = 4"),
+        ({"FIXED": 1}, "unknown field FIXED"),
+        ({"IGNORED": 1}, "unknown field IGNORED"),
+    ],
+)
+def test_what_is_not_understood_is_an_error(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SourceError, match=problem) as caught:
+        _parse(**changes)
+    assert "x/config.json" in str(caught.value)
+
+
+def test_fixed_and_ignored_fields_may_be_there() -> None:
+    fine = {"act": "gelu", "rate": 1, "shift": None, "skip": [], "flag": False, "dropout": 0.3}
+    metadata = {"_diffusers_version": "0.33", "_name_or_path": "a/b", "transformers_version": "5"}
+    assert _parse(**fine, **metadata) == _Config(7, 1e-5)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(SourceError) as caught:
+        parse_config(_Config, {"layers": "x", "act": "relu", "other": 1}, "c")
+    for problem in ("layers is 'x'", "eps is missing", "act is 'relu'", "unknown field other"):
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("names", [{"_class_name": "Other"}, {"architectures": ["Other"]}])
+def test_another_class_is_refused(names: dict[str, Any]) -> None:
+    with pytest.raises(
+        SourceError, match="another class; expected Model or ModelWithAnotherName; found Other"
+    ):
+        parse_config(_Config, {"layers": 1, "eps": 1.0, **names}, "c")
+
+
+@pytest.mark.parametrize("names", [{}, {"_class_name": "ModelWithAnotherName"}])
+def test_the_class_may_be_left_out(names: dict[str, Any]) -> None:
+    assert parse_config(_Config, {"layers": 1, "eps": 1.0, **names}, "c").layers == 1
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["Model"]])
+def test_architectures_of_transformers(architectures: Any) -> None:
+    config = parse_config(_ConfigWithArchitectures, {"layers": 3, "architectures": architectures}, "c")
+    assert config.layers == 3
+
+
+@dataclass(frozen=True)
+class _ConfigWithArchitectures:
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("Model",)
+    FIXED: ClassVar[Mapping[str, Any]] = {}
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"architectures"})
+
+    layers: int
+
+
+def test_read_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": [1, -Infinity], "b": {"c": "é"}}', encoding="utf-8")
+    assert read_json(path) == {"a": [1, float("-inf")], "b": {"c": "é"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "cannot be read as JSON"),
+        (b"", "cannot be read as JSON"),
+        (b'{"a": "\xff"}', "cannot be read as JSON"),
+        (b'{"a": 1, "a": 2}', "duplicate name 'a'"),
+        (b'{"b": {"a": 1, "a": 1}}', "duplicate name 'a'"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "cannot be read as JSON"),
+        (b'{"a":' * 100_000, "cannot be read as JSON"),
+        (b"[1, 2]", "is not a JSON object; found list"),
+    ],
+)
+def test_bad_json_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=message) as caught:
+        read_json(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is missing"):
+        read_json(tmp_path / "config.json")
+    with pytest.raises(SourceError, match="cannot be read"):
+        read_json(tmp_path)

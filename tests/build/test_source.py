@@ -1,0 +1,447 @@
+"""Opening a checkpoint folder: what a good one holds, and that each kind of bad one is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from wanbuild.families import FAMILIES, family_of
+from wanbuild.published import SCHEDULER_CONFIGS
+from wanbuild.scheduler import SchedulerDefaults, read_scheduler
+from wanbuild.source import open_source
+from wanbuild.toy import write_toy
+from wanrun.errors import SourceError
+
+TRANSFORMER = "transformer/diffusion_pytorch_model.safetensors"
+INDEX = TRANSFORMER + ".index.json"
+
+
+@pytest.fixture
+def folder(toy_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the toy that a test may break."""
+    return shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A toy of three shards per component."""
+    write_toy(tmp_path / "sharded", shards=3)
+    return tmp_path / "sharded"
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def _edit_tensors(path: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def _refused(folder: Path, message: str) -> SourceError:
+    with pytest.raises(SourceError, match=message) as caught:
+        open_source(folder)
+    assert caught.value.exit_code == 4
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_single_file_checkpoint(toy_checkpoint: Path) -> None:
+    with open_source(toy_checkpoint) as source:
+        assert source.pipeline_class == "WanPipeline"
+        assert (source.repository, source.revision) == (None, None)
+        assert (source.boundary_ratio, source.expand_timesteps) == (None, False)
+        assert source.component_names == ("scheduler", "text_encoder", "tokenizer", "transformer", "vae")
+        assert list(source.components) == ["text_encoder", "transformer", "vae"]
+        for name, component in source.components.items():
+            expected: dict[str, np.ndarray] = {}
+            for file in component.files:
+                expected |= load_file(file)
+            assert list(component.keys) == sorted(expected)
+            assert component.nbytes == sum(value.nbytes for value in expected.values())
+            assert component.config == json.loads((toy_checkpoint / name / "config.json").read_text())
+            for key, value in expected.items():
+                assert component.entry(key).shape == value.shape
+                assert np.array_equal(component.array(key), value)
+                component.drop(key)
+        assert set(source.files()) == {
+            path.relative_to(toy_checkpoint).as_posix()
+            for path in toy_checkpoint.rglob("*")
+            if path.is_file() and path.name not in ("wanbuild_toy.json", "special_tokens_map.json")
+        }
+        assert list(source.files()) == sorted(source.files())
+        array = source.component("vae").array("decoder.conv_in.weight")
+    assert np.isfinite(array).all()
+    with pytest.raises(ValueError, match="closed"):
+        source.component("vae").array("decoder.conv_in.weight")
+    with pytest.raises(KeyError):
+        source.component("tokenizer")
+
+
+def test_a_sharded_checkpoint_holds_the_same(toy_checkpoint: Path, sharded: Path) -> None:
+    with open_source(toy_checkpoint) as one, open_source(sharded) as many:
+        for name, component in one.components.items():
+            assert len(many.component(name).files) > 1
+            assert list(many.component(name).keys) == list(component.keys)
+            for key in component.keys:
+                assert np.array_equal(many.component(name).array(key), component.array(key))
+        assert INDEX in many.files()
+        assert len(many.component("transformer").files) == 3
+        shards = sum(len(component.files) for component in many.components.values())
+        assert len(many.files()) == len(one.files()) + shards  # a file each became shards and an index
+
+
+def test_the_variant_and_its_table() -> None:
+    family = FAMILIES["wan2.1-t2v"]
+    assert family.weight_components == ("text_encoder", "transformer", "vae")
+    assert (family.steps, family.guidance_scale, family.flow_shift, family.fps) == (50, 5.0, 5.0, 16)
+    assert family.num_frames % family.vae_temporal == 1
+    step = [family.vae_spatial * patch for patch in family.patch[1:]]
+    assert all(height % step[0] == 0 and width % step[1] == 0 for width, height in family.sizes)
+
+
+def test_the_variant_is_found(toy_checkpoint: Path) -> None:
+    with open_source(toy_checkpoint) as source:
+        assert family_of(source) is FAMILIES["wan2.1-t2v"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        ("transformer/config.json", {"in_channels": 36}, "in_channels is 36 and vae z_dim 16"),
+        ("transformer/config.json", {"out_channels": 48}, "out_channels is 48, not 16"),
+        ("transformer/config.json", {"image_dim": 1280}, "image_dim"),
+        ("transformer/config.json", {"patch_size": [1, 1, 1]}, r"patch_size is \[1, 1, 1\]"),
+        ("text_encoder/config.json", {"d_model": 64}, "text_dim is 32, not 64"),
+        ("text_encoder/config.json", {"vocab_size": 200}, "tokenizer has 296 ids, and text_encoder 200"),
+        ("model_index.json", {"expand_timesteps": True}, "expand_timesteps is True"),
+        ("model_index.json", {"boundary_ratio": 0.875}, "boundary_ratio is 0.875"),
+    ],
+)
+def test_another_variant_is_refused(folder: Path, file: str, change: dict[str, Any], problem: str) -> None:
+    _edit(folder / file, lambda data: data.update(change))
+    with (
+        open_source(folder) as source,
+        pytest.raises(SourceError, match=f"not wan2.1-t2v: .*{problem}"),
+    ):
+        family_of(source)
+
+
+def test_tokenizer_ids_come_from_the_files(folder: Path) -> None:
+    with open_source(folder) as source:
+        vocabulary = source.component("text_encoder").config["vocab_size"]
+        tokenizer = source.tokenizer
+    assert (tokenizer.pad_id, tokenizer.eos_id) == (0, 1)
+    assert 256 < tokenizer.vocab_size <= vocabulary
+    assert tokenizer.file == folder / "tokenizer" / "tokenizer.json"
+
+    def swap(data: dict[str, Any]) -> None:
+        data["pad_token"] = {"content": "<s>", "lstrip": False}
+        data["eos_token"] = "▁cat"
+
+    _edit(folder / "tokenizer" / "tokenizer_config.json", swap)
+    pieces = [piece for piece, _ in json.loads(tokenizer.file.read_text())["model"]["vocab"]]
+    with open_source(folder) as source:
+        assert source.tokenizer.pad_id == 3
+        assert source.tokenizer.eos_id == pieces.index("▁cat")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 1}}}, "model.vocab is not a list"),
+        ("tokenizer.json", {"model": None}, "is not understood"),
+        ("tokenizer_config.json", {"pad_token": "<nothing>"}, "<nothing>"),
+        ("tokenizer_config.json", {"padding_side": "left"}, "expected right; found left"),
+    ],
+)
+def test_a_bad_tokenizer_is_refused(folder: Path, file: str, change: dict[str, Any], message: str) -> None:
+    _edit(folder / "tokenizer" / file, lambda data: data.update(change))
+    _refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_class_name": "WanVACEPipeline"}, "WanPipeline .wan2.1-t2v.; found 'WanVACEPipeline'"),
+        ({"_class_name": None}, "expected WanPipeline"),
+        ({"transformer_2": ["diffusers", "WanTransformer3DModel"]}, "transformer_2 .* is not supported"),
+        ({"image_encoder": ["transformers", "CLIPVisionModel"]}, "image_encoder .* is not supported"),
+        ({"vae": ["diffusers", "AutoencoderKL"]}, "vae is diffusers.AutoencoderKL, not diffusers.Autoenc"),
+        ({"vae": ["somewhere", "AutoencoderKLWan"]}, "vae is somewhere.AutoencoderKLWan, not"),
+        ({"vae": [None, None]}, "vae is missing"),
+        ({"text_encoder": None}, "text_encoder is missing"),
+        ({"vae": "AutoencoderKLWan"}, "vae in .* is not understood"),
+        ({"scheduler": ["diffusers", "DDIMScheduler"]}, "scheduler is diffusers.DDIMScheduler"),
+        ({"vae_scale": 8}, "vae_scale in .* is not understood"),
+        ({"helper": [None, None]}, "helper is unknown"),
+        ({"helper": ["diffusers", "Helper"]}, "helper .diffusers.Helper. is not supported"),
+        ({"boundary_ratio": "0.9"}, "boundary_ratio in .* has a wrong type"),
+        ({"expand_timesteps": 1}, "expand_timesteps in .* has a wrong type"),
+    ],
+)
+def test_a_pipeline_that_is_not_understood_is_refused(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    _edit(folder / "model_index.json", lambda data: data.update(change))
+    _refused(folder, message)
+
+
+def test_every_problem_of_the_index_is_named(folder: Path) -> None:
+    change = {"vae": ["diffusers", "AutoencoderKL"], "text_encoder": None, "helper": ["a", "B"]}
+    _edit(folder / "model_index.json", lambda data: data.update(change))
+    error = str(_refused(folder, "supported checkpoint"))
+    assert all(name in error for name in ("vae is", "text_encoder is missing", "helper (a.B)", "wan2.1-t2v"))
+
+
+def test_absent_parts_as_newer_diffusers_writes_them(folder: Path) -> None:
+    absent = {name: [None, None] for name in ("transformer_2", "image_encoder", "image_processor")}
+    change = {**absent, "boundary_ratio": None, "expand_timesteps": False, "_name_or_path": "a/b"}
+    _edit(folder / "model_index.json", lambda data: data.update(change))
+    _edit(folder / "model_index.json", lambda data: data.update(tokenizer=["transformers", "T5Tokenizer"]))
+    with open_source(folder) as source:
+        assert family_of(source).name == "wan2.1-t2v"
+
+
+def test_missing_folders_and_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    error = _refused(Path(name), "not built yet")
+    assert f"hf download {name} --local-dir Wan2.1-T2V-1.3B-Diffusers" in str(error)
+    _refused(tmp_path / "nowhere", "there is no folder")
+    (tmp_path / "file").write_text("x")
+    _refused(tmp_path / "file", "is not a folder")
+    _refused(tmp_path, "no model_index.json.*-Diffusers")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        TRANSFORMER,
+        "transformer/config.json",
+        "text_encoder/model.safetensors",
+        "vae/config.json",
+        "tokenizer/tokenizer.json",
+        "scheduler/scheduler_config.json",
+    ],
+)
+def test_a_missing_file_is_named(folder: Path, file: str) -> None:
+    (folder / file).unlink()
+    _refused(folder, str((folder / file).parent))
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "vae/diffusion_pytorch_model.safetensors").unlink()
+    (folder / "vae/diffusion_pytorch_model.bin").write_bytes(b"\x80\x04")
+    _refused(folder, r"diffusion_pytorch_model.bin is a pickled checkpoint.*convert it to safetensors")
+
+
+def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
+    path = folder / TRANSFORMER
+    path.write_bytes(path.read_bytes()[:-1])
+    _refused(folder, "cut off.*download it again")
+
+
+def test_the_plain_file_is_preferred_to_a_variant(folder: Path) -> None:
+    plain = folder / TRANSFORMER
+    variant = plain.with_name("diffusion_pytorch_model.fp16.safetensors")
+    shutil.copy(plain, variant)
+    with open_source(folder) as source:
+        assert source.component("transformer").files == (plain,)
+    plain.unlink()
+    with open_source(folder) as source:
+        assert source.component("transformer").files == (variant,)
+    shutil.copy(variant, plain.with_name("diffusion_pytorch_model.bf16.safetensors"))
+    _refused(folder, "more than one set of weights; expected one; found .*bf16.*fp16")
+
+
+def test_a_sharded_variant(sharded: Path) -> None:
+    def rename(name: str) -> str:
+        return name.replace("diffusion_pytorch_model-", "diffusion_pytorch_model.fp16-")
+
+    for path in list((sharded / "transformer").glob("*-of-*")):
+        path.rename(path.with_name(rename(path.name)))
+    data = json.loads((sharded / INDEX).read_text())
+    data["weight_map"] = {key: rename(name) for key, name in data["weight_map"].items()}
+    (sharded / INDEX).unlink()
+    (sharded / TRANSFORMER).with_name("diffusion_pytorch_model.safetensors.index.fp16.json").write_text(
+        json.dumps(data)
+    )
+    with open_source(sharded) as source:
+        files = source.component("transformer").files
+        assert [path.name for path in files] == sorted(set(data["weight_map"].values()))
+
+
+def test_a_file_beside_an_index_is_a_conflict(toy_checkpoint: Path, sharded: Path) -> None:
+    shutil.copy(toy_checkpoint / TRANSFORMER, sharded / TRANSFORMER)
+    _refused(sharded, "more than one set of weights")
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted((folder / "transformer").glob("*-of-*"))
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    _shards(sharded)[1].unlink()
+    _refused(sharded, "00002-of-00003.safetensors is missing.*download it again")
+
+
+def test_an_index_key_that_no_shard_holds(sharded: Path) -> None:
+    name = _shards(sharded)[0].name
+    _edit(sharded / INDEX, lambda data: data["weight_map"].update(other=name))
+    _refused(sharded, f"other is not in {name}")
+
+
+def test_a_tensor_that_the_index_does_not_list(sharded: Path) -> None:
+    path = _shards(sharded)[2]
+    _edit_tensors(path, lambda tensors: tensors.update(other=tensors["scale_shift_table"]))
+    _refused(sharded, f"other in {path.name} is not in the index")
+
+
+def test_a_tensor_in_two_shards(sharded: Path) -> None:
+    first, second, _ = _shards(sharded)
+    key, value = next(iter(load_file(first).items()))
+    _edit_tensors(second, lambda tensors: tensors.update({key: value}))
+    _refused(sharded, f"{key} is in {second.name} too, not only in {first.name}")
+
+
+def test_two_swapped_shards_are_noticed(sharded: Path) -> None:
+    first, second, _ = _shards(sharded)
+    aside = first.rename(first.with_suffix(".aside"))
+    second.rename(first)
+    aside.rename(second)
+    _refused(sharded, "does not fit its shards.* and [0-9]+ more")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../vae/x.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        ".",
+        "",
+        ".x.safetensors",
+        "a\\b",
+        3,
+        "a\nb",
+    ],
+)
+def test_a_shard_outside_the_folder_is_refused(sharded: Path, name: Any) -> None:
+    _edit(sharded / INDEX, lambda data: data["weight_map"].update(scale_shift_table=name))
+    _refused(sharded, "outside its folder")
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, ["a"], "a"])
+def test_a_bad_weight_map_is_refused(sharded: Path, weight_map: Any) -> None:
+    _edit(sharded / INDEX, lambda data: data.update(weight_map=weight_map))
+    _refused(sharded, "has no weight_map")
+
+
+def test_a_pickled_shard_is_refused(sharded: Path) -> None:
+    _edit(sharded / INDEX, lambda data: data["weight_map"].update(scale_shift_table="model.bin"))
+    _refused(sharded, "pickled")
+
+
+def test_a_key_twice_in_the_index_is_refused(sharded: Path) -> None:
+    text = (sharded / INDEX).read_text()
+    line = next(line for line in text.splitlines() if "scale_shift_table" in line)
+    (sharded / INDEX).write_text(text.replace(line, line.rstrip(",") + "," + line, 1))
+    _refused(sharded, "duplicate name")
+
+
+def test_files_may_be_links_into_a_cache(sharded: Path, tmp_path: Path) -> None:
+    """The hub's cache keeps blobs by digest, and snapshots of links to them."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0fad780"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(p for p in sharded.rglob("*") if p.is_file())):
+        shutil.copy(path, blobs / str(number))
+        link = snapshot / path.relative_to(sharded)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blobs / str(number), link.parent))
+    with open_source(snapshot) as source, open_source(sharded) as plain:
+        assert list(source.files()) == list(plain.files())
+        key = "blocks.2.attn2.to_k.weight"
+        assert np.array_equal(
+            source.component("transformer").array(key), plain.component("transformer").array(key)
+        )
+
+
+@pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])
+def test_schedulers_as_diffusers_saves_them(tmp_path: Path, solver: str) -> None:
+    import diffusers
+
+    config = SCHEDULER_CONFIGS[solver]
+    cls = getattr(diffusers, config["_class_name"])
+    cls.from_config(dict(config)).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "scheduler_config.json").read_text())
+    assert {k: v for k, v in saved.items() if k != "_diffusers_version"} == dict(config)
+    assert read_scheduler(saved) == SchedulerDefaults(solver, 3.0)  # type: ignore[arg-type]
+    field = "shift" if solver == "euler" else "flow_shift"
+    assert read_scheduler({**saved, field: 7.5}).flow_shift == 7.5
+    assert read_scheduler({**saved, field: 12}, default_shift=5.0).flow_shift == 12.0
+
+
+@pytest.mark.parametrize(
+    ("solver", "change", "message"),
+    [
+        ("unipc", {"solver_order": 3}, "solver_order is 3 and only 2"),
+        ("unipc", {"solver_type": "bh1"}, "solver_type"),
+        ("unipc", {"disable_corrector": [0]}, "disable_corrector"),
+        ("unipc", {"shift_terminal": 0.02}, "shift_terminal"),
+        ("unipc", {"predict_x0": False}, "predict_x0"),
+        ("unipc", {"use_karras_sigmas": True}, "use_karras_sigmas"),
+        ("unipc", {"num_train_timesteps": 500}, "num_train_timesteps"),
+        ("unipc", {"prediction_type": "epsilon"}, "not a flow-matching scheduler"),
+        ("unipc", {"use_flow_sigmas": False}, "not a flow-matching scheduler"),
+        ("unipc", {"flow_shift": 0.0}, "no usable shift"),
+        ("unipc", {"flow_shift": -3.0}, "no usable shift"),
+        ("unipc", {"new_option": 1}, "unknown field new_option"),
+        ("dpm++", {"algorithm_type": "sde-dpmsolver++"}, "algorithm_type"),
+        ("dpm++", {"euler_at_final": True}, "euler_at_final"),
+        ("dpm++", {"lambda_min_clipped": -5.1}, "lambda_min_clipped"),
+        ("dpm++", {"final_sigmas_type": "sigma_min"}, "final_sigmas_type"),
+        ("euler", {"invert_sigmas": True}, "invert_sigmas"),
+        ("euler", {"stochastic_sampling": True}, "stochastic_sampling"),
+        ("euler", {"use_dynamic_shifting": True}, "use_dynamic_shifting"),
+        ("euler", {"_class_name": "DDIMScheduler"}, "scheduler that is not supported"),
+    ],
+)
+def test_a_scheduler_with_other_numerics_is_refused(
+    solver: str, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        read_scheduler({**SCHEDULER_CONFIGS[solver], **change}, "scheduler/scheduler_config.json")
+
+
+@pytest.mark.parametrize("field", ["prediction_type", "use_flow_sigmas"])
+def test_the_class_defaults_are_not_flow(field: str) -> None:
+    """Left out, these mean epsilon prediction and no flow sigmas."""
+    config = {name: value for name, value in SCHEDULER_CONFIGS["unipc"].items() if name != field}
+    with pytest.raises(SourceError, match=f"{field} is missing"):
+        read_scheduler(config)
+
+
+def test_the_family_s_shift_fills_in() -> None:
+    config = {name: value for name, value in SCHEDULER_CONFIGS["unipc"].items() if name != "flow_shift"}
+    assert read_scheduler(config, default_shift=5.0).flow_shift == 5.0
+    with pytest.raises(SourceError, match="no usable shift"):
+        read_scheduler(config)
+
+
+def test_scheduler_class_must_agree_with_the_index(folder: Path) -> None:
+    path = folder / "scheduler/scheduler_config.json"
+    _edit(path, lambda data: data.update(_class_name="DPMSolverMultistepScheduler"))
+    _refused(folder, "disagree; expected UniPCMultistepScheduler; found DPMSolverMultistepScheduler")

@@ -1,0 +1,347 @@
+"""Toy checkpoints: the reference loads and runs them, and their tensors are named and shaped as its own."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from wanbuild.families import family_of
+from wanbuild.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.source import open_source
+from wanbuild.toy import (
+    TOY_TEXT_ENCODER,
+    TOY_TRANSFORMER,
+    TOY_VAE,
+    TOY_VARIANTS,
+    random_tensor,
+    write_toy,
+)
+from wanbuild.toy_shapes import text_encoder_shapes, transformer_shapes, vae_shapes
+from wanbuild.toy_tokenizer import vocabulary
+from wanrun.errors import UsageError
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _reference_shapes(make: Callable[[], Any]) -> Shapes:
+    import torch
+
+    with torch.device("meta"):
+        return {key: tuple(value.shape) for key, value in make().state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TOY_TRANSFORMER,
+        *PUBLISHED_TRANSFORMERS.values(),
+        {**TOY_TRANSFORMER, "in_channels": 48, "patch_size": [1, 4, 2]},
+    ],
+    ids=["toy", *PUBLISHED_TRANSFORMERS, "other"],
+)
+def test_transformer_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
+    from diffusers import WanTransformer3DModel
+
+    assert transformer_shapes(config) == _reference_shapes(
+        lambda: WanTransformer3DModel.from_config(dict(config))
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TOY_VAE,
+        PUBLISHED_VAE,
+        {**TOY_VAE, "dim_mult": [1, 1, 1, 1], "base_dim": 3},
+        {
+            **TOY_VAE,
+            "dim_mult": [1, 2, 2, 2],
+            "num_res_blocks": 2,
+            "temperal_downsample": [True, False, True],
+        },
+        {**TOY_VAE, "decoder_base_dim": 10, "z_dim": 4},
+    ],
+    ids=["toy", "published", "narrow", "other", "wide decoder"],
+)
+def test_vae_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
+    from diffusers import AutoencoderKLWan
+
+    assert vae_shapes(config) == _reference_shapes(lambda: AutoencoderKLWan.from_config(dict(config)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TOY_TEXT_ENCODER, PUBLISHED_TEXT_ENCODER, {**TOY_TEXT_ENCODER, "num_heads": 3}],
+    ids=["toy", "umt5-xxl", "heads not over the whole width"],
+)
+def test_text_encoder_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    expected = _reference_shapes(lambda: UMT5EncoderModel(UMT5Config(**config)))
+    # Tied to shared.weight, and left out when saved.
+    assert expected.pop("encoder.embed_tokens.weight") == expected["shared.weight"]
+    assert text_encoder_shapes(config) == expected
+
+
+def test_published_sizes() -> None:
+    def count(shapes: Shapes) -> int:
+        return sum(math.prod(shape) for shape in shapes.values())
+
+    counts = {name: count(transformer_shapes(config)) for name, config in PUBLISHED_TRANSFORMERS.items()}
+    # The names say 1.3 and 14 billion; UMT5-XXL's encoder has 5.7, the VAE 127 million.
+    assert counts["wan2.1-t2v-1.3b"] == 1_418_996_800
+    assert counts["wan2.1-t2v-14b"] == 14_288_491_584
+    assert 5.6e9 < count(text_encoder_shapes(PUBLISHED_TEXT_ENCODER)) < 5.8e9
+    assert 1.26e8 < count(vae_shapes(PUBLISHED_VAE)) < 1.28e8
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config"),
+    [
+        (transformer_shapes, {**TOY_TRANSFORMER, "image_dim": 1280}),
+        (transformer_shapes, {**TOY_TRANSFORMER, "cross_attn_norm": False}),
+        (vae_shapes, {**TOY_VAE, "is_residual": True}),
+        (vae_shapes, {**TOY_VAE, "patch_size": 2}),
+        (text_encoder_shapes, {**TOY_TEXT_ENCODER, "feed_forward_proj": "relu"}),
+    ],
+)
+def test_shapes_of_other_kinds_are_refused(shapes: Callable[[Any], Shapes], config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has known shapes"):
+        shapes(config)
+
+
+def _same_bytes(a: Path, b: Path) -> bool:
+    names = [
+        sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) for root in (a, b)
+    ]
+    return names[0] == names[1] and filecmp.cmpfiles(a, b, names[0], shallow=False)[0] == names[0]
+
+
+def test_the_same_seed_gives_the_same_bytes(toy_checkpoint: Path, tmp_path: Path) -> None:
+    write_toy(tmp_path / "again", "wan2.1-t2v", seed=0)
+    write_toy(tmp_path / "other", "wan2.1-t2v", seed=1)
+    assert _same_bytes(toy_checkpoint, tmp_path / "again")
+    for file in toy_checkpoint.rglob("*.safetensors"):
+        first, other = load_file(file), load_file(tmp_path / "other" / file.relative_to(toy_checkpoint))
+        assert not any(np.array_equal(first[key], other[key]) for key in first)
+
+
+def test_every_parameter_is_random(toy_checkpoint: Path) -> None:
+    """No zeros or ones anywhere, no two parameters alike, and norm scales within 1 ± 0.2."""
+    with open_source(toy_checkpoint) as source:
+        seen: set[bytes] = set()
+        for component in source.components.values():
+            for key in component.keys:
+                value = component.array(key)
+                assert len(np.unique(value)) == value.size or value.size > 1000, key
+                assert np.isfinite(value).all()
+                assert value.std() > 0.02, key
+                seen.add(value.tobytes())
+                if "norm" in key and not key.endswith(("bias", "proj.weight", "to_qkv.weight")):
+                    assert value.min() >= 0.8, key
+                    assert value.max() <= 1.2, key
+                elif not key.endswith("bias"):
+                    assert abs(value.mean()) < 0.5, key
+        assert len(seen) == sum(len(component.keys) for component in source.components.values())
+
+
+def test_a_parameter_depends_on_its_name_shape_and_seed_alone(tmp_path: Path) -> None:
+    write_toy(tmp_path / "deep", transformer={"num_layers": 4}, shards=2)
+    with open_source(tmp_path / "deep") as source:
+        component = source.component("transformer")
+        assert "blocks.3.attn1.to_q.weight" in component.keys
+        for key in component.keys:
+            shape = component.entry(key).shape
+            assert np.array_equal(component.array(key), random_tensor("transformer", key, shape, seed=0))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_dtypes_are_the_same_values_rounded(toy_checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+    write_toy(tmp_path / "half", dtype=dtype)
+    with open_source(toy_checkpoint) as full, open_source(tmp_path / "half") as half:
+        assert half.component("text_encoder").config["torch_dtype"] == dtype
+        for name, component in full.components.items():
+            for key in component.keys:
+                value = half.component(name).array(key)
+                assert value.dtype.name == dtype
+                assert np.array_equal(value, component.array(key).astype(value.dtype))
+
+
+def test_changed_fields_are_written(tmp_path: Path) -> None:
+    write_toy(
+        tmp_path / "x",
+        transformer={"text_dim": 24, "in_channels": 4, "out_channels": 4},
+        vae={"z_dim": 4, "latents_mean": [0.1, 0.2, -0.3, 0.4], "latents_std": [1.5, 2.0, 2.5, 3.0]},
+        text_encoder={"d_model": 24, "num_layers": 3},
+        scheduler="euler",
+        flow_shift=4.5,
+    )
+    with open_source(tmp_path / "x") as source:
+        assert family_of(source).name == "wan2.1-t2v"
+        assert source.component("vae").config["latents_std"] == [1.5, 2.0, 2.5, 3.0]
+        assert source.component("text_encoder").entry("shared.weight").shape[1] == 24
+        assert source.component("transformer").entry("patch_embedding.weight").shape == (40, 4, 1, 2, 2)
+        assert source.scheduler_config["shift"] == 4.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"variant": "wan2.1-i2v"}, "unknown variant; expected wan2.1-t2v; found wan2.1-i2v"),
+        ({"scheduler": "ddim"}, r"unknown scheduler; expected unipc or dpm\+\+ or euler"),
+        ({"dtype": "float64"}, "unknown dtype"),
+        ({"seed": -1}, "out of range"),
+        ({"shards": 0}, "out of range"),
+        ({"transformer": {"num_layer": 4}}, "transformer config has no field num_layer"),
+        ({"transformer": {"text_dim": 33}}, "text_dim does not fit the other configs; expected 32; found 33"),
+        ({"vae": {"z_dim": 4}}, "in_channels does not fit"),
+        ({"text_encoder": {"vocab_size": 100}}, "vocab_size is too small"),
+    ],
+)
+def test_wrong_arguments_leave_nothing(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        write_toy(tmp_path / "x", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_toy_or_an_empty_folder_is_replaced(toy_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    write_toy(folder)
+    (folder / "stale").write_text("left by an older version")
+    write_toy(folder)
+    assert _same_bytes(folder, toy_checkpoint)
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    with pytest.raises(UsageError, match="is not empty, and not a toy checkpoint"):
+        write_toy(mine)
+    assert (mine / "thesis.txt").read_text() == "precious"
+    write_toy(mine, force=True)
+    assert _same_bytes(mine, toy_checkpoint)
+
+    with pytest.raises(UsageError, match="is not a folder"):
+        write_toy(mine / "model_index.json", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "x"]
+
+
+def test_a_failure_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "x"
+    write_toy(folder, seed=5)
+    write_toy(tmp_path / "copy", seed=5)
+
+    def fail(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wanbuild.toy.write_tokenizer", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_toy(folder, seed=6)
+    assert _same_bytes(folder, tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "x"]
+
+
+_PROMPTS = [
+    "A cat walks on the grass, realistic style.",
+    "",
+    "  two   spaces\tand a\nline  ",
+    "Unknown: 日本語 é ½ ﬁ 🙂, and then a dog!",
+    "<pad> in </s> the <unk> middle <s>",
+    "~!@#$%^&*()_+{}|:\"<>?`-=[]\\;',./ 0123456789",
+    "word " * 600,
+]
+
+
+def test_the_tokenizer_alone_gives_the_reference_s_ids(toy_checkpoint: Path) -> None:
+    from transformers import T5TokenizerFast  # type: ignore[attr-defined]
+
+    reference = T5TokenizerFast.from_pretrained(toy_checkpoint / "tokenizer")
+    alone = Tokenizer.from_file(str(toy_checkpoint / "tokenizer" / "tokenizer.json"))
+    assert alone.get_vocab_size() == len(reference) == len(vocabulary())
+    for prompt in _PROMPTS:
+        assert alone.encode(prompt).ids == reference(prompt).input_ids, prompt
+    assert alone.encode("").ids == [1]
+    padded = reference("a cat", padding="max_length", max_length=512, truncation=True).input_ids
+    assert padded == alone.encode("a cat").ids + [0] * (512 - len(alone.encode("a cat").ids))
+
+
+def test_english_is_more_than_letters(toy_checkpoint: Path) -> None:
+    pieces = [piece for piece, _ in vocabulary()]
+    assert len(set(pieces)) == len(pieces)
+    alone = Tokenizer.from_file(str(toy_checkpoint / "tokenizer" / "tokenizer.json"))
+    prompt = "A small cat walking through the city at night, cinematic."
+    encoding = alone.encode(prompt)
+    assert "▁walking" in encoding.tokens
+    assert "<unk>" not in encoding.tokens
+    assert len(encoding.ids) < len(prompt) / 2
+    assert alone.decode(encoding.ids) == prompt
+
+
+def _load(cls: Any, folder: Path) -> Any:
+    """Loads a component with diffusers or transformers; every key must be used, and none be missing."""
+    model, info = cls.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return model
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_reference_uses_every_tensor(tmp_path: Path, shards: int) -> None:
+    import torch
+    from diffusers import AutoencoderKLWan, WanTransformer3DModel
+    from transformers import UMT5EncoderModel
+
+    write_toy(tmp_path / "x", seed=2, shards=shards)
+    classes = {
+        "transformer": WanTransformer3DModel,
+        "vae": AutoencoderKLWan,
+        "text_encoder": UMT5EncoderModel,
+    }
+    assert set(classes) == set(TOY_VARIANTS["wan2.1-t2v"])
+    with open_source(tmp_path / "x") as source:
+        for name, cls in classes.items():
+            state = _load(cls, tmp_path / "x" / name).state_dict()
+            for key in source.component(name).keys:
+                assert torch.equal(state[key], torch.from_numpy(source.component(name).array(key).copy())), (
+                    key
+                )
+
+
+def test_the_reference_makes_a_video_that_shows_mistakes(toy_checkpoint: Path) -> None:
+    """Two steps at 48x32: the video is neither flat nor clipped, moves, and follows prompt and seed."""
+    import torch
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+
+    pipeline = WanPipeline.from_pretrained(toy_checkpoint)
+    pipeline.set_progress_bar_config(disable=True)
+    assert isinstance(pipeline.scheduler, UniPCMultistepScheduler)
+    assert json.loads((toy_checkpoint / "model_index.json").read_text())["_class_name"] == "WanPipeline"
+
+    def run(prompt: str, seed: int) -> np.ndarray:
+        return pipeline(
+            prompt=prompt,
+            negative_prompt="blurry",
+            width=48,
+            height=32,
+            num_frames=5,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(seed),
+            output_type="np",
+        ).frames[0]
+
+    video = run("A cat walks on the grass.", 0)
+    assert video.shape == (5, 32, 48, 3)
+    assert 0.1 < video.std() < 0.3  # of 0 to 1; measured 0.17
+    assert ((video == 0) | (video == 1)).mean() < 0.05  # measured 0.01
+    assert video.std(axis=(0, 1, 2)).min() > 0.1  # each channel
+    assert np.abs(np.diff(video, axis=0)).mean() > 0.05  # from frame to frame
+    assert np.abs(video - run("a red dog runs at night", 0)).mean() > 0.01
+    assert np.abs(video - run("A cat walks on the grass.", 1)).mean() > 0.05

@@ -1,0 +1,328 @@
+"""Writing videos: every format round trips, atomically and with the same bytes each time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from wanrun import video
+from wanrun.errors import UsageError
+from wanrun.video import check_output, read_metadata, write_video
+
+SUFFIXES = [".mp4", ".gif", ".webp", ".png", ".npy"]
+
+METADATA = {
+    "prompt": "A \"cat\" at C:\\dir;\n# a=b\t猫が歩く 🐈 'quoted' %d {x}",
+    "odd argv": "\udcff",
+    "seed": 2**64 - 1,
+    "guidance_scale": 3.5,
+    "image": None,
+    "nested": {"steps": [1, 2]},
+}
+
+
+def clip(num_frames: int = 9, height: int = 48, width: int = 80, seed: int = 0) -> np.ndarray:
+    """A smooth moving pattern in saturated colours, with a little noise."""
+    random = np.random.default_rng(seed)
+    t, y, x, c = np.ogrid[:num_frames, :height, :width, :3]
+    phase = random.uniform(0, 6, 3)[c]
+    wave = np.sin(x / 23 + t / 3 + phase) * np.cos(y / 19 - t / 4 + 2 * phase)
+    noisy = 127 + 120 * wave + random.normal(0, 1, (num_frames, height, width, 3))
+    return np.clip(noisy, 0, 255).astype(np.uint8)
+
+
+def read_frames(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".mp4":
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path)]
+        raw = subprocess.run(
+            [*command, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True
+        )
+        return np.frombuffer(raw.stdout, np.uint8).reshape(-1, *clip().shape[1:])
+    with Image.open(path) as image:
+        return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    return float(10 * np.log10(255**2 / np.mean((a.astype(float) - b) ** 2)))
+
+
+# 37.7 dB (mp4, mostly halved chroma), 33.4 (gif: 256 colours, dithered) and 41.3 (webp) were seen. A wrong
+# colour matrix or range gives mp4 29 to 30 dB.
+@pytest.mark.parametrize(("suffix", "least_psnr"), [(".mp4", 35), (".gif", 30), (".webp", 38)])
+def test_lossy_formats_keep_frames_and_colours(tmp_path: Path, suffix: str, least_psnr: float) -> None:
+    frames, path = clip(), tmp_path / f"out{suffix}"
+    write_video(frames, path, 16, METADATA)
+    got = read_frames(path)
+    assert got.shape == frames.shape
+    assert psnr(got, frames) > least_psnr
+    # In the right order, not only alike: each frame is nearest to its own source.
+    distance = ((got[:, None].astype(float) - frames[None]) ** 2).mean(axis=(2, 3, 4))
+    assert distance.argmin(axis=1).tolist() == list(range(len(frames)))
+
+
+@pytest.mark.parametrize("num_frames", [1, 5])
+@pytest.mark.parametrize("suffix", [".png", ".npy"])
+def test_lossless_formats_keep_every_bit(tmp_path: Path, suffix: str, num_frames: int) -> None:
+    frames = np.random.default_rng(1).integers(0, 256, (num_frames, 18, 31, 3), dtype=np.uint8)
+    path = tmp_path / f"out{suffix}"
+    write_video(frames, path, 24, METADATA)
+    np.testing.assert_array_equal(read_frames(path), frames)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_metadata_round_trips_and_bytes_repeat(tmp_path: Path, suffix: str) -> None:
+    contents = []
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}{suffix}"
+        write_video(clip(), path, 16, METADATA)
+        assert read_metadata(path) == METADATA
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
+    beside = {"a.npy.json", "b.npy.json"} if suffix == ".npy" else set()
+    assert {file.name for file in tmp_path.iterdir()} == {f"a{suffix}", f"b{suffix}"} | beside
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_other_frames_or_metadata_give_other_bytes(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    write_video(clip(), path, 16, {"seed": 1})
+    first = path.read_bytes()
+    write_video(clip(seed=1), path, 16, {"seed": 2})
+    assert path.read_bytes() != first
+    assert read_metadata(path) == {"seed": 2}
+
+
+def test_the_sidecar_is_readable_text(tmp_path: Path) -> None:
+    write_video(clip(), tmp_path / "a.npy", 16, {"prompt": "猫が歩く", "seed": 3})
+    text = (tmp_path / "a.npy.json").read_text(encoding="utf-8")
+    assert text == '{\n  "prompt": "猫が歩く",\n  "seed": 3\n}\n'
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif", ".webp", ".png"])
+def test_metadata_too_long_for_the_file_goes_beside_it(tmp_path: Path, suffix: str) -> None:
+    path, long = tmp_path / f"a{suffix}", {"prompt": "word " * 40_000}
+    write_video(clip(2), path, 16, long)
+    assert json.loads((tmp_path / f"a{suffix}.json").read_text()) == long
+    assert read_metadata(path) == long
+    write_video(clip(2), path, 16, METADATA)  # what is in the file comes before a stale sidecar
+    assert read_metadata(path) == METADATA
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png"])
+def test_durations_do_not_drift(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    write_video(clip(33, 16, 16), path, 16, {})
+    with Image.open(path) as image:
+        total = 0.0
+        for frame in ImageSequence.Iterator(image):
+            frame.load()
+            total += frame.info["duration"]
+    assert abs(total - 33 * 62.5) <= 10  # one unit of GIF's clock
+
+
+@pytest.mark.parametrize("fps", [16, 24.0, 23.976, 30])
+def test_mp4_stream(tmp_path: Path, fps: float) -> None:
+    path = tmp_path / "a.mp4"
+    write_video(clip(8), path, fps, {})
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "null", "-"]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    (stream,) = (line for line in log.split("Output")[0].splitlines() if "Video:" in line)
+    assert "h264" in stream
+    assert "yuv420p(tv, bt709" in stream
+    assert "80x48" in stream
+    assert f" {round(fps, 2):g} fps" in stream
+    assert read_metadata(path) == {}
+
+
+def test_an_old_file_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
+    write_video(clip(), path, 16, {})
+    assert read_frames(path).shape == (9, 48, 80, 3)
+
+
+@pytest.mark.parametrize("raised", [OSError(errno.EIO, "broken"), KeyboardInterrupt(), RuntimeError("bug")])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_failure_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, raised: BaseException
+) -> None:
+    def fail(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+        path.write_bytes(b"half of a vid")
+        raise raised
+
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(video, "_ENCODERS", {suffix: fail})
+    expected: Any = UsageError if isinstance(raised, OSError) else type(raised)
+    with pytest.raises(expected):
+        write_video(clip(), path, 16, METADATA)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    def full(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(video, "_ENCODERS", {suffix: full})
+    with pytest.raises(UsageError, match=r"^there is no space left to write .*a\.\w+; free some"):
+        write_video(clip(), tmp_path / f"a{suffix}", 16, {})
+
+
+def test_ffmpeg_on_a_full_disk(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    (tmp_path / "full.mp4").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="ffmpeg") as caught:
+        video._write_mp4(clip(), tmp_path / "full.mp4", 16, "{}")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_ffmpeg_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "_H264", ("-c:v", "no_such_codec", "-f", "mp4"))
+    with pytest.raises(UsageError, match=r"a\.mp4 cannot be written; found ffmpeg: ") as caught:
+        write_video(clip(), tmp_path / "a.mp4", 16, {})
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_ends_ffmpeg_and_removes_the_half_file(tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches the whole process group while ffmpeg is writing."""
+    script = f"""
+import sys, threading, numpy as np
+from pathlib import Path
+from wanrun.video import write_video
+frames = np.random.default_rng(0).integers(0, 256, (60, 512, 512, 3), dtype=np.uint8)
+print("ready", flush=True)
+try:
+    write_video(frames, Path({str(tmp_path / "a.mp4")!r}), 16, {{}})
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 20
+        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [file.suffix for file in tmp_path.iterdir()] == [".mp4"]  # the temporary one
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_names(tmp_path: Path) -> None:
+    path = tmp_path / "my.clip.mp4"
+    assert check_output(path, overwrite=False) == [path]
+    assert [p.name for p in check_output(path, overwrite=False, count=3)] == [
+        "my.clip-0.mp4",
+        "my.clip-1.mp4",
+        "my.clip-2.mp4",
+    ]
+    assert check_output(tmp_path / "A.MP4", overwrite=False) == [tmp_path / "A.MP4"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_relative_and_odd_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain.mp4", "-y.mp4", "a:b %03d.mp4", "é猫.MP4"):
+        (path,) = check_output(Path(name), overwrite=False)
+        write_video(clip(2), path, 16, {"name": name})
+        assert read_metadata(path) == {"name": name}
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_output_refusals(tmp_path: Path) -> None:
+    (tmp_path / "folder.mp4").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    for name in ("old.mp4", "old-1.gif", "new.npy.json"):
+        (tmp_path / name).write_bytes(b"old")
+
+    def refusal(name: str, overwrite: bool = False, count: int = 1) -> str:
+        with pytest.raises(UsageError) as caught:
+            check_output(tmp_path / name, overwrite, count)
+        return str(caught.value)
+
+    listed = "ends in .mp4, .gif, .webp, .png, .npy"
+    assert f"{listed}; found '.avi'" in refusal("a.avi")
+    assert f"{listed}; found ''" in refusal("mp4")
+    assert "is not there; mkdir -p" in refusal("missing/a.mp4")
+    assert "is not there" in refusal("file/a.mp4")
+    assert "old.mp4 exists; pass --overwrite" in refusal("old.mp4")
+    assert "old-1.gif exists" in refusal("old.gif", count=2)
+    assert "new.npy.json exists" in refusal("new.npy")
+    assert "folder.mp4 is a folder" in refusal("folder.mp4", overwrite=True)
+    assert check_output(tmp_path / "old.mp4", overwrite=True) == [tmp_path / "old.mp4"]
+    assert check_output(tmp_path / "new.npy", overwrite=True) == [tmp_path / "new.npy"]
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests may run as root, who may write anywhere: answer for the system.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="is not writable; choose another --output"):
+        check_output(tmp_path / "a.mp4", overwrite=False)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        np.zeros((2, 4, 4, 3), np.float32),
+        np.zeros((2, 4, 4), np.uint8),
+        np.zeros((2, 4, 4, 4), np.uint8),
+        np.zeros((0, 4, 4, 3), np.uint8),
+    ],
+)
+def test_refuses_what_is_not_frames(tmp_path: Path, frames: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="frames must be uint8"):
+        write_video(frames, tmp_path / "a.png", 16, {})
+
+
+def test_refuses_odd_sizes_for_mp4_and_frame_rates(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="even width and height; found 31x18; choose"):
+        write_video(clip(2, 18, 31), tmp_path / "a.mp4", 16, {})
+    for fps in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="frame rate"):
+            write_video(clip(2), tmp_path / "a.png", fps, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
+    for suffix in (".mp4", ".gif", ".png"):
+        path = tmp_path / f"a{suffix}"
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_metadata(path)
+        path.write_bytes(b"not a video")
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_metadata(path)
+    image = tmp_path / "other.gif"
+    Image.fromarray(clip(1)[0]).save(image, comment=b"made by hand")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_metadata(image)
+    Image.fromarray(clip(1)[0]).save(image, comment=b"[1]")
+    with pytest.raises(UsageError, match="is not an object; found list"):
+        read_metadata(image)
+
+
+def test_non_contiguous_frames(tmp_path: Path) -> None:
+    frames = clip(4)[:, ::-1, ::-1]
+    write_video(frames, tmp_path / "a.mp4", 16, {})
+    write_video(frames.copy(), tmp_path / "b.mp4", 16, {})
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
