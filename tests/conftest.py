@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +22,76 @@ def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random wan2.1-t2v checkpoint in the published layout, seed 0, float32. Not to be changed."""
     from wanbuild.toy import write_toy
 
-    folder = tmp_path_factory.mktemp("toy") / "checkpoint"
-    write_toy(folder, "wan2.1-t2v", seed=0)
+    return _shared(tmp_path_factory, "checkpoint", lambda folder: write_toy(folder, "wan2.1-t2v", seed=0))
+
+
+@pytest.fixture(scope="session")
+def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the toy, float32 throughout, with the profile 96x64x9-b1-cfg. Not to be changed."""
+    return _shared(tmp_path_factory, "artifact", lambda folder: _build_artifact(toy_checkpoint, folder))
+
+
+@pytest.fixture
+def artifact_copy(toy_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of the toy artifact that the test may damage."""
+    return Path(shutil.copytree(toy_artifact, tmp_path / "artifact"))
+
+
+def _build_artifact(checkpoint: Path, folder: Path) -> None:
+    from wanbuild.compile import CompileRequest, compile_artifact
+    from wanbuild.convert import ConvertRequest, convert
+    from wanbuild.programs import BuildOptions
+
+    convert(ConvertRequest(checkpoint, folder, {"transformer": "float32", "text_encoder": "float32"}))
+    options = BuildOptions(dtype="float32")
+    compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], [True], options=options), print)
+
+
+def _shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Makes a folder once for all workers of the test run."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder = base / f"shared-{name}"
+    with FileLock(base / f"shared-{name}.lock"):
+        if not folder.exists():
+            make(folder)
     return folder
+
+
+class CommandLine:
+    """Runs the installed commands as a user does: in a process of their own."""
+
+    def __call__(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command; the first argument is ``wanrun`` or ``wanbuild``."""
+        program, *rest = map(str, arguments)
+        command = [str(Path(sys.executable).with_name(program)), *rest]
+        return subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def fails(self, code: int, *arguments: object, **environment: str) -> str:
+        """Runs a command that has to fail with this code and one line; returns the line."""
+        result = self(*arguments, **environment)
+        assert result.returncode == code, f"exit code {result.returncode}: {result.stdout}{result.stderr}"
+        errors = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+        assert len(errors) == 1 and errors[0].startswith("error: "), result.stderr
+        assert "internal error" not in errors[0], errors[0]
+        return errors[0]
+
+    def succeeds(self, *arguments: object, **environment: str) -> str:
+        """Runs a command that has to succeed; returns what it printed."""
+        result = self(*arguments, **environment)
+        assert result.returncode == 0, f"exit code {result.returncode}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+
+@pytest.fixture(scope="session")
+def cli() -> CommandLine:
+    """Runs ``wanrun`` and ``wanbuild`` in subprocesses."""
+    return CommandLine()

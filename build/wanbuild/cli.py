@@ -28,7 +28,9 @@ def wanbuild() -> None:
 @wanbuild.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @_ARTIFACT
-@click.option("--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept."
+)
 @click.option("--weights-dtype", type=_STORED, help="Of the transformer.  [default: bfloat16]")
 @click.option("--vae-weights-dtype", type=_STORED, help="Of the VAE.  [default: float32]")
 @click.option("--text-weights-dtype", type=_STORED, help="Of the text encoder.  [default: bfloat16]")
@@ -64,13 +66,19 @@ def _convert(source: Path, artifact: Path, **options: Any) -> None:
 
 @wanbuild.command("compile")
 @_ARTIFACT
-@click.option("--target", "targets", multiple=True, default=["local"], show_default=True, help="local or cpu.")
+@click.option(
+    "--target", "targets", multiple=True, default=["local"], show_default=True, help="local or cpu."
+)
 @click.option("--size", "sizes", type=SIZE, multiple=True, default=["832x480"], show_default=True)
 @click.option("--frames", type=int, multiple=True, default=[81], show_default=True, help="4n + 1.")
-@click.option("--guidance/--no-guidance", default=True, help="Whether guidance doubles the batch.  [default: on]")
+@click.option(
+    "--guidance/--no-guidance", default=True, help="Whether guidance doubles the batch.  [default: on]"
+)
 @click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
 @click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="To compute in.")
-@click.option("--vae-dtype", type=_STORED, default="float32", show_default=True, help="For the VAE to compute in.")
+@click.option(
+    "--vae-dtype", type=_STORED, default="float32", show_default=True, help="For the VAE to compute in."
+)
 @click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time.")
 @_DEBUG
 def compile_command(artifact: Path, guidance: bool, **options: Any) -> None:

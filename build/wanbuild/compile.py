@@ -123,7 +123,7 @@ class _Compiler:
         return CompiledProgram(record, statistics)
 
     def _statistics(self, name: str, compiled: jax.stages.Compiled, seconds: float) -> dict[str, Any]:
-        memory = compiled.memory_analysis()
+        memory: Any = compiled.memory_analysis()
         cost = compiled.cost_analysis() or {}
         used = (
             memory.argument_size_in_bytes
@@ -209,7 +209,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         ArtifactError: if there is no usable artifact.
         UsageError: for a shape or target that cannot be built.
     """
-    artifact = Path(os.path.abspath(request.artifact))
+    artifact = request.artifact.resolve()
     read_manifest(artifact)
     with build_lock(artifact):
         manifest = read_manifest(artifact)
@@ -267,7 +267,9 @@ def _build_target(
         profiles=profiles,
         targets={**manifest.targets, spec.name: target},
         golden={
-            name: record for name, record in manifest.golden.items() if profiles[name] == manifest.profiles.get(name)
+            name: record
+            for name, record in manifest.golden.items()
+            if profiles[name] == manifest.profiles.get(name)
         },
         tool={"name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},

@@ -77,7 +77,7 @@ def _plan_components(source: Source, family: Family, request: ConvertRequest) ->
         plans[name] = _Plan(config, policy, assignments)
     if problems:
         raise SourceError(
-            f"{source.path} does not fit its config ({len(problems)} problems): {describe_problems(problems)}",
+            f"{source.path} does not fit its config: {describe_problems(problems)}",
             remedy="check that the download is complete and is the checkpoint its config describes",
         )
     return plans
@@ -107,7 +107,9 @@ def _source_record(source: Source, crcs: Mapping[str, Mapping[str, str]]) -> dic
     return {"repository": source.repository, "revision": source.revision, "files": files}
 
 
-def _model_record(source: Source, family: Family, plans: Mapping[str, _Plan], request: ConvertRequest) -> dict[str, Any]:
+def _model_record(
+    source: Source, family: Family, plans: Mapping[str, _Plan], request: ConvertRequest
+) -> dict[str, Any]:
     """The facts and defaults that the runtime needs; it knows no model code."""
     scheduler = read_scheduler(source.scheduler_config, default_shift=family.flow_shift)
     negative = family.negative_prompt if request.negative_prompt is None else request.negative_prompt
@@ -185,7 +187,7 @@ def convert(request: ConvertRequest) -> Manifest:
         UsageError: if the artifact exists and force is not set.
         SourceError: if the source is not usable or the disk is full.
     """
-    artifact = Path(os.path.abspath(request.artifact))
+    artifact = request.artifact.resolve()
     with open_source(request.source) as source:
         family = family_of(source)
         plans = _plan_components(source, family, request)

@@ -75,7 +75,8 @@ def table(manifest: Manifest) -> Iterator[str]:
     defaults = data["model"]["defaults"]
     yield f"variant         {data['model']['variant']} ({data['model']['task']})"
     yield f"content digest  {data['content_digest']}"
-    yield f"source          {data['source']['repository'] or 'a folder'}, {len(data['source']['files'])} files"
+    source = data["source"]
+    yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"
     yield (
         f"defaults        {defaults['solver']}, {defaults['num_steps']} steps, "
         f"guidance {defaults['guidance_scale']:g}, shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
@@ -108,4 +109,3 @@ def table(manifest: Manifest) -> Iterator[str]:
                     f"temporaries {facts['temporary_bytes'] / 1e6:,.1f} MB, "
                     f"compiled in {facts['compile_seconds']:.1f} s"
                 )
-

@@ -145,7 +145,9 @@ class ProgramBuilder:
         model, shape = self._model, self._shape
         patch = self._configs["transformer"].patch_size
         multiples = [model["vae_spatial"] * size for size in (patch[2], patch[1])]
-        for what, size, multiple in zip(("width", "height"), (shape.width, shape.height), multiples, strict=True):
+        for what, size, multiple in zip(
+            ("width", "height"), (shape.width, shape.height), multiples, strict=True
+        ):
             if size < multiple or size % multiple:
                 raise UsageError(
                     f"{what} {size} cannot be built", expected=f"a multiple of {multiple}", found=size
@@ -200,7 +202,10 @@ class ProgramBuilder:
             return {"kv": kv, "rope": rope}
 
         return ProgramSpec(
-            "prepare", prepare, ("transformer", "embeddings"), (self._weights["transformer"], self._embeddings())
+            "prepare",
+            prepare,
+            ("transformer", "embeddings"),
+            (self._weights["transformer"], self._embeddings()),
         )
 
     def _embeddings(self) -> jax.ShapeDtypeStruct:
@@ -250,7 +255,7 @@ class ProgramBuilder:
             kv_rope["kv"],
             kv_rope["rope"],
             latents,
-            {name: latents for name in ("last", "m1", "m2")},
+            dict.fromkeys(("last", "m1", "m2"), latents),
             jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32),
             scalar,
         ]

@@ -75,8 +75,13 @@ class Golden:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Golden:
-        fields = ("latents_sha256", "frames_sha256", "samples", "machine", "tolerance")
-        return cls(*(tuple(data[name]) if name == "samples" else data[name] for name in fields))
+        return cls(
+            data["latents_sha256"],
+            data["frames_sha256"],
+            tuple(data["samples"]),
+            data["machine"],
+            data["tolerance"],
+        )
 
 
 def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
@@ -198,7 +203,9 @@ def compare(expected: Golden, found: Golden) -> str:
         return "digests equal"
     reference, values = np.asarray(expected.samples), np.asarray(found.samples)
     if reference.shape != values.shape:
-        raise VerificationError("golden/ has another number of samples", expected=reference.size, found=values.size)
+        raise VerificationError(
+            "golden/ has another number of samples", expected=reference.size, found=values.size
+        )
     error = float(np.linalg.norm(values - reference) / np.linalg.norm(reference))
     if not error <= expected.tolerance:
         raise VerificationError(

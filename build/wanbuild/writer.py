@@ -79,7 +79,7 @@ class _ChunkWriter:
         """Appends one row, given as contiguous blocks of the stored dtype."""
         sha, row_crc = hashlib.sha256(), 0
         for block in blocks:
-            data = memoryview(block.view(np.uint8))
+            data = block.view(np.uint8).data
             row_crc, self._crc = crc32c(data, row_crc), crc32c(data, self._crc)
             sha.update(data)
             self._write(data)
@@ -119,7 +119,7 @@ class _Tensor:
             end = min(begin + BLOCK_ITEMS, stop)
             block = buffer[: end - begin]
             block[...] = self._flat[begin:end]
-            self.crc32c = crc32c(memoryview(self._raw[begin:end].view(np.uint8)), self.crc32c)
+            self.crc32c = crc32c(self._raw[begin:end].view(np.uint8).data, self.crc32c)
             if not finite(block):
                 raise SourceError(
                     f"{self.key} has a value that is not finite in {self._dtype}",

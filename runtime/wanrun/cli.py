@@ -29,12 +29,16 @@ def _warn(message: str) -> None:
 @click.option("--size", type=SIZE, help="Width x height in pixels.  [default: the first built]")
 @click.option("--frames", type=int, help="Frames.  [default: the first built]")
 @click.option("--steps", type=int, help="Denoising steps.  [default: the artifact's]")
-@click.option("--guidance-scale", type=float, help="Guidance; at most 1 turns it off.  [default: the artifact's]")
+@click.option(
+    "--guidance-scale", type=float, help="Guidance; at most 1 turns it off.  [default: the artifact's]"
+)
 @click.option("--flow-shift", type=float, help="Shift of the sigmas.  [default: the artifact's]")
 @click.option("--solver", type=click.Choice(["unipc", "dpm++", "euler"]), help="[default: the artifact's]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the initial noise.")
 @click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
-@click.option("--latents", type=click.Path(path_type=Path), help="Initial noise, float32 .npy (B, C, T, h, w).")
+@click.option(
+    "--latents", type=click.Path(path_type=Path), help="Initial noise, float32 .npy (B, C, T, h, w)."
+)
 @click.option("--save-latents", type=click.Path(path_type=Path), help="Write the final latents to this .npy.")
 @click.option("--fps", type=float, help="Frames per second of the video.  [default: the artifact's]")
 @click.option(
@@ -46,7 +50,9 @@ def _warn(message: str) -> None:
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--target", help="A built target.  [default: the one that matches this machine]")
-@click.option("--allow-compile", is_flag=True, help="Compile what has no fitting executable, into the user's cache.")
+@click.option(
+    "--allow-compile", is_flag=True, help="Compile what has no fitting executable, into the user's cache."
+)
 @click.option(
     "--verify",
     type=click.Choice(["fast", "sha256"]),
@@ -87,7 +93,9 @@ def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     try:
         latents = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file") from None
+        raise UsageError(
+            f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
+        ) from None
     if not isinstance(latents, np.ndarray):
         raise UsageError(f"the latents {path} are not one array", remedy="give a float32 .npy file")
     check_latents(latents, shape)
@@ -154,6 +162,7 @@ def _generate(artifact: Path, **options: Any) -> None:
     from wanrun.video import write_video
 
     timings = Timings()
+    timings.add("import", 0.0, timings.now())
     manifest, profile, outputs, noise = _check_request(artifact, options)
     with load(
         artifact,

@@ -86,9 +86,9 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         return "interrupted", 130
     if isinstance(error, WanError):
         return f"error: {_one_line(str(error))}", error.exit_code
-    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
-        return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
     if isinstance(error, click.ClickException):
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
         name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name
         return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

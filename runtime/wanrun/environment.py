@@ -40,7 +40,9 @@ JAX_FLAGS: Mapping[str, Any] = {
 """Set on both sides, whatever the user's environment says."""
 
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
-CPU_FEATURE_NAMES = frozenset({"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"})
+CPU_FEATURE_NAMES = frozenset(
+    {"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"}
+)
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -118,13 +120,17 @@ def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
     mismatches: list[Mismatch] = []
     if built["machine"] != found["machine"]:
         mismatches.append(
-            Mismatch("machine", built["machine"], found["machine"], "compile a target on this kind of machine")
+            Mismatch(
+                "machine", built["machine"], found["machine"], "compile a target on this kind of machine"
+            )
         )
     for name in sorted(built["packages"].keys() | found["packages"].keys()):
         expected, actual = built["packages"].get(name), found["packages"].get(name)
         if expected != actual:
             install = f"pip install {name}=={expected}" if expected else f"pip uninstall {name}"
-            mismatches.append(Mismatch(f"package {name}", expected, actual, f"{install}, or run wanbuild compile"))
+            mismatches.append(
+                Mismatch(f"package {name}", expected, actual, f"{install}, or run wanbuild compile")
+            )
     for name, expected in built["variables"].items():
         actual = found["variables"].get(name, "")
         if actual != expected:
@@ -133,12 +139,16 @@ def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
             )
     if built["zstandard"] != found["zstandard"]:
         mismatches.append(
-            Mismatch("package zstandard", built["zstandard"], found["zstandard"], "it is a part of the cache key")
+            Mismatch(
+                "package zstandard", built["zstandard"], found["zstandard"], "it is a part of the cache key"
+            )
         )
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
         mismatches.append(
-            Mismatch("CPU features", " ".join(missing), "a CPU without them", "run wanbuild compile on this CPU")
+            Mismatch(
+                "CPU features", " ".join(missing), "a CPU without them", "run wanbuild compile on this CPU"
+            )
         )
     return mismatches
 

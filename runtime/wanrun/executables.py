@@ -51,7 +51,7 @@ class CacheEvents:
             monitoring.unregister_event_listener(self._record)
 
 
-class _CacheMiss(Exception):
+class _CacheMissError(Exception):
     """Raised from JAX's own log line, before it starts to compile."""
 
 
@@ -63,7 +63,7 @@ class _RefuseMiss(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "CACHE MISS" in str(record.msg):
-            raise _CacheMiss
+            raise _CacheMissError
         return record.levelno >= logging.WARNING
 
 
@@ -236,7 +236,7 @@ class Executables:
     def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         lowered = lower(data, name, program.donate, self._device)
         events = CacheEvents()
-        with contextlib.suppress(_CacheMiss), events.observe(), _refuse_misses():
+        with contextlib.suppress(_CacheMissError), events.observe(), _refuse_misses():
             compiled = lowered.compile()
             if events.hits == 1 and events.misses == 0:
                 self.hits += 1
@@ -247,7 +247,7 @@ class Executables:
             "fact of the target agrees",
             expected="a hit",
             found="a miss",
-            remedy="unset JAX_* variables and --xla arguments, run wanbuild compile here, or pass --allow-compile",
+            remedy="unset JAX_* variables, run wanbuild compile here, or pass --allow-compile",
         )
 
     def _compile_to_overlay(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:

@@ -63,9 +63,13 @@ def plain_relative(name: Any, where: str) -> str:
         ArtifactError: otherwise; a manifest must not reach outside its artifact.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    plain = bool(parts) and "/".join(parts) == name and all(
-        part not in (".", "..") and part.isprintable() and "\\" not in part and ":" not in part
-        for part in parts
+    plain = (
+        bool(parts)
+        and "/".join(parts) == name
+        and all(
+            part not in (".", "..") and part.isprintable() and "\\" not in part and ":" not in part
+            for part in parts
+        )
     )
     if not plain or name.startswith("/"):
         raise ArtifactError(

@@ -168,7 +168,10 @@ class Profile:
         sizes = [data[name] for name in ("width", "height", "num_frames", "num_videos")]
         if any(type(size) is not int or size < 1 for size in sizes):
             raise ValueError(f"sizes {sizes}")
-        return cls(*sizes, data["guidance"], data["index"], data["options"], programs)
+        width, height, num_frames, num_videos = sizes
+        return cls(
+            width, height, num_frames, num_videos, data["guidance"], data["index"], data["options"], programs
+        )
 
 
 @dataclass(frozen=True)
@@ -347,8 +350,8 @@ def read_manifest(artifact: Path) -> Manifest:
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise ArtifactError(f"{path} is not a Wan artifact", expected=f"format {FORMAT}", found=found)
+        kind = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise ArtifactError(f"{path} is not a Wan artifact", expected=f"format {FORMAT}", found=kind)
     if data.get("format_version") != FORMAT_VERSION:
         raise ArtifactError(
             f"{artifact} has another format version",

@@ -23,7 +23,7 @@ from wanrun.noise import initial_noise
 from wanrun.prompt import PromptTokenizer, clean_prompt
 from wanrun.restore import Restore, default_threads
 from wanrun.select import SelectedTarget, select_profile, select_target
-from wanrun.solvers import SolverTable, solver_table
+from wanrun.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.timing import Timings
 
 HISTORY = ("last", "m1", "m2")
@@ -76,7 +76,7 @@ class Pipeline:
         warn: Warn = _no_warning,
     ) -> None:
         self.artifact, self.manifest, self.profile = artifact, manifest, profile
-        self.timings = timings or Timings()
+        self.timings = Timings() if timings is None else timings
         self._selected, self._warn = selected, warn
         self._allow_compile, self._verify = allow_compile, verify
         self._tokenizer = self._load_tokenizer()
@@ -105,7 +105,7 @@ class Pipeline:
             check_entries(self.artifact, target, self.profile.name)
         with self.timings.phase("import"):
             import jax
-            import jax.export  # noqa: F401  (a part of the import time, not of the first program)
+            import jax.export
         with self.timings.phase("device"):
             configure_jax(target.environment["platform"], self.artifact / target.folder)
             try:
@@ -130,10 +130,13 @@ class Pipeline:
 
         with ThreadPoolExecutor(default_threads(), thread_name_prefix="restore") as pool:
             # In the order of use: the pool takes files in the order they were asked for.
-            names = [name for name in ("text_encoder", "transformer", "vae") if name in self.manifest.components]
+            names = [
+                name for name in ("text_encoder", "transformer", "vae") if name in self.manifest.components
+            ]
             started = self.timings.now()
             restores = [
-                Restore(self.artifact, name, self.manifest.components[name], pool, self._verify) for name in names
+                Restore(self.artifact, name, self.manifest.components[name], pool, self._verify)
+                for name in names
             ]
             try:
                 with self.timings.phase("executables"):
@@ -181,6 +184,38 @@ class Pipeline:
                 for i in range(len(prompts))
             ]
             return np.concatenate([np.asarray(embedding) for embedding in embeddings])
+
+    def component_weights(self, name: str) -> Mapping[str, Any]:
+        """A component's weights on the device, as nested dicts by path."""
+        return self._weights[name]
+
+    def decode(self, latents: np.ndarray) -> np.ndarray:
+        """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
+        with self.timings.phase("decode"):
+            return np.stack([np.asarray(self._run("decode_video", latents=one)["frames"]) for one in latents])
+
+    def velocity(
+        self, latents: np.ndarray, prompts: Sequence[str], timestep: float, guidance_scale: float
+    ) -> np.ndarray:
+        """The model's guided output at these latents, for comparing it with another implementation.
+
+        A step with σ = 1 that returns the data prediction m0 = x − v, so no program of its own is needed.
+
+        Args:
+            latents: float32 (B, C, T, h, w).
+            prompts: positive, and with guidance negative.
+            timestep: in training timesteps, 0 to 1000.
+            guidance_scale: unused without guidance.
+
+        Returns:
+            float32 of latents' shape.
+        """
+        row = np.zeros(len(COLUMNS), np.float32)
+        row[[COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
+        table = SolverTable("velocity", np.array([timestep], np.float32), row[None], np.zeros(2))
+        prepared = self._run("prepare", embeddings=self.encode_prompts(prompts))
+        options = {"guidance_scale": guidance_scale}
+        return latents - self._denoise(latents, table, prepared, options, lambda step, total: None)
 
     def _run(self, name: str, **values: Any) -> dict[str, Any]:
         """Runs one program; a component's weights are passed under its name."""
@@ -248,9 +283,12 @@ class Pipeline:
                 found=f"{np.count_nonzero(~np.isfinite(final))} NaN or infinite of {final.size} values",
                 remedy="check the weights with wanbuild verify, or build with --dtype float32",
             )
-        with self.timings.phase("decode"):
-            frames = np.stack([np.asarray(self._run("decode_video", latents=one)["frames"]) for one in final])
-        return Result(frames, final, {**options, "content_digest": self.manifest.content_digest}, self.timings)
+        return Result(
+            self.decode(final),
+            final,
+            {**options, "content_digest": self.manifest.content_digest},
+            self.timings,
+        )
 
     def _denoise(
         self,
@@ -262,12 +300,17 @@ class Pipeline:
     ) -> np.ndarray:
         import jax
 
-        state: dict[str, Any] = {"latents": noise, "history": {name: np.zeros_like(noise) for name in HISTORY}}
+        state: dict[str, Any] = {
+            "latents": noise,
+            "history": {name: np.zeros_like(noise) for name in HISTORY},
+        }
         constant = dict(prepared)
         if self.profile.guidance:
             constant["guidance_scale"] = np.float32(options["guidance_scale"])
         total = len(table.timesteps)
-        for step, (timestep, coefficients) in enumerate(zip(table.timesteps, table.coefficients, strict=True)):
+        for step, (timestep, coefficients) in enumerate(
+            zip(table.timesteps, table.coefficients, strict=True)
+        ):
             started = time.perf_counter()
             state = self._run(
                 "denoise_step", **constant, **state, timestep=np.float32(timestep), coefficients=coefficients
@@ -364,8 +407,9 @@ def load(
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
     """
-    folder = Path(os.path.abspath(artifact))
-    timings = timings or Timings()
+    folder = Path(artifact).resolve()
+    if timings is None:
+        timings = Timings()
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
         profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance)

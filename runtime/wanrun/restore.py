@@ -27,7 +27,11 @@ from wanrun.manifest import Component, Parameter
 BLOCK_BYTES = 512 * 2**10
 """Read and checksummed at a time: small enough that the checksum reads from the second-level cache."""
 
-DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32), "float16": np.dtype("f2")}
+DTYPES = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype("f2"),
+}
 
 VERIFY_MODES = ("fast", "sha256")
 

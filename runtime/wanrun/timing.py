@@ -139,7 +139,7 @@ class Timings:
             return list(self._steps)
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object with stable keys: a phase that did not happen is 0, a moment not reached is None."""
+        """One flat object with stable keys: a phase without spans is 0, a moment not reached is None."""
         seconds = self.seconds
         names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
         return {

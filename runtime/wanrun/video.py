@@ -28,7 +28,7 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import imageio_ffmpeg
 import numpy as np
@@ -101,7 +101,8 @@ def write_video(frames: np.ndarray, path: Path, fps: float, metadata: Mapping[st
         frames: uint8 (T, H, W, 3), sRGB.
         path: where to, with a suffix of the table above.
         fps: frames per second.
-        metadata: what to write into the file, or beside it; values that JSON can hold.
+        metadata: what to write into the file, or beside it, as JSON; what JSON cannot hold becomes its
+            ``str``, for a video must not be lost over it.
 
     Raises:
         UsageError: if the file cannot be written, or its format cannot hold such frames.
@@ -113,13 +114,13 @@ def write_video(frames: np.ndarray, path: Path, fps: float, metadata: Mapping[st
         raise UsageError("the frame rate is out of range", expected="0 < fps <= 1000", found=fps)
     encode = _ENCODERS[path.suffix.lower()]
     # ASCII with escapes, because the containers disagree on anything else.
-    comment = json.dumps(metadata, sort_keys=True)
+    comment = json.dumps(dict(metadata), sort_keys=True, default=str)
     beside = path.suffix.lower() == ".npy" or len(comment) > _MAX_EMBEDDED_BYTES
     try:
         with _replacing(path) as temporary:
             encode(np.ascontiguousarray(frames), temporary, fps, "" if beside else comment)
         if beside:
-            text = json.dumps(metadata, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+            text = json.dumps(json.loads(comment), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
             # A lone surrogate, from a byte of argv that is no UTF-8, becomes its JSON escape.
             replace_file(_sidecar(path), text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
@@ -188,7 +189,10 @@ def _ffmpeg(arguments: list[str], frames: np.ndarray | None = None) -> bytes:
         start_new_session=True,
     ) as process:
         try:
-            output, log = process.communicate(None if frames is None else frames.data.cast("B"))
+            # A view of the frames, not a copy: communicate takes any buffer.
+            output, log = process.communicate(
+                None if frames is None else cast("bytes", frames.data.cast("B"))
+            )
         except BaseException:
             process.kill()
             raise

@@ -13,7 +13,9 @@ from wanbuild.mapping.rules import TRANSFORMS, Rule
 from wanbuild.models.params import abstract_params, flatten
 
 
-def load_params(state_dict: Mapping[str, np.ndarray], rules: Sequence[Rule], module: nnx.Module) -> dict[str, Any]:
+def load_params(
+    state_dict: Mapping[str, np.ndarray], rules: Sequence[Rule], module: nnx.Module
+) -> dict[str, Any]:
     """Fills the module's parameters from a checkpoint.
 
     Args:

@@ -250,9 +250,12 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
 def test_progress_counts_from_many_threads() -> None:
     stream = io.StringIO()
     with Progress(800, "convert", stream=stream, interval_seconds=0.0) as progress:
-        threads = [
-            threading.Thread(target=lambda: [progress.advance() for _ in range(100)]) for _ in range(8)
-        ]
+
+        def work() -> None:
+            for _ in range(100):
+                progress.advance()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import T5TokenizerFast
+from transformers import T5TokenizerFast  # type: ignore[attr-defined]
 
 from wanrun.errors import ArtifactError
 from wanrun.prompt import PromptTokenizer, clean_prompt

@@ -63,7 +63,8 @@ def noise(seed: int) -> np.ndarray:
 
 
 def run_table(table: SolverTable, dtype: type, seed: int) -> np.ndarray:
-    x, v = noise(seed).astype(dtype), model(seed)
+    x: np.ndarray = noise(seed).astype(dtype)
+    v = model(seed)
     history = (np.zeros_like(x),) * 3
     for i, row in enumerate(table.coefficients.astype(dtype)):
         x, history = step(row, v(x, i), x, history)
@@ -71,7 +72,8 @@ def run_table(table: SolverTable, dtype: type, seed: int) -> np.ndarray:
 
 
 def run_reference(scheduler: Any, seed: int) -> np.ndarray:
-    x, v = torch.from_numpy(noise(seed)), model(seed)
+    x: Any = torch.from_numpy(noise(seed))
+    v = model(seed)
     for i, t in enumerate(scheduler.timesteps):
         x = scheduler.step(torch.from_numpy(v(x.numpy(), i)), t, x, return_dict=False)[0]
     return x.numpy()

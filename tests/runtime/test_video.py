@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import imageio_ffmpeg
@@ -104,6 +105,12 @@ def test_other_frames_or_metadata_give_other_bytes(tmp_path: Path, suffix: str) 
     write_video(clip(seed=1), path, 16, {"seed": 2})
     assert path.read_bytes() != first
     assert read_metadata(path) == {"seed": 2}
+
+
+def test_metadata_that_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
+    for suffix in (".png", ".npy"):
+        write_video(clip(2), tmp_path / f"a{suffix}", 16, MappingProxyType({"image": Path("a.png")}))
+        assert read_metadata(tmp_path / f"a{suffix}") == {"image": "a.png"}
 
 
 def test_the_sidecar_is_readable_text(tmp_path: Path) -> None:

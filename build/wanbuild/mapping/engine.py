@@ -1,4 +1,4 @@
-"""Applies a mapping table to a checkpoint's keys: exactly once each, or one error that lists every problem."""
+"""Applies a mapping table to a checkpoint's keys: each exactly once, or one error lists every problem."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str, int | None, str
         if match := re.fullmatch(rule.pattern, key):
             groups = match.groupdict()
             layer = groups.pop("layer", None)
-            found.append((rule.target.format(**groups), None if layer is None else int(layer), rule.transform))
+            found.append(
+                (rule.target.format(**groups), None if layer is None else int(layer), rule.transform)
+            )
     return found
 
 
@@ -112,7 +114,7 @@ def assign(
         found = _transformed_shape(shapes[key], transform)
         if found != expected:
             problems.append(
-                f"{component}: {key} has shape {list(shapes[key])}, which does not fit {path} {list(expected)}"
+                f"{component}: {key} has shape {list(shapes[key])}, {path} needs {list(expected)}"
             )
 
     assignments = []

@@ -57,24 +57,26 @@ def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Arra
     return _winograd(x, kernel)[:, :frames]
 
 
-def conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm, stride: int = 1) -> jax.Array:
+def conv3x3(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """3x3 convolution of every frame, with zeros around for stride 1, below and right for stride 2.
 
     Args:
         x: (B, T, H, W, I).
         kernel: (3, 3, I, O).
-        algorithm: the form.
         stride: 1 or 2, of height and width.
 
     Returns:
         (B, T, H / stride, W / stride, O).
     """
-    wide = min(kernel.shape[-2:]) >= _NARROW
-    if algorithm == "winograd" and stride == 1 and wide:
-        return _winograd(x, kernel[None])
     B, T, H, W, _ = x.shape
     padding = [(1, 1), (1, 1)] if stride == 1 else [(0, 1), (0, 1)]
-    y = _conv2d(x.reshape(B * T, H, W, -1), kernel, stride, padding)
+    y = lax.conv_general_dilated(
+        x.reshape(B * T, H, W, -1),
+        kernel.astype(x.dtype),
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
     return y.reshape(B, T, *y.shape[1:])
 
 
@@ -91,7 +93,7 @@ def upsample_conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> j
     """
     if algorithm == "winograd":
         return _upsample_minimal(x, kernel)
-    return conv3x3(jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3), kernel, algorithm)
+    return conv3x3(jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3), kernel)
 
 
 def taps(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
@@ -118,18 +120,6 @@ def _dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
     )
 
 
-def _conv2d(
-    x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Sequence[tuple[int, int]] = ((1, 1), (1, 1))
-) -> jax.Array:
-    return lax.conv_general_dilated(
-        x,
-        kernel.astype(x.dtype),
-        (stride, stride),
-        padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
 def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """3x3x3 as one matmul to every tap's product, then the sum of 27 shifts: twice the rate of a
     convolution that fills 3 lanes of 16."""
@@ -147,10 +137,9 @@ def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 def _few_inputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """3x3x3 as one 3x3 convolution over the taps side by side in channels."""
-    B, frames, H, W, _ = x.shape
-    T = frames - 2
-    x = jnp.concatenate([x[:, k : k + T] for k in range(3)], -1).reshape(B * T, H, W, -1)
-    return _conv2d(x, jnp.concatenate(list(kernel), axis=-2)).reshape(B, T, H, W, -1)
+    T = x.shape[1] - 2
+    x = jnp.concatenate([x[:, k : k + T] for k in range(3)], -1)
+    return conv3x3(x, jnp.concatenate(list(kernel), axis=-2))
 
 
 # F(2,3): two outputs y of three taps g over four inputs d are y = A ((G g) * (B d)).
@@ -176,27 +165,21 @@ def _kernel_points(kernel: jax.Array, axis: int) -> jax.Array:
 
 
 def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """F(2,3) in height, width and, unless the kernel has one tap there, in time.
-
-    Args:
-        x: (B, T + 2, H, W, I) with T even; (B, T, H, W, I) for one tap.
-        kernel: (3, 3, 3, I, O) or (1, 3, 3, I, O).
-    """
-    temporal = kernel.shape[0] == 3
-    kernel = kernel.astype(jnp.float32)
-    for axis in range(0 if temporal else 1, 3):
+    """F(2,3) in time, height and width: (B, T + 2, H, W, I) with T even to (B, T, H, W, O)."""
+    # The barrier keeps XLA from hoisting the transformed kernels of all layers, 2.4 times the weights,
+    # out of the loop over pieces.
+    kernel, x = lax.optimization_barrier((kernel.astype(jnp.float32), x))
+    for axis in range(3):
         kernel = _kernel_points(kernel, axis)
 
     def band(x: jax.Array) -> jax.Array:
-        if not temporal:
-            return _plane(x, kernel[0])
         # A loop over the four points in time, unlike an unrolled one, needs the memory of one of them
         # and compiles in a third of the time, at the same speed.
         products = lax.map(lambda a: _plane(*a), (jnp.stack(_points(x, 1)), kernel))
         y = jnp.stack(_outputs(list(products)), 2)
         return y.reshape(y.shape[0], -1, *y.shape[3:])
 
-    return _in_bands(band, x, (x.shape[1] - 2 * temporal, kernel.shape[-1]), unit=2, scale=1)
+    return _in_bands(band, x, (x.shape[1] - 2, kernel.shape[-1]), unit=2, scale=1)
 
 
 def _plane(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -44,6 +44,12 @@ def timestep_embedding(timesteps: jax.Array, freq_dim: int) -> jax.Array:
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
+def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
+    """Frames, rows and columns of latents (B, C, T, h, w)."""
+    _, _, T, h, w = latents.shape
+    return T, h, w
+
+
 class MLP(nnx.Module):
     """linear_1, an activation, linear_2."""
 
@@ -219,7 +225,7 @@ class WanTransformer(nnx.Module):
     def patchify(self, latents: jax.Array) -> jax.Array:
         """(B, C, T, h, w) -> tokens of raw values (B, S, C·patch volume), in the order of the conv weight."""
         B, C = latents.shape[:2]
-        grid = self.config.grid(latents.shape[2:])
+        grid = self.config.grid(spatial_shape(latents))
         pt, ph, pw = self.config.patch_size
         t, h, w = grid
         x = latents.reshape(B, C, t, pt, h, ph, w, pw).transpose(0, 2, 4, 6, 1, 3, 5, 7)
@@ -265,4 +271,4 @@ class WanTransformer(nnx.Module):
         per_token = head if head.ndim == 4 else head[:, None]
         shift, scale = per_token[..., 0, :], per_token[..., 1, :]
         x = (layer_norm(x, self.config.eps) * (1 + scale) + shift).astype(dtype)
-        return self.unpatchify(self.proj_out(x, out_dtype=jnp.float32), latents.shape[2:])
+        return self.unpatchify(self.proj_out(x, out_dtype=jnp.float32), spatial_shape(latents))

@@ -93,7 +93,7 @@ class CausalConv3d(nnx.Module):
         extended = stream.extend(x, 2)
         if stream.first:
             # The two frames before the first are zeros: only the last tap counts.
-            y = convolution.conv3x3(x, self.weight[...][2], stream.algorithm)
+            y = convolution.conv3x3(x, self.weight[...][2])
         else:
             y = convolution.conv3x3x3(extended, self.weight[...], stream.algorithm)
         return y + self.bias[...].astype(y.dtype)
@@ -199,7 +199,7 @@ class Downsample(nnx.Module):
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, C) to (B, T or T / 2, H / 2, W / 2, C); one frame stays one."""
-        y = convolution.conv3x3(x, self.resample.weight[...], stream.algorithm, stride=2)
+        y = convolution.conv3x3(x, self.resample.weight[...], stride=2)
         y = y + self.resample.bias[...].astype(y.dtype)
         if self.temporal:
             extended = stream.extend(y, 1)

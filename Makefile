@@ -1,0 +1,51 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+# PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV ?= .venv
+DEMO ?= artifacts/demo
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
+SETUP := pyproject.toml constraints.txt
+
+.PHONY: demo test lint format bench clean
+
+demo: $(VENV)/.installed-build
+	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
+	mkdir -p $(DEMO)
+	$(BIN)/wanbuild toy $(DEMO)/checkpoint
+	$(BIN)/wanbuild convert $(DEMO)/checkpoint --artifact $(DEMO)/artifact
+	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size 192x128 --frames 17
+	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "A red fox runs through fresh snow at dawn" \
+		--steps 20 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
+	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json (random weights: expect noise)."
+
+test: $(VENV)/.installed-test lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-build: $(VENV)/bin/python $(SETUP)
+	$(PIP) -e ".[build]"
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python $(SETUP)
+	$(PIP) -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(DEMO)
