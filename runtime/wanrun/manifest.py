@@ -264,7 +264,7 @@ class Manifest:
 
     @property
     def content_digest(self) -> str:
-        """sha256 of what the artifact is made from and computes; equal sources and options give equal digests."""
+        """sha256 of what the artifact is made from and computes; the same for equal sources and options."""
         parameters = {name: component.as_json() for name, component in self.components.items()}
         programs = {
             profile: {

@@ -135,7 +135,14 @@ class Pipeline:
             ]
             started = self.timings.now()
             restores = [
-                Restore(self.artifact, name, self.manifest.components[name], pool, self._verify)
+                Restore(
+                    self.artifact,
+                    name,
+                    self.manifest.components[name],
+                    pool,
+                    self._verify,
+                    clock=self.timings.now,
+                )
                 for name in names
             ]
             try:
@@ -143,7 +150,7 @@ class Pipeline:
                     self._load_programs()
                 for restore in restores:
                     tree = restore.result()
-                    self.timings.add("restore", started, self.timings.now())
+                    self.timings.add("restore", started, restore.finished_at)
                     with self.timings.phase("transfer"):
                         self._weights[restore.name] = jax.device_put(tree, self._device)
                     if restore.name == "transformer":

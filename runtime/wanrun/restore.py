@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +149,11 @@ class Restore:
         component: its entry in the manifest.
         pool: threads to read with.
         verify: 'fast' checks every row's crc32c; 'sha256' every parameter's sha256 too.
+        clock: tells the time for ``finished_at``.
     """
+
+    finished_at: float
+    """When the last chunk file was read, by the clock."""
 
     def __init__(
         self,
@@ -157,11 +162,13 @@ class Restore:
         component: Component,
         pool: ThreadPoolExecutor,
         verify: str = "fast",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if verify not in VERIFY_MODES:
             raise ValueError(f"verify must be one of {VERIFY_MODES}, not {verify!r}")
         self.name, self._component, self._verify = name, component, verify
         parameters = sorted(component.parameters.items())
+        self._clock, self.finished_at = clock, clock()
         self._block, self._offsets = _allocate(parameters)
         view = memoryview(self._block)
         root = artifact / component.folder
@@ -171,7 +178,7 @@ class Restore:
             folder = root / array_folder(path)
             self._futures[path] = [
                 pool.submit(
-                    _read_chunk,
+                    self._read,
                     _Chunk(
                         f"{name}/{path}",
                         folder / layout.chunk_file(index),
@@ -179,10 +186,14 @@ class Restore:
                         index,
                         view[start + index * layout.chunk_bytes : start + (index + 1) * layout.chunk_bytes],
                     ),
-                    verify,
                 )
                 for index in range(layout.chunks)
             ]
+
+    def _read(self, chunk: _Chunk) -> list[bytes]:
+        digests = _read_chunk(chunk, self._verify)
+        self.finished_at = self._clock()
+        return digests
 
     def _array(self, path: str, layout: ArrayLayout) -> np.ndarray:
         dtype = DTYPES[layout.dtype]

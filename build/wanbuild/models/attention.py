@@ -35,10 +35,10 @@ def _one_head(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return (out / total).astype(q.dtype)
 
 
-def _query_blocks(num_queries: int, num_keys: int) -> int:
-    """Number of equal query blocks, a divisor of num_queries, that keeps scores in SCORES_BYTES."""
-    wanted = -(-num_queries * num_keys * 4 // SCORES_BYTES)
-    return next(n for n in range(wanted, num_queries + 1) if num_queries % n == 0)
+def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:
+    """Number of query blocks that keeps scores in SCORES_BYTES, and the queries in each, rounded up."""
+    blocks = min(-(-num_queries * num_keys * 4 // SCORES_BYTES), num_queries)
+    return blocks, -(-num_queries // blocks)
 
 
 def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -57,14 +57,14 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     B, S, N, K = q.shape
     T = k.shape[1]
     heads = [x.transpose(0, 2, 1, 3).reshape(B * N, -1, K) for x in (q, k, v)]
-    blocks = _query_blocks(S, T)
+    blocks, rows = _query_blocks(S, T)
 
     def head(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         q, k, v = qkv
         if blocks == 1:
             return _one_head(q, k, v)
-        rows = q.reshape(blocks, S // blocks, K)
-        return jax.lax.map(lambda block: _one_head(block, k, v), rows).reshape(S, K)
+        padded = jnp.pad(q, ((0, blocks * rows - S), (0, 0))).reshape(blocks, rows, K)
+        return jax.lax.map(lambda block: _one_head(block, k, v), padded).reshape(-1, K)[:S]
 
     out = jax.lax.map(head, tuple(heads))
     return out.reshape(B, N, S, K).transpose(0, 2, 1, 3)
