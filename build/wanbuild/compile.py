@@ -17,7 +17,7 @@ from wanbuild.programs import BuildOptions, ProgramBuilder, ProgramSpec, Shape
 from wanbuild.staging import build_lock
 from wanbuild.targets import TargetSpec, resolve_target
 from wanrun import __version__
-from wanrun.environment import configure_jax, use_cache
+from wanrun.environment import configure_jax, using_cache
 from wanrun.errors import UsageError
 from wanrun.executables import lower
 from wanrun.files import file_sha256, fsync_directory, sha256_of, write_durable
@@ -108,9 +108,9 @@ class _Compiler:
         final.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=final.parent) as folder:
             cache = Path(folder)
-            use_cache(cache)
             started = time.perf_counter()
-            compiled = lower(data, name, donate, self.target.device).compile()
+            with using_cache(cache):
+                compiled = lower(data, name, donate, self.target.device).compile()
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
@@ -213,7 +213,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     read_manifest(artifact)
     with build_lock(artifact):
         manifest = read_manifest(artifact)
-        configure_jax("cpu", artifact / "executables")
+        configure_jax("cpu")
         targets = [resolve_target(name) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
         shapes = list(request.shapes())
@@ -242,26 +242,24 @@ def _build_target(
     wanted = [_profile_of(shape, options).name for shape in shapes]
     compiler = _Compiler(artifact, spec)
     built = manifest.targets.get(spec.name, Target(compiler.folder, spec.environment, {}))
-    same_environment = built.environment == spec.environment
-    if not same_environment:
+    if built.environment != spec.environment:
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
-    executables = {name: dict(entries) for name, entries in built.executables.items() if same_environment}
-    statistics = {name: dict(entries) for name, entries in built.statistics.items() if same_environment}
-    for name in dict.fromkeys([*wanted, *built.executables]):
-        entries = executables.setdefault(name, {})
+    ledger = _usable_entries(artifact, manifest, built) if built.environment == spec.environment else {}
+    executables: dict[str, dict[str, Executable]] = {}
+    statistics: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys([*built.executables, *wanted]):
         for program_name, program in profiles[name].programs[spec.platform].items():
-            previous = manifest.profiles.get(name)
-            before = {} if previous is None else previous.programs.get(spec.platform, {})
-            unchanged = before.get(program_name) == program
-            entry = entries.get(program_name)
-            if unchanged and entry is not None and _intact(artifact, built.folder, entry):
+            compiled = ledger.get((program_name, program.sha256))
+            if compiled is None:
+                data = (artifact / program.file).read_bytes()
+                compiled = compiler.compile(program_name, data, program.donate)
+                # A program that profiles share has one entry: compiling it again would replace its bytes.
+                ledger[program_name, program.sha256] = compiled
+                report(_line(name, program_name, compiled.statistics, spec))
+            elif name in wanted:
                 report(f"{name}  {program_name:<14} up to date")
-                continue
-            data = (artifact / program.file).read_bytes()
-            compiled = compiler.compile(program_name, data, program.donate)
-            entries[program_name] = compiled.executable
+            executables.setdefault(name, {})[program_name] = compiled.executable
             statistics.setdefault(name, {})[program_name] = compiled.statistics
-            report(_line(name, program_name, compiled.statistics, spec))
     target = Target(compiler.folder, spec.environment, executables, statistics)
     changed = manifest.changed(
         profiles=profiles,
@@ -276,6 +274,20 @@ def _build_target(
     )
     changed.write(artifact)
     return changed
+
+
+def _usable_entries(
+    artifact: Path, manifest: Manifest, built: Target
+) -> dict[tuple[str, str], CompiledProgram]:
+    """What is compiled and undamaged, by program name and the digest of its StableHLO."""
+    usable: dict[tuple[str, str], CompiledProgram] = {}
+    for name, entries in built.executables.items():
+        programs = manifest.profiles[name].programs[built.environment["platform"]]
+        for program_name, entry in entries.items():
+            if _intact(artifact, built.folder, entry):
+                key = program_name, programs[program_name].sha256
+                usable[key] = CompiledProgram(entry, built.statistics[name][program_name])
+    return usable
 
 
 def _line(profile: str, program: str, statistics: dict[str, Any], target: TargetSpec) -> str:

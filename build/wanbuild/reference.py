@@ -79,7 +79,7 @@ def _load_reference(source: Path) -> Any:
         raise UsageError(
             f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
         ) from None
-    pipe = WanPipeline.from_pretrained(str(source), torch_dtype=torch.float32, local_files_only=True)
+    pipe = WanPipeline.from_pretrained(str(source), dtype=torch.float32, local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -6,11 +6,13 @@ runtime have to agree.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +38,21 @@ JAX_FLAGS: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_debug_nans": False,
     "jax_disable_jit": False,
+    "jax_no_tracing": False,
+    "jax_transfer_guard": "allow",
+    # The rest goes into the key through the compile options; these are JAX's defaults.
+    "jax_use_shardy_partitioner": True,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_memory_fitting_level": "O2",
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_memory_fitting_effort": 0.0,
+    "jax_disable_most_optimizations": False,
+    "jax_compiler_enable_remat_pass": True,
+    "jax_xla_profile_version": 0,
+    "jax_enable_pgle": False,
+    "jax_compilation_cache_expect_pgle": False,
 }
-"""Set on both sides, whatever the user's environment says."""
+"""Set on both sides, whatever the user's environment says; a flag that this JAX does not know is left out."""
 
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
 CPU_FEATURE_NAMES = frozenset(
@@ -168,30 +183,36 @@ def device_mismatches(built: Mapping[str, Any], devices: list[jax.Device]) -> li
     ]
 
 
-def configure_jax(platform_name: str, cache: Path) -> None:
-    """Sets every JAX flag that the cache's key depends on, and the cache's folder.
+def configure_jax(platform_name: str) -> None:
+    """Sets every JAX flag that the cache's key depends on.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; other platforms are not initialised.
-        cache: the folder of compilation cache entries.
     """
     import jax
 
     for name, value in JAX_FLAGS.items():
-        jax.config.update(name, value)
+        if name in jax.config.values:
+            jax.config.update(name, value)
     if os.environ.get("JAX_PLATFORMS") in (None, "", platform_name):
         jax.config.update("jax_platforms", platform_name)
-    use_cache(cache)
 
 
-def use_cache(cache: Path) -> None:
-    """Points JAX's compilation cache at another folder."""
+@contextlib.contextmanager
+def using_cache(cache: Path) -> Iterator[None]:
+    """Points JAX's compilation cache at a folder, and back: what else a process compiles stays out of it."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
+    before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Once initialised, the cache keeps its folder until it is reset.
     compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
 
 
 def xla_arguments() -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.environment import use_cache
+from wanrun.environment import using_cache
 from wanrun.errors import ArtifactError
 from wanrun.files import file_sha256, sha256_of
 from wanrun.manifest import Executable, Profile, Program, Target
@@ -227,7 +227,8 @@ class Executables:
                     remedy="run wanbuild compile, or pass --allow-compile",
                 )
             check_entry(self._artifact, self._target, name, entry)
-            return self._from_cache(name, data, program)
+            with using_cache(self._artifact / self._target.folder):
+                return self._from_cache(name, data, program)
         except ArtifactError:
             if self._overlay is None:
                 raise
@@ -253,13 +254,9 @@ class Executables:
     def _compile_to_overlay(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         assert self._overlay is not None
         self._overlay.mkdir(parents=True, exist_ok=True)
-        use_cache(self._overlay)
-        try:
-            events = CacheEvents()
-            with events.observe():
-                compiled = lower(data, name, program.donate, self._device).compile()
-        finally:
-            use_cache(self._artifact / self._target.folder)
+        events = CacheEvents()
+        with using_cache(self._overlay), events.observe():
+            compiled = lower(data, name, program.donate, self._device).compile()
         if events.hits:
             self.hits += 1
         else:

@@ -107,7 +107,7 @@ class Pipeline:
             import jax
             import jax.export
         with self.timings.phase("device"):
-            configure_jax(target.environment["platform"], self.artifact / target.folder)
+            configure_jax(target.environment["platform"])
             try:
                 devices = jax.devices(target.environment["platform"])
             except RuntimeError as error:
