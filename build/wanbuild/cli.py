@@ -114,6 +114,8 @@ def verify(artifact: Path, record: bool, source: Path | None, steps: int, json_f
     outcome: dict[str, Any]
     if record and source is not None:
         raise UsageError("--record and --source exclude each other", remedy="run verify twice")
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise UsageError(f"--json {json_file} cannot be written", remedy="name a file in an existing folder")
     if record:
         verification.record(artifact, click.echo)
         outcome = {"recorded": True}

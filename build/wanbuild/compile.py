@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from wanbuild.targets import TargetSpec, resolve_target
 from wanrun import __version__
 from wanrun.environment import configure_jax, using_cache
 from wanrun.errors import UsageError
-from wanrun.executables import lower
-from wanrun.files import file_sha256, fsync_directory, sha256_of, write_durable
+from wanrun.executables import lower, read_program
+from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
 from wanrun.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
 
 if TYPE_CHECKING:
@@ -92,11 +92,19 @@ class CompiledProgram:
 
 
 class _Compiler:
-    """Compiles programs for one target, moving each cache entry into the artifact."""
+    """Compiles programs for one target, moving each cache entry into the artifact.
 
-    def __init__(self, artifact: Path, target: TargetSpec) -> None:
-        self._artifact, self.target = artifact, target
-        self.folder = f"executables/{target.name}"
+    Args:
+        artifact: the artifact's folder.
+        target: what to compile for.
+        folder: the folder of entries in it.
+        kept: entries in that folder that stay as they are, by file name.
+    """
+
+    def __init__(
+        self, artifact: Path, target: TargetSpec, folder: str, kept: Mapping[str, CompiledProgram]
+    ) -> None:
+        self._artifact, self.target, self.folder, self._kept = artifact, target, folder, kept
 
     def compile(self, name: str, data: bytes, donate: Sequence[int]) -> CompiledProgram:
         """Compiles one exported program.
@@ -114,6 +122,8 @@ class _Compiler:
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
+            if entry.name in self._kept:  # the same program but for its source locations
+                return self._kept[entry.name]
             with entry.open("rb+") as file:
                 os.fsync(file.fileno())
             placed = final / entry.name
@@ -164,9 +174,15 @@ def _export_profile(
         data = export_program(spec, target.platform)
         digest = sha256_of(data)
         file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
-        write_durable(file, data)
+        if not (file.is_file() and file_sha256(file) == digest):  # a killed build leaves the old one whole
+            replace_file(file, data)
         programs[spec.name] = Program(
-            file.relative_to(artifact).as_posix(), digest, spec.inputs, spec.donate_argnums, _describe(spec)
+            file.relative_to(artifact).as_posix(),
+            digest,
+            spec.inputs,
+            spec.donate_argnums,
+            target.kernels.weight_bits,
+            _describe(spec),
         )
     fsync_directory(folder)
     fsync_directory(folder.parent)
@@ -240,18 +256,24 @@ def _build_target(
         index = old.index if old else 1 + max((p.index for p in profiles.values()), default=-1)
         profiles[profile.name] = dataclasses.replace(profile, index=index)
     wanted = [_profile_of(shape, options).name for shape in shapes]
-    compiler = _Compiler(artifact, spec)
-    built = manifest.targets.get(spec.name, Target(compiler.folder, spec.environment, {}))
-    if built.environment != spec.environment:
+    folder = f"executables/{spec.name}"
+    built = manifest.targets.get(spec.name, Target(folder, spec.environment, {}))
+    ledger: dict[tuple[str, str], CompiledProgram] = {}
+    if built.environment == spec.environment:
+        folder = built.folder
+        ledger = _usable_entries(artifact, manifest, built)
+    else:
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
-    ledger = _usable_entries(artifact, manifest, built) if built.environment == spec.environment else {}
+        if built.folder == folder:  # the key may be the same, and a killed build leaves the old entries
+            folder += "-2"
+    compiler = _Compiler(artifact, spec, folder, {c.executable.file: c for c in ledger.values()})
     executables: dict[str, dict[str, Executable]] = {}
     statistics: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys([*built.executables, *wanted]):
         for program_name, program in profiles[name].programs[spec.platform].items():
             compiled = ledger.get((program_name, program.sha256))
             if compiled is None:
-                data = (artifact / program.file).read_bytes()
+                data = read_program(artifact, program_name, program)
                 compiled = compiler.compile(program_name, data, program.donate)
                 # A program that profiles share has one entry: compiling it again would replace its bytes.
                 ledger[program_name, program.sha256] = compiled

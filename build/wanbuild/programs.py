@@ -64,10 +64,12 @@ class Kernels:
     Args:
         attention: a name in ``models.attention.ATTENTION``.
         convolution: the form of the VAE's convolutions.
+        weight_bits: whether bfloat16 weights are passed as uint16 (``models.loops`` says why).
     """
 
     attention: str
     convolution: Algorithm
+    weight_bits: bool
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,18 @@ class ProgramBuilder:
             config = kind.parse(manifest.configs[name], f"config of {name}")
             module: nnx.Module = kind.module(config, DtypePolicy(dtypes["weights"], dtypes["norms"]))
             self._configs[name], self._modules[name] = config, module
-            self._weights[name] = abstract_params(module)
+            self._weights[name] = self._arguments(abstract_params(module))
         self._dtype, self._vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
         self._check_shape()
+
+    def _arguments(self, params: Any) -> Any:
+        """Abstract weights as the program takes them."""
+
+        def argument(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            as_bits = self._kernels.weight_bits and leaf.dtype == jnp.bfloat16
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.uint16) if as_bits else leaf
+
+        return jax.tree.map(argument, params)
 
     def _check_shape(self) -> None:
         model, shape = self._model, self._shape

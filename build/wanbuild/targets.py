@@ -57,4 +57,6 @@ def resolve_target(name: str) -> TargetSpec:
         )
     environment = {**host_environment(platform), **device_environment(devices)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return TargetSpec("cpu", platform, Kernels("cpu", "winograd"), devices[0], memory, environment)
+    return TargetSpec(
+        "cpu", platform, Kernels("cpu", "winograd", weight_bits=True), devices[0], memory, environment
+    )

@@ -2,7 +2,8 @@
 
 The unit of work is one source tensor (or all the small ones of one chunk file), so threads share a
 component and memory stays at a few blocks a thread. A block is read from the mapping, cast into a buffer
-that stays in the second-level cache, checksummed there and written.
+that stays in the second-level cache, checksummed there and written. Nothing is fsynced here: the folder
+being built becomes durable as a whole, before it gets its name (``wanbuild.staging.commit``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from crc32c import crc32c
 from wanbuild.mapping.engine import Assignment
 from wanbuild.mapping.rules import TRANSFORMS
 from wanrun.errors import SourceError
-from wanrun.files import write_durable
 from wanrun.layout import (
     CHECKPOINT_METADATA,
     CRC_BYTES,
@@ -93,11 +93,14 @@ class _ChunkWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Appends the chunk's crc32c and makes the file durable, unless writing it failed."""
+        """Appends the chunk's crc32c, unless writing the chunk failed."""
         with self._file:
             if kind is None:
                 self._write(memoryview(self._crc.to_bytes(CRC_BYTES, "little")))
-                os.fsync(self._file.fileno())
+                if hasattr(os, "posix_fadvise"):
+                    # Linux starts to write the pages back and does not wait, so that little is left to do
+                    # for the fsync at the end; dirty pages stay in the page cache.
+                    os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class _Tensor:
@@ -177,7 +180,7 @@ class ComponentWriter:
             layout = self._layouts[item.path]
             folder = self._folder / array_folder(item.path)
             folder.mkdir(parents=True)
-            write_durable(folder / "zarr.json", json.dumps(zarr_metadata(layout)).encode())
+            (folder / "zarr.json").write_text(json.dumps(zarr_metadata(layout)))
             # A file per layer is a task per layer; a source tensor is read by one task, in order.
             step = 1 if item.stacked else layout.chunks
             futures += [
@@ -204,8 +207,8 @@ class ComponentWriter:
         return WrittenComponent(Component(f"weights/{self._folder.name}", parameters), self._source_crc32c)
 
     def _write_metadata(self) -> None:
-        write_durable(self._folder / "_METADATA", json.dumps(orbax_metadata(self._layouts)).encode())
-        write_durable(self._folder / "_CHECKPOINT_METADATA", json.dumps(CHECKPOINT_METADATA).encode())
+        (self._folder / "_METADATA").write_text(json.dumps(orbax_metadata(self._layouts)))
+        (self._folder / "_CHECKPOINT_METADATA").write_text(json.dumps(CHECKPOINT_METADATA))
 
     def _write_files(self, item: Assignment, layout: ArrayLayout, chunks: range) -> list[_Row]:
         """Writes these chunk files of a parameter, reading each source tensor once; returns their rows."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +93,8 @@ def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     from wanrun.pipeline import check_latents
 
     try:
-        latents = np.load(path, allow_pickle=False)
+        # Mapped, so that a header that promises more than the file holds is refused, not allocated.
+        latents = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UsageError(
             f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
@@ -99,7 +102,7 @@ def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     if not isinstance(latents, np.ndarray):
         raise UsageError(f"the latents {path} are not one array", remedy="give a float32 .npy file")
     check_latents(latents, shape)
-    return latents
+    return np.array(latents)
 
 
 def _check_file_target(path: Path | None, option: str, overwrite: bool) -> None:
@@ -116,6 +119,31 @@ def _check_file_target(path: Path | None, option: str, overwrite: bool) -> None:
         raise UsageError(f"{option} {path} exists", remedy="pass --overwrite to replace it")
 
 
+def _check_numbers(fps: float | None, guidance_scale: float | None) -> None:
+    """Refuses what no profile and no video can have."""
+    from wanrun.errors import UsageError
+
+    if fps is not None and not 0 < fps <= 1000:
+        raise UsageError("--fps is out of range", expected="above 0, at most 1000", found=fps)
+    if guidance_scale is not None and not math.isfinite(guidance_scale):
+        raise UsageError("--guidance-scale is out of range", expected="a number", found=guidance_scale)
+
+
+def _check_distinct(paths: Sequence[Path | None]) -> None:
+    """Refuses to write two results into one file."""
+    import os
+
+    from wanrun.errors import UsageError
+
+    names = [os.path.realpath(path) for path in paths if path is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two outputs are the same file, {name}",
+                remedy="give --output, --save-latents and --timing-json names of their own",
+            )
+
+
 def _check_request(
     artifact: Path, options: dict[str, Any]
 ) -> tuple[Manifest, Profile, list[Path], np.ndarray | None]:
@@ -130,6 +158,7 @@ def _check_request(
 
     if options["prompt"] is None:
         raise UsageError("no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed)")
+    _check_numbers(options["fps"], options["guidance_scale"])
     manifest = read_manifest(artifact)
     defaults = manifest.model["defaults"]
     scale = options["guidance_scale"]
@@ -140,6 +169,7 @@ def _check_request(
     outputs = check_output(options["output"], options["overwrite"], options["num_videos"])
     _check_file_target(options["save_latents"], "--save-latents", options["overwrite"])
     _check_file_target(options["timing_json"], "--timing-json", overwrite=True)
+    _check_distinct([*outputs, options["save_latents"], options["timing_json"]])
     initial_noise(options["seed"], (1,))  # refuses a bad seed
     resolved = resolve_options(
         manifest,
@@ -189,7 +219,7 @@ def _generate(artifact: Path, **options: Any) -> None:
                 latents=noise,
                 on_step=lambda step, total: progress.advance(),
             )
-    fps = options["fps"] or manifest.model["defaults"]["fps"]
+    fps = manifest.model["defaults"]["fps"] if options["fps"] is None else options["fps"]
     if options["save_latents"] is not None:
         _save_latents(options["save_latents"], result.latents)
     metadata = {**result.options, "fps": fps, "wanrun": __version__}

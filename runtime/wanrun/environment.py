@@ -54,6 +54,13 @@ JAX_FLAGS: Mapping[str, Any] = {
 }
 """Set on both sides, whatever the user's environment says; a flag that this JAX does not know is left out."""
 
+DEVICE_REMEDIES: Mapping[str, str] = {
+    "device_kind": "run on that device, or wanbuild compile --target local here",
+    "device_count": "make as many devices visible as the target was built for",
+    "platform_version": "install the jaxlib and driver that the target was built with",
+}
+"""Facts about the devices, and what to do where one differs."""
+
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
 CPU_FEATURE_NAMES = frozenset(
     {"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"}
@@ -152,6 +159,10 @@ def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
             mismatches.append(
                 Mismatch(f"variable {name}", repr(expected), repr(actual), "set it as it was at build time")
             )
+    if arguments := xla_arguments():
+        mismatches.append(
+            Mismatch("this process's arguments", "none for XLA", " ".join(arguments), "leave them out")
+        )
     if built["zstandard"] != found["zstandard"]:
         mismatches.append(
             Mismatch(
@@ -171,16 +182,35 @@ def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
 def device_mismatches(built: Mapping[str, Any], devices: list[jax.Device]) -> list[Mismatch]:
     """Compares what a target was built for and the devices that are there."""
     found = device_environment(devices)
-    remedies = {
-        "device_kind": "run on that device, or wanbuild compile --target local here",
-        "device_count": "make as many devices visible as the target was built for",
-        "platform_version": "install the jaxlib and driver that the target was built with",
-    }
     return [
         Mismatch(name.replace("_", " "), built[name], found[name], remedy)
-        for name, remedy in remedies.items()
+        for name, remedy in DEVICE_REMEDIES.items()
         if built[name] != found[name]
     ]
+
+
+def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
+    """What the devices add to mismatches of the host, so that one error lists them all.
+
+    XLA ends the process over a flag that it does not know, so with drifted flags it is not started, and
+    only the device count that they ask of the CPU backend is compared.
+    """
+    platform_name = built["platform"]
+    flags = os.environ.get("XLA_FLAGS", "")
+    if any(os.environ.get(name, "") != value for name, value in built["variables"].items()):
+        count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+        found = int(count[1]) if count else 1
+        if platform_name != "cpu" or found == built["device_count"]:
+            return []
+        return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
+    try:
+        import jax
+
+        configure_jax(platform_name)
+        return device_mismatches(built, jax.devices(platform_name))
+    except RuntimeError as error:  # also what jax raises for a jaxlib that does not fit it
+        remedy = "run where there is one, or compile a target for this machine"
+        return [Mismatch("platform", platform_name, f"none: {error}", remedy)]
 
 
 def configure_jax(platform_name: str) -> None:
@@ -204,7 +234,7 @@ def using_cache(cache: Path) -> Iterator[None]:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    before = jax.config.jax_compilation_cache_dir
+    before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(cache))
     # Once initialised, the cache keeps its folder until it is reset.
     compilation_cache.reset_cache()

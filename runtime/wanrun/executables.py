@@ -207,9 +207,12 @@ class Executables:
         """
         program = self._profile.programs[self._target.environment["platform"]][name]
         data = read_program(self._artifact, name, program)
-        compiled = self._load_entry(name, data, program)
-        if compiled is None:
-            compiled = self._compile_to_overlay(name, data, program)
+        try:
+            compiled = self._load_entry(name, data, program)
+        except ArtifactError as error:
+            if self._overlay is None:
+                raise
+            compiled = self._compile_to_overlay(name, data, program, self._overlay, error.what)
         inputs = program.inputs
 
         def call(**arguments: Any) -> Any:
@@ -217,22 +220,17 @@ class Executables:
 
         return call
 
-    def _load_entry(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled | None:
-        """The executable from the artifact's cache; None if there is none and an overlay may be used."""
-        try:
-            entry = self._target.executables.get(self._profile.name, {}).get(name)
-            if entry is None:
-                raise ArtifactError(
-                    f"profile {self._profile.name} has no executable of {name} for this target",
-                    remedy="run wanbuild compile, or pass --allow-compile",
-                )
-            check_entry(self._artifact, self._target, name, entry)
-            with using_cache(self._artifact / self._target.folder):
-                return self._from_cache(name, data, program)
-        except ArtifactError:
-            if self._overlay is None:
-                raise
-            return None
+    def _load_entry(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
+        """The executable from the artifact's cache."""
+        entry = self._target.executables.get(self._profile.name, {}).get(name)
+        if entry is None:
+            raise ArtifactError(
+                f"profile {self._profile.name} has no executable of {name} for this machine",
+                remedy="run wanbuild compile, or pass --allow-compile",
+            )
+        check_entry(self._artifact, self._target, name, entry)
+        with using_cache(self._artifact / self._target.folder):
+            return self._from_cache(name, data, program)
 
     def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         lowered = lower(data, name, program.donate, self._device)
@@ -242,7 +240,6 @@ class Executables:
             if events.hits == 1 and events.misses == 0:
                 self.hits += 1
                 return compiled
-        self.misses += 1
         raise ArtifactError(
             f"the compilation cache has no entry for {name} under this process's key, though every recorded "
             "fact of the target agrees",
@@ -251,15 +248,15 @@ class Executables:
             remedy="unset JAX_* variables, run wanbuild compile here, or pass --allow-compile",
         )
 
-    def _compile_to_overlay(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
-        assert self._overlay is not None
-        self._overlay.mkdir(parents=True, exist_ok=True)
+    def _compile_to_overlay(
+        self, name: str, data: bytes, program: Program, overlay: Path, reason: str
+    ) -> jax.stages.Compiled:
         events = CacheEvents()
-        with using_cache(self._overlay), events.observe():
+        with using_cache(overlay), events.observe():
             compiled = lower(data, name, program.donate, self._device).compile()
         if events.hits:
             self.hits += 1
         else:
             self.misses += 1
-            self._warn(f"compiled {name}: the artifact has no usable executable; kept in {self._overlay}")
+            self._warn(f"compiled {name}, kept in {overlay}: {reason}")
         return compiled

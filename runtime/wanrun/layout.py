@@ -46,6 +46,8 @@ class ArrayLayout:
     chunks: int
 
     def __post_init__(self) -> None:
+        if any(type(number) is not int for number in (*self.shape, self.rows, self.chunks)):
+            raise ValueError(f"shape {self.shape}, {self.rows} rows, {self.chunks} chunks: not all integers")
         if not self.shape or min(self.shape) < 1 or self.dtype not in ITEM_BYTES:
             raise ValueError(f"no layout for shape {self.shape} and dtype {self.dtype}")
         if self.rows < 1 or self.shape[0] % self.rows or self.chunks < 1 or self.rows % self.chunks:

@@ -20,6 +20,18 @@ FORMAT = "wan-artifact"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 
+ENVIRONMENT_FACTS: Mapping[str, type] = {
+    "platform": str,
+    "machine": str,
+    "packages": dict,
+    "variables": dict,
+    "zstandard": bool,
+    "device_kind": str,
+    "device_count": int,
+    "platform_version": str,
+}
+"""What every target's environment says; see ``wanrun.environment``."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -86,6 +98,7 @@ class Program:
         sha256: digest of that file.
         inputs: argument names in order; a component's name stands for its weights.
         donate: indices of donated arguments.
+        weight_bits: whether bfloat16 weights are passed as uint16 of the same bits.
         avals: input and output avals as text, for people and for messages.
     """
 
@@ -93,6 +106,7 @@ class Program:
     sha256: str
     inputs: tuple[str, ...]
     donate: tuple[int, ...]
+    weight_bits: bool
     avals: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -101,6 +115,7 @@ class Program:
             "sha256": self.sha256,
             "inputs": list(self.inputs),
             "donate": list(self.donate),
+            "weight_bits": self.weight_bits,
             "avals": dict(self.avals),
         }
 
@@ -111,6 +126,7 @@ class Program:
             data["sha256"],
             tuple(data["inputs"]),
             tuple(data["donate"]),
+            data["weight_bits"],
             data["avals"],
         )
 
@@ -173,6 +189,15 @@ class Profile:
             width, height, num_frames, num_videos, data["guidance"], data["index"], data["options"], programs
         )
 
+    @classmethod
+    def all_from_json(cls, data: Mapping[str, Any]) -> dict[str, Profile]:
+        """Profiles by name; a name has to be that of the shape."""
+        profiles = {name: cls.from_json(item) for name, item in data.items()}
+        for name, profile in profiles.items():
+            if name != profile.name:
+                raise ValueError(f"profile {name} has the shape of {profile.name}")
+        return profiles
+
 
 @dataclass(frozen=True)
 class Executable:
@@ -225,7 +250,11 @@ class Target:
             for profile, entries in data["executables"].items()
         }
         folder = plain_relative(data["folder"], "a target")
-        return cls(folder, data["environment"], executables, data["statistics"])
+        environment = data["environment"]
+        for name, kind in ENVIRONMENT_FACTS.items():
+            if not isinstance(environment[name], kind):
+                raise TypeError(f"{name} of a target's environment is {environment[name]!r}")
+        return cls(folder, environment, executables, data["statistics"])
 
 
 @dataclass(frozen=True)
@@ -266,13 +295,8 @@ class Manifest:
     def content_digest(self) -> str:
         """sha256 of what the artifact is made from and computes; the same for equal sources and options."""
         parameters = {name: component.as_json() for name, component in self.components.items()}
-        programs = {
-            profile: {
-                platform: {name: program.sha256 for name, program in items.items()}
-                for platform, items in entry.programs.items()
-            }
-            for profile, entry in self.profiles.items()
-        }
+        # All of a profile but its place in the order of building.
+        profiles = {name: {**entry.as_json(), "index": 0} for name, entry in self.profiles.items()}
         content = {
             "model": self.model,
             "configs": self.configs,
@@ -281,7 +305,7 @@ class Manifest:
             "dtypes": self.dtypes,
             "parameters": parameters,
             "tokenizer": self.tokenizer,
-            "programs": programs,
+            "profiles": profiles,
         }
         return "sha256:" + sha256_of(canonical_json(content))
 
@@ -307,6 +331,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
+        for where, record in (("the tokenizer", data["tokenizer"]), *data["golden"].items()):
+            plain_relative(record["file"], where)
         return cls(
             model=data["model"],
             configs=data["configs"],
@@ -315,7 +341,7 @@ class Manifest:
             dtypes=data["dtypes"],
             components={name: Component.from_json(item) for name, item in data["components"].items()},
             tokenizer=data["tokenizer"],
-            profiles={name: Profile.from_json(item) for name, item in data["profiles"].items()},
+            profiles=Profile.all_from_json(data["profiles"]),
             targets={name: Target.from_json(item) for name, item in data["targets"].items()},
             golden=data["golden"],
             embeddings=data["embeddings"],

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from wanrun.environment import configure_jax, device_mismatches
+from wanrun.environment import configure_jax, device_mismatches, host_environment
 from wanrun.errors import ArtifactError, Mismatch, UsageError, WanError, artifact_mismatch
 from wanrun.executables import Executables, check_entries
-from wanrun.files import file_sha256
+from wanrun.files import canonical_json, file_sha256, sha256_of
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.noise import initial_noise
 from wanrun.prompt import PromptTokenizer, clean_prompt
@@ -54,10 +54,32 @@ class Result:
 
 
 def overlay_folder(manifest: Manifest, target: str) -> Path:
-    """Where ``--allow-compile`` keeps what it compiled: a cache that the user can write to."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    digest = manifest.content_digest.removeprefix("sha256:")[:16]
-    return Path(base) / "wanrun" / "executables" / f"{digest}-{target}"
+    """Where ``--allow-compile`` keeps what it compiled: a cache that the user can write to.
+
+    One folder a kind of host: machines may share a home, and the cache's key does not tell CPUs apart.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
+    digest = manifest.content_digest.removeprefix("sha256:")
+    folder = base / "wanrun" / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"compiled programs cannot be kept in {folder}",
+            found=error.strerror,
+            remedy="set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"compiled programs cannot be kept in {folder}",
+            expected="a writable folder",
+            remedy="set XDG_CACHE_HOME to another",
+        )
+    return folder
 
 
 class Pipeline:
@@ -101,7 +123,7 @@ class Pipeline:
     def _open_device(self) -> Any:
         """Imports jax, sets its flags and checks the device, before any weight is read."""
         target = self._selected.target
-        if not self._selected.mismatches:
+        if not self._allow_compile:  # or what is missing is compiled
             check_entries(self.artifact, target, self.profile.name)
         with self.timings.phase("import"):
             import jax
@@ -148,8 +170,10 @@ class Pipeline:
             try:
                 with self.timings.phase("executables"):
                     self._load_programs()
+                programs = self.profile.programs[self._selected.target.environment["platform"]]
+                bits = any(program.weight_bits for program in programs.values())
                 for restore in restores:
-                    tree = restore.result()
+                    tree = restore.result(bits)
                     self.timings.add("restore", started, restore.finished_at)
                     with self.timings.phase("transfer"):
                         self._weights[restore.name] = jax.device_put(tree, self._device)
@@ -362,6 +386,7 @@ def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
             "the initial latents do not fit the profile",
             expected=f"float32 {shape}",
             found=f"{latents.dtype} {latents.shape}",
+            remedy="give them in the layout (B, C, T, h, w)",
         )
     if not np.isfinite(latents).all():
         raise UsageError("the initial latents are not finite", expected="numbers", found="NaN or infinity")

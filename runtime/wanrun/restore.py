@@ -195,13 +195,16 @@ class Restore:
         self.finished_at = self._clock()
         return digests
 
-    def _array(self, path: str, layout: ArrayLayout) -> np.ndarray:
-        dtype = DTYPES[layout.dtype]
+    def _array(self, path: str, layout: ArrayLayout, bits: bool) -> np.ndarray:
+        dtype = np.dtype(np.uint16) if bits and layout.dtype == "bfloat16" else DTYPES[layout.dtype]
         count = layout.nbytes // dtype.itemsize
         return np.frombuffer(self._block, dtype, count, self._offsets[path]).reshape(layout.shape)
 
-    def result(self) -> Tree:
+    def result(self, bits: bool = False) -> Tree:
         """Waits, and returns the parameters as nested dicts of arrays that share one memory block.
+
+        Args:
+            bits: whether bfloat16 arrays are returned as uint16 of the same bits, as programs may take them.
 
         Raises:
             ArtifactError: naming the parameter, if a file is missing or damaged.
@@ -219,7 +222,7 @@ class Restore:
                             found=found,
                             remedy="copy the artifact again or rebuild it with wanbuild convert --force",
                         )
-                arrays[path] = self._array(path, parameter.layout)
+                arrays[path] = self._array(path, parameter.layout, bits)
             return nest(arrays)
         except BaseException:
             self.cancel()

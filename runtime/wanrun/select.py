@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from wanrun.environment import host_mismatches
+from wanrun.environment import host_mismatches, unusable_devices
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
 from wanrun.manifest import Manifest, Profile, Target
 
@@ -46,7 +46,7 @@ def select_profile(
         raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
     wanted = (
         f"{f'{size[0]}x{size[1]}' if size else 'any size'}, "
-        f"{num_frames if num_frames else 'any number of'} frames, {num_videos} video(s), "
+        f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "
         f"guidance {'on' if guidance else 'off'}"
     )
     raise ArtifactError(
@@ -104,7 +104,8 @@ def select_target(
         )
     best = min(candidates, key=lambda c: (len(c.mismatches), profile.name not in c.target.executables))
     if best.mismatches and not allow_compile:
-        raise artifact_mismatch(f"target {best.name}", best.mismatches)
+        devices = unusable_devices(best.target.environment)
+        raise artifact_mismatch(f"target {best.name}", [*best.mismatches, *devices])
     if profile.name not in best.target.executables and not allow_compile:
         raise ArtifactError(
             f"profile {profile.name} is not compiled for target {best.name}", remedy="run wanbuild compile"

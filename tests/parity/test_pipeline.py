@@ -27,9 +27,7 @@ NEGATIVE = "ugly, blurry"
 
 @pytest.fixture(scope="module")
 def pipe(toy_checkpoint: Path) -> Any:
-    pipeline = WanPipeline.from_pretrained(
-        str(toy_checkpoint), dtype=torch.float32, local_files_only=True
-    )
+    pipeline = WanPipeline.from_pretrained(str(toy_checkpoint), dtype=torch.float32, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

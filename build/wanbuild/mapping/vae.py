@@ -10,7 +10,7 @@ _N = r"\d+"
 def _residual(prefix: str, target: str) -> tuple[Rule, ...]:
     """The rules of one residual block."""
     return (
-        Rule(rf"{prefix}\.(?P<norm>norm[12])\.gamma", f"{target}/{{norm}}/gamma", "squeeze"),
+        Rule(rf"{prefix}\.(?P<norm>norm[12])\.gamma", f"{target}/{{norm}}/gamma", "vector"),
         Rule(rf"{prefix}\.(?P<conv>conv[12])\.weight", f"{target}/{{conv}}/weight", "conv3d"),
         Rule(rf"{prefix}\.(?P<conv>conv[12]|conv_shortcut)\.bias", f"{target}/{{conv}}/bias"),
         Rule(rf"{prefix}\.conv_shortcut\.weight", f"{target}/conv_shortcut/weight", "flatten_in"),
@@ -35,8 +35,8 @@ VAE_RULES: tuple[Rule, ...] = (
     Rule(r"(?P<conv>quant_conv|post_quant_conv)\.bias", "{conv}/bias"),
     Rule(rf"{_PART}\.(?P<conv>conv_in|conv_out)\.weight", "{part}/{conv}/weight", "conv3d"),
     Rule(rf"{_PART}\.(?P<conv>conv_in|conv_out)\.bias", "{part}/{conv}/bias"),
-    Rule(rf"{_PART}\.norm_out\.gamma", "{part}/norm_out/gamma", "squeeze"),
-    Rule(rf"{_ATTENTION}\.norm\.gamma", "{part}/mid_block/attentions/0/norm/gamma", "squeeze"),
+    Rule(rf"{_PART}\.norm_out\.gamma", "{part}/norm_out/gamma", "vector"),
+    Rule(rf"{_ATTENTION}\.norm\.gamma", "{part}/mid_block/attentions/0/norm/gamma", "vector"),
     Rule(
         rf"{_ATTENTION}\.(?P<linear>to_qkv|proj)\.weight",
         "{part}/mid_block/attentions/0/{linear}/weight",

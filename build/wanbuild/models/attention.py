@@ -12,6 +12,8 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
+from wanbuild.models.loops import map_leading
+
 Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 SCORES_BYTES = 64 * 2**20
@@ -64,9 +66,9 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         if blocks == 1:
             return _one_head(q, k, v)
         padded = jnp.pad(q, ((0, blocks * rows - S), (0, 0))).reshape(blocks, rows, K)
-        return jax.lax.map(lambda block: _one_head(block, k, v), padded).reshape(-1, K)[:S]
+        return map_leading(lambda block: _one_head(block, k, v), padded).reshape(-1, K)[:S]
 
-    out = jax.lax.map(head, tuple(heads))
+    out = map_leading(head, tuple(heads))
     return out.reshape(B, N, S, K).transpose(0, 2, 1, 3)
 
 

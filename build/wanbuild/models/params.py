@@ -16,7 +16,13 @@ from typing import Any
 import jax
 from flax import nnx
 
+from wanbuild.models.loops import from_bits, scan
+
 LAYERS = "layers"
+VOCAB = "vocab"
+
+SLICED_AXES = (LAYERS, VOCAB)
+"""Parameters with one of these as the first axis are read slice by slice: see ``models.loops``."""
 
 Tree = dict[str, Any]
 """Nested dicts with string keys: what ``jax.export`` can serialize, unlike ``nnx.State`` or int keys."""
@@ -69,7 +75,7 @@ def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_l
         weights, extra = layer
         return apply(nnx.merge(graphdef, weights), carry, extra), None
 
-    return jax.lax.scan(body, carry, (state, per_layer))[0]
+    return scan(body, carry, (state, per_layer))[0]
 
 
 def _stringify(node: Any) -> Any:
@@ -108,7 +114,8 @@ def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
 
     Args:
         module: an abstract module.
-        params: nested dicts with the structure of ``abstract_params(module)``.
+        params: nested dicts with the structure of ``abstract_params(module)``. A uint16 array stands for
+            the bfloat16 of the same bits.
 
     Raises:
         KeyError: if a parameter is missing.
@@ -119,6 +126,7 @@ def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
         node: Any = params
         for entry in path:
             node = node[str(getattr(entry, "key", entry))]
-        return variable.replace(node)
+        sliced = variable.get_metadata()["axes"][0] in SLICED_AXES
+        return variable.replace(node if sliced else from_bits(node))
 
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))

@@ -18,6 +18,7 @@ from flax import nnx
 
 from wanbuild.models.attention import Attention
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
+from wanbuild.models.loops import map_leading
 from wanbuild.models.params import param, scan_layers, stacked
 from wanbuild.models.rope import apply_rope, rope_tables
 from wanbuild.models.transformer_config import TransformerConfig
@@ -218,7 +219,7 @@ class WanTransformer(nnx.Module):
         """
         text = self.condition_embedder.text(embeddings).astype(dtype)
         graphdef, state = nnx.split(self.blocks)
-        kv = jax.lax.map(lambda layer: nnx.merge(graphdef, layer).text_kv(text), state)
+        kv = map_leading(lambda layer: nnx.merge(graphdef, layer).text_kv(text), state)
         cos, sin = rope_tables(self.config.grid(latent_shape), self.config.attention_head_dim)
         return kv, {"cos": cos, "sin": sin}
 

@@ -18,7 +18,8 @@ import numpy as np
 from flax import nnx
 
 from wanbuild.models.layers import Linear, RMSNorm
-from wanbuild.models.params import param, scan_layers, stacked
+from wanbuild.models.loops import from_bits, to_bits
+from wanbuild.models.params import VOCAB, param, scan_layers, stacked
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class UMT5Encoder(nnx.Module):
         self, config: TextEncoderConfig, dtype: Any = jnp.bfloat16, norm_dtype: Any = jnp.float32
     ) -> None:
         self.config = config
-        self.shared = param((config.vocab_size, config.d_model), dtype, ("vocab", "embed"))
+        self.shared = param((config.vocab_size, config.d_model), dtype, (VOCAB, "embed"))
         self.blocks = stacked(UMT5Block(config, dtype, norm_dtype), config.num_layers)
         self.final_norm = RMSNorm(config.d_model, norm_dtype, config.layer_norm_epsilon)
 
@@ -178,6 +179,6 @@ class UMT5Encoder(nnx.Module):
         positions = jax.lax.iota(jnp.int32, T)
         buckets = jnp.asarray(table)[positions[None, :] - positions[:, None] + (T - 1)]
         keep = mask > 0
-        x = self.shared[...][ids].astype(dtype)
+        x = from_bits(to_bits(self.shared[...])[ids]).astype(dtype)
         x = scan_layers(self.blocks, lambda block, x, _: block(x, buckets, keep), x)
         return jnp.where(keep[..., None], self.final_norm(x), 0).astype(dtype)

@@ -60,7 +60,7 @@ class VAEConfig:
             "scale_factor_spatial": 8,
         }
     )
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout", "clip_output"})
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout"})
 
     def __post_init__(self) -> None:
         problems = []

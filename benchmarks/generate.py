@@ -1,0 +1,138 @@
+"""Times the whole path at real shapes: convert, compile, start, step, decode; and diffusers beside it.
+
+The checkpoint is random but has the published transformer and VAE configs; the text encoder has the
+published width and one layer. Everything runs in processes of its own, as a user would run it, and the
+figures of one run belong together: the machine is shared, so compare ratios, not single times.
+
+    python benchmarks/generate.py --model 1.3b --size 448x256 --frames 9 --steps 3 [--reference]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from wanbuild.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+
+PROMPT = "A red fox runs through fresh snow at dawn"
+
+REFERENCE = """
+import json, sys, time
+start = time.perf_counter()
+import torch
+from diffusers import WanPipeline
+imported = time.perf_counter()
+source, width, height, frames, steps = sys.argv[1], *map(int, sys.argv[2:6])
+pipe = WanPipeline.from_pretrained(source, dtype=torch.bfloat16, local_files_only=True)
+pipe.vae.to(torch.float32)
+pipe.set_progress_bar_config(disable=True)
+loaded = time.perf_counter()
+marks = [loaded]
+def on_step(pipe, step, timestep, kwargs):
+    marks.append(time.perf_counter())
+    return kwargs
+latents = pipe(prompt=sys.argv[6], height=height, width=width, num_frames=frames, num_inference_steps=steps,
+               guidance_scale=5.0, output_type="latent", callback_on_step_end=on_step).frames
+denoised = time.perf_counter()
+with torch.no_grad():
+    pipe.vae.decode(latents.float())
+print(json.dumps({
+    "import_seconds": imported - start,
+    "load_seconds": loaded - imported,
+    "start_to_first_step_seconds": marks[1] - start,
+    "step_seconds": [b - a for a, b in zip(marks[1:], marks[2:])],
+    "decode_seconds": time.perf_counter() - denoised,
+}))
+"""
+
+
+def _text_encoder() -> dict[str, Any]:
+    """The published width with one layer, and the toy tokenizer's vocabulary."""
+    fields = {**PUBLISHED_TEXT_ENCODER, "num_layers": 1, "vocab_size": TOY_TEXT_ENCODER["vocab_size"]}
+    return {name: value for name, value in fields.items() if name in TOY_TEXT_ENCODER}
+
+
+def _timed(*command: object) -> float:
+    started = time.perf_counter()
+    subprocess.run([str(Path(sys.executable).with_name(str(command[0]))), *map(str, command[1:])], check=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=["1.3b", "14b"], default="1.3b")
+    parser.add_argument("--size", default="448x256")
+    parser.add_argument("--frames", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="kept, and used again if it holds a checkpoint")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--reference", action="store_true", help="also time diffusers in bfloat16")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        run(options, options.folder or Path(temporary))
+
+
+def run(options: argparse.Namespace, folder: Path) -> None:
+    """Makes what is missing in folder, times every stage and prints a table and a JSON line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, artifact = folder / f"checkpoint-{options.model}", folder / f"artifact-{options.model}"
+    if not checkpoint.exists():
+        write_toy(
+            checkpoint,
+            "wan2.1-t2v",
+            transformer=PUBLISHED_TRANSFORMERS[f"wan2.1-t2v-{options.model}"],
+            vae=PUBLISHED_VAE,
+            text_encoder=_text_encoder(),
+            shards=2,
+        )
+    figures: dict[str, Any] = {"model": options.model, "size": options.size, "frames": options.frames}
+    figures["convert_seconds"] = _timed("wanbuild", "convert", checkpoint, "--artifact", artifact, "--force")
+    figures["compile_seconds"] = _timed(
+        *("wanbuild", "compile", "--artifact", artifact, "--target", "cpu", "--size", options.size),
+        *("--frames", options.frames, "--dtype", options.dtype),
+    )
+    timing = folder / "timing.json"
+    _timed(
+        *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--steps", options.steps, "--overwrite"),
+        *("--size", options.size, "--frames", options.frames),
+        *("--output", folder / "out.npy", "--timing", "--timing-json", timing),
+    )
+    figures["wanrun"] = json.loads(timing.read_text())
+    ours = figures["wanrun"]
+    rows = [
+        ("start to first step", ours["process_to_first_step_seconds"]),
+        ("start to ready", ours["process_to_ready_seconds"]),
+        ("step (median of the rest)", statistics.median(ours["step_seconds"][1:] or ours["step_seconds"])),
+        ("VAE decode", ours["decode_seconds"]),
+        ("peak RSS, GB", ours["peak_rss_bytes"] / 1e9),
+    ]
+    theirs: list[float | None] = [None] * len(rows)
+    if options.reference:
+        width, height = options.size.split("x")
+        command = [sys.executable, "-W", "ignore", "-c", REFERENCE, str(checkpoint), width, height]
+        command += [str(options.frames), str(options.steps), PROMPT]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        reference = figures["reference"] = json.loads(output.splitlines()[-1])
+        theirs = [
+            reference["start_to_first_step_seconds"],
+            reference["import_seconds"] + reference["load_seconds"],
+            statistics.median(reference["step_seconds"]),
+            reference["decode_seconds"],
+            None,
+        ]
+    print(f"{'':<26} {'artifact':>10} {'diffusers':>10} {'ratio':>7}")
+    for (name, value), other in zip(rows, theirs, strict=True):
+        print(f"{name:<26} {value:>10.2f}" + (f" {other:>10.2f} {value / other:>7.2f}" if other else ""))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

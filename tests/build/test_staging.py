@@ -1,0 +1,415 @@
+"""Building an artifact beside the old one: whatever happens on the way, the old or the new one is there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wanbuild import convert as convert_module
+from wanbuild import writer as writer_module
+from wanbuild.convert import ConvertRequest, convert
+from wanbuild.staging import build_lock, building_folder, check_free_space, commit
+from wanbuild.toy import write_toy
+from wanrun.errors import SourceError, UsageError
+from wanrun.files import replace_file
+from wanrun.manifest import MANIFEST, read_manifest
+from wanrun.select import select_profile, select_target
+
+
+@pytest.fixture(scope="module")
+def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with other weights."""
+    folder = tmp_path_factory.mktemp("other") / "checkpoint"
+    write_toy(folder, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with the default dtypes. Not to be changed."""
+    artifact = tmp_path_factory.mktemp("converted") / "artifact"
+    convert(ConvertRequest(toy_checkpoint, artifact))
+    return artifact
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- killed and concurrent builds ---------------------------------------------------------------------------
+
+DRIVER = '''
+import collections, os, random, signal, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from wanbuild.convert import ConvertRequest, convert
+from wanrun.errors import UsageError
+from wanrun.manifest import read_manifest
+from wanrun.restore import Restore
+
+root, *checkpoints = map(Path, sys.argv[1:])
+artifact, replaced = root / "artifact", root / ".artifact.replaced"
+random.seed(0)
+
+def build(checkpoint, force=True):
+    return convert(ConvertRequest(checkpoint, artifact, force=force, threads=2))
+
+def fork(run):
+    """Runs a function in a child; its exit code is 0, or 2 for a UsageError."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        except UsageError:
+            os._exit(2)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return child
+
+def wait(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def whole(folder):
+    """The digest of an artifact whose every parameter is what its manifest says; None if there is none."""
+    if not folder.exists():
+        return None
+    manifest = read_manifest(folder)
+    with ThreadPoolExecutor(4) as pool:
+        for name, component in manifest.components.items():
+            Restore(folder, name, component, pool, "sha256").result()
+    assert manifest.content_digest in digests, manifest.content_digest
+    return manifest.content_digest
+
+digests = [build(checkpoint).content_digest for checkpoint in checkpoints]
+assert len(set(digests)) == 2
+seen = collections.Counter()
+
+def after_kill():
+    """There was an artifact, so there is one: under its name, or moved aside for the next build."""
+    found = whole(artifact)
+    seen[found in digests] += 1
+    assert found or whole(replaced), "the artifact is lost"
+
+def clean_end():
+    build(checkpoints[0])
+    assert whole(artifact) == digests[0]
+    assert sorted(path.name for path in root.iterdir()) == ["artifact"], list(root.iterdir())
+'''
+
+RANDOM_KILLS = """
+started = time.monotonic()
+build(checkpoints[0])
+seconds = time.monotonic() - started
+for number in range(12):
+    child = fork(lambda: [build(checkpoint) for checkpoint in checkpoints * 50])
+    time.sleep(random.uniform(0, 1.2 * seconds))
+    os.kill(child, signal.SIGKILL)
+    assert wait(child) == -signal.SIGKILL
+    after_kill()
+clean_end()
+"""
+
+KILLS_AT_EVENTS = """
+def counted(stop, run):
+    '''Runs with every change to the file system counted; killed before the event of this number.
+
+    Counts from the first mkdir on, so not what a build clears away before it begins.
+    '''
+    trace = []
+    def count(name):
+        function = getattr(os, name)
+        def wrapper(*args, **kwargs):
+            if len(trace) == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if trace or name == "mkdir":
+                trace.append(name)
+            return function(*args, **kwargs)
+        setattr(os, name, wrapper)
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
+        count(name)
+    run()
+    return trace
+
+reader, writer = os.pipe()
+wait(fork(lambda: os.write(writer, " ".join(counted(None, lambda: build(checkpoints[1]))).encode())))
+trace = os.read(reader, 1 << 20).decode().split()
+moves = [index for index, name in enumerate(trace) if name == "rename"]
+assert len(moves) == 2, trace  # the old one aside, the new one into place
+stops = [stop for index in moves for stop in (index, index + 1)]
+stops += [len(trace) - 1, moves[1] + 20, trace.index("fsync") + 3]
+stops += random.sample(range(len(trace)), 3)
+for number, stop in enumerate(stops):
+    assert wait(fork(lambda: counted(stop, lambda: build(checkpoints[number % 2])))) == -signal.SIGKILL, stop
+    after_kill()
+assert seen[False] == 2, seen  # between the two renames
+# The next build, forced or not, puts the old one back before it does anything else.
+counted_build = lambda: counted(moves[0] + 1, lambda: build(checkpoints[1]))
+assert wait(fork(counted_build)) == -signal.SIGKILL
+assert not artifact.exists() and replaced.exists()
+before = whole(replaced)
+assert wait(fork(lambda: build(checkpoints[1], force=False))) == 2
+assert whole(artifact) == before
+assert sorted(path.name for path in root.iterdir()) == ["artifact"]
+clean_end()
+"""
+
+TWO_AT_ONCE = """
+import shutil
+for round in range(2):
+    children = [fork(lambda: build(checkpoint)) for checkpoint in checkpoints]
+    assert list(map(wait, children)) == [0, 0]
+    assert whole(artifact)
+for round in range(2):
+    shutil.rmtree(artifact)
+    children = [fork(lambda: build(checkpoint, force=False)) for checkpoint in checkpoints]
+    codes = list(map(wait, children))
+    assert sorted(codes) == [0, 2], codes
+    assert whole(artifact) == digests[codes.index(0)]
+clean_end()
+"""
+
+
+@pytest.mark.parametrize("script", ["RANDOM_KILLS", "KILLS_AT_EVENTS", "TWO_AT_ONCE"])
+def test_builds_that_are_killed_or_compete(
+    toy_checkpoint: Path, other_checkpoint: Path, tmp_path: Path, script: str
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", DRIVER + globals()[script], tmp_path, toy_checkpoint, other_checkpoint],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+# --- what a build leaves ------------------------------------------------------------------------------------
+
+
+def make(folder: Path, content: str) -> Path:
+    """Something with a manifest."""
+    folder.mkdir()
+    (folder / MANIFEST).write_text(content)
+    return folder
+
+
+def test_a_leftover_building_folder_and_lock_are_removed(tmp_path: Path) -> None:
+    artifact = make(tmp_path / "artifact", "old")
+    make(building_folder(artifact), "half")
+    (tmp_path / ".artifact.lock").touch()
+    with build_lock(artifact):
+        assert names_in(tmp_path) == [".artifact.lock", "artifact"]
+    assert names_in(tmp_path) == ["artifact"]
+    assert (artifact / MANIFEST).read_text() == "old"
+
+
+def test_a_replaced_artifact_is_removed_once_the_new_one_is_there(tmp_path: Path) -> None:
+    artifact = make(tmp_path / "artifact", "new")
+    make(tmp_path / ".artifact.replaced", "old")
+    with build_lock(artifact):
+        pass
+    assert names_in(tmp_path) == ["artifact"]
+    assert (artifact / MANIFEST).read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_error_between_the_renames_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    artifact = make(tmp_path / "artifact", "old")
+    rename = os.rename
+
+    def fail(source: Any, target: Any) -> None:
+        if Path(source) == building_folder(artifact):
+            raise error
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(error), build_lock(artifact):
+        make(building_folder(artifact), "new")
+        commit(artifact)
+    assert names_in(tmp_path) == ["artifact"]
+    assert (artifact / MANIFEST).read_text() == "old"
+
+
+def test_all_is_durable_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and folder is fsynced before the artifact gets its name, and the name after."""
+    artifact = tmp_path / "artifact"
+    building = building_folder(artifact)
+    synced: set[int] = set()
+    fsync, rename = os.fsync, os.rename
+    unsynced: list[list[str]] = []
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def check(source: Any, target: Any) -> None:
+        everything = [building, *building.rglob("*")]
+        unsynced.append([str(path) for path in everything if path.stat().st_ino not in synced])
+        rename(source, target)
+        synced.clear()
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "rename", check)
+    with build_lock(artifact):
+        for name in ("weights/a/c/0", "weights/a/zarr.json", "weights/b/c/0/0"):
+            (building / name).parent.mkdir(parents=True, exist_ok=True)
+            (building / name).write_text("x")
+        replace_file(building / MANIFEST, b"new")
+        commit(artifact)
+    assert unsynced == [[]]
+    assert tmp_path.stat().st_ino in synced
+
+
+def test_the_lock_lets_one_in(tmp_path: Path) -> None:
+    order: list[str] = []
+    inside, done = threading.Event(), threading.Event()
+
+    def second() -> None:
+        inside.wait()
+        with build_lock(tmp_path / "artifact"):
+            order.append("second")
+        done.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with build_lock(tmp_path / "artifact"):
+        inside.set()
+        assert not done.wait(0.2)
+        with build_lock(tmp_path / "neighbour"):  # another artifact is another lock
+            order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert names_in(tmp_path) == []
+
+
+def test_a_parent_that_does_not_exist(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"parent folder .*no/such does not exist"),
+        build_lock(tmp_path / "no" / "such" / "artifact"),
+    ):
+        pass
+
+
+def test_free_space(tmp_path: Path) -> None:
+    check_free_space(tmp_path, 1)
+    with pytest.raises(SourceError, match="too full") as caught:
+        check_free_space(tmp_path, 1 << 60)
+    assert caught.value.exit_code == 4
+
+
+# --- failures leave nothing half done -----------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_nothing(
+    toy_checkpoint: Path, converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = writer_module._ChunkWriter._write, iter(range(1000))
+
+    def fail_later(self: Any, data: memoryview) -> None:
+        if next(calls) > 60:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(writer_module._ChunkWriter, "_write", fail_later)
+    with pytest.raises(OSError, match="No space left") as caught:
+        convert(ConvertRequest(toy_checkpoint, tmp_path / "new"))
+    assert caught.value.errno == errno.ENOSPC  # which the command line turns into exit code 4
+    assert list(tmp_path.iterdir()) == []
+    artifact = shutil.copytree(converted, tmp_path / "artifact")
+    before = files_of(artifact)
+    with pytest.raises(OSError, match="No space left"):
+        convert(ConvertRequest(toy_checkpoint, artifact, force=True))
+    assert files_of(artifact) == before
+    assert list(tmp_path.iterdir()) == [artifact]
+
+
+def test_too_little_free_space_is_refused_early(
+    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=10_000_000))
+    monkeypatch.setattr(convert_module, "ComponentWriter", None)  # not reached
+    with pytest.raises(SourceError, match=r"too full; expected 0\.07 GB free; found 0\.01 GB") as caught:
+        convert(ConvertRequest(toy_checkpoint, tmp_path / "artifact"))
+    assert caught.value.exit_code == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- replacing an artifact ----------------------------------------------------------------------------------
+
+
+def test_an_artifact_is_replaced_only_with_force(
+    toy_checkpoint: Path, converted: Path, tmp_path: Path
+) -> None:
+    artifact = shutil.copytree(converted, tmp_path / "artifact")
+    with pytest.raises(UsageError, match="pass --force"):
+        convert(ConvertRequest(toy_checkpoint, artifact))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"x")
+    with pytest.raises(UsageError, match="is not an artifact"):
+        convert(ConvertRequest(toy_checkpoint, tmp_path / "photos", force=True))
+    assert (tmp_path / "photos" / "cat.jpg").exists()
+    (tmp_path / "empty").mkdir()
+    convert(ConvertRequest(toy_checkpoint, tmp_path / "empty"))
+    assert read_manifest(tmp_path / "empty").content_digest == read_manifest(converted).content_digest
+
+
+TOY_DTYPES = {"transformer": "float32", "text_encoder": "float32"}  # those of the toy artifact
+
+
+def test_force_keeps_programs_and_executables_that_are_valid(
+    artifact_copy: Path, other_checkpoint: Path
+) -> None:
+    before = read_manifest(artifact_copy)
+    kept = {
+        name: data
+        for name, data in files_of(artifact_copy).items()
+        if name.startswith(("programs/", "executables/"))
+    }
+    assert kept
+    after = convert(ConvertRequest(other_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    assert read_manifest(artifact_copy).as_json() == after.as_json()
+    assert after.content_digest != before.content_digest
+    assert (after.profiles, after.targets) == (before.profiles, before.targets)
+    files = files_of(artifact_copy)
+    assert {name: files.get(name) for name in kept} == kept
+    profile = select_profile(after, artifact_copy)
+    assert profile.name == "96x64x9-b1-cfg"
+    assert select_target(after, profile).mismatches == ()
+    assert not after.golden  # recorded with other weights
+    fresh = convert(ConvertRequest(other_checkpoint, artifact_copy.with_name("fresh"), TOY_DTYPES))
+    assert after.components == fresh.components
+
+
+def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: Path) -> None:
+    write_toy(tmp_path / "deeper", transformer={"num_layers": 4})
+    for checkpoint, dtypes in ((tmp_path / "deeper", TOY_DTYPES), (tmp_path / "deeper", {})):
+        after = convert(ConvertRequest(checkpoint, artifact_copy, dtypes, force=True))
+        assert not after.profiles
+        assert not after.targets
+        assert not (artifact_copy / "programs").exists()
+        assert not (artifact_copy / "executables").exists()
+
+
+def test_force_drops_programs_of_another_dtype(artifact_copy: Path, toy_checkpoint: Path) -> None:
+    after = convert(ConvertRequest(toy_checkpoint, artifact_copy, force=True))
+    assert not after.profiles
+    assert not (artifact_copy / "programs").exists()

@@ -1,0 +1,206 @@
+"""The manifest: what is written is read back, and what was damaged or made up is refused in one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wanrun.errors import ArtifactError
+from wanrun.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest, Parameter, read_manifest
+
+
+@pytest.fixture(scope="module")
+def written(toy_artifact: Path) -> dict[str, Any]:
+    """The toy artifact's manifest as JSON. Not to be changed."""
+    return json.loads((toy_artifact / MANIFEST).read_text())
+
+
+def write(folder: Path, data: Any, reseal: bool = False) -> Path:
+    """Writes a manifest; with reseal its content_digest is made to fit, as someone who means harm would."""
+    if reseal:
+        data = {**data, "content_digest": Manifest.from_json(data).content_digest}
+    (folder / MANIFEST).write_text(json.dumps(data))
+    return folder
+
+
+def changed(data: dict[str, Any], keys: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """A copy with the value at these keys replaced."""
+    data = copy.deepcopy(data)
+    node = data
+    for key in keys[:-1]:
+        node = node[key]
+    node[keys[-1]] = value
+    return data
+
+
+def test_what_is_written_is_read_back(toy_artifact: Path, tmp_path: Path, written: dict[str, Any]) -> None:
+    manifest = read_manifest(toy_artifact)
+    manifest.write(tmp_path)
+    assert (tmp_path / MANIFEST).read_bytes() == (toy_artifact / MANIFEST).read_bytes()
+    assert read_manifest(tmp_path) == manifest
+    assert manifest.as_json() == written
+    assert list(tmp_path.iterdir()) == [tmp_path / MANIFEST]
+
+
+def test_times_are_not_part_of_the_digest(toy_artifact: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    assert manifest.times
+    assert (
+        manifest.changed(times={}, tool={}, targets={}, golden={}).content_digest == manifest.content_digest
+    )
+    assert manifest.changed(dtypes={}).content_digest != manifest.content_digest
+    assert manifest.changed(profiles={}).content_digest != manifest.content_digest
+
+
+def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
+    text = (toy_artifact / MANIFEST).read_text()
+    assert text == json.dumps(written, sort_keys=True, indent=1) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not an artifact; found no manifest.json in it"),
+        (b"", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b'{"format": ', "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[]", "is not a Wan artifact; expected format wan-artifact; found list"),
+        (b'{"format": "other"}', "is not a Wan artifact; expected format wan-artifact; found other"),
+        (b'{"format": "wan-artifact", "format_version": 2}', "another format version; expected 1; found 2"),
+        (b'{"format": "wan-artifact", "format_version": 1}', "is damaged: KeyError"),
+    ],
+)
+def test_something_else_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    assert (FORMAT, FORMAT_VERSION) == ("wan-artifact", 1)
+    if content is not None:
+        (tmp_path / MANIFEST).write_bytes(content)
+    with pytest.raises(ArtifactError) as caught:
+        read_manifest(tmp_path)
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_no_folder_and_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(ArtifactError, match="is not an artifact; found no such folder"):
+            read_manifest(path)
+
+
+PARAMETER = ("components", "vae", "parameters", "decoder/conv_out/bias")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("model", "vae_spatial"), 16),
+        (("dtypes", "vae", "weights"), "bfloat16"),
+        (("configs", "transformer", "eps"), 1e-5),
+        ((*PARAMETER, "crc32c"), ["00000000"]),
+        ((*PARAMETER, "sha256"), "0" * 64),
+        (("tokenizer", "sha256"), "0" * 64),
+        (("content_digest",), "sha256:" + "0" * 64),
+    ],
+)
+def test_a_change_is_noticed(
+    tmp_path: Path, written: dict[str, Any], keys: tuple[str, ...], value: Any
+) -> None:
+    write(tmp_path, written)
+    read_manifest(tmp_path)
+    write(tmp_path, changed(written, keys, value))
+    with pytest.raises(ArtifactError, match="was changed after it was written; expected content_digest"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../weights", "a/../../b", "", ".", "a//b", "a/./b", "C:/x", "a\\b", "a\nb", 7, None],
+)
+def test_a_name_that_leads_outside_is_refused(tmp_path: Path, written: dict[str, Any], name: Any) -> None:
+    (profile,) = written["profiles"]
+    (platform,) = written["profiles"][profile]["programs"]
+    program = ("profiles", profile, "programs", platform, "decode_video", "file")
+    target = ("targets", next(iter(written["targets"])))
+    executable = (*target, "executables", profile, "decode_video", "file")
+    for keys in (("components", "vae", "folder"), program, (*target, "folder"), executable):
+        write(tmp_path, changed(written, keys, name))
+        with pytest.raises(ArtifactError, match=r"outside the artifact|is damaged"):
+            read_manifest(tmp_path)
+    parameters = written["components"]["vae"]["parameters"]
+    if isinstance(name, str):
+        hostile = {**parameters, name: parameters[PARAMETER[-1]]}
+        write(tmp_path, changed(written, ("components", "vae", "parameters"), hostile))
+        with pytest.raises(ArtifactError, match="outside the artifact"):
+            read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shape", []),
+        ("shape", [0]),
+        ("shape", [-3]),
+        ("shape", [3.0]),
+        ("shape", ["3"]),
+        ("shape", None),
+        ("dtype", "object"),
+        ("dtype", []),
+        ("rows", 2),
+        ("rows", 0),
+        ("rows", "1"),
+        ("rows", True),
+        ("chunks", 5),
+        ("crc32c", []),
+        ("crc32c", ["00000000", "11111111"]),
+        ("crc32c", 3),
+    ],
+)
+def test_a_parameter_that_makes_no_sense_is_refused(
+    tmp_path: Path, written: dict[str, Any], name: str, value: Any
+) -> None:
+    node = written["components"]["vae"]["parameters"][PARAMETER[-1]]
+    assert Parameter.from_json(node).as_json() == node
+    write(tmp_path, changed(written, (*PARAMETER, name), value))
+    with pytest.raises(ArtifactError, match="is damaged"):
+        read_manifest(tmp_path)
+
+
+def nodes(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to every node below the root."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*keys, key)
+        yield from nodes(item, (*keys, key))
+
+
+def test_random_damage_is_an_artifact_error_or_harmless(tmp_path: Path, written: dict[str, Any]) -> None:
+    """No node's value, whatever it is, ends in an error of another kind, with the digest made to fit too."""
+    generator = random.Random(0)
+    small = copy.deepcopy(written)
+    for component in small["components"].values():
+        component["parameters"] = dict(list(component["parameters"].items())[:2])
+    read_manifest(write(tmp_path, small, reseal=True))
+    junk = [None, True, -1, 0, 1.5, 10**30, "x", "", [], ["x"], {}, {"x": None}, "../x", float("nan")]
+    refused = 0
+    for keys in nodes(small):
+        data = changed(small, keys, generator.choice(junk))
+        try:
+            write(tmp_path, data, reseal=True)
+        except (KeyError, TypeError, ValueError, AttributeError, ArtifactError):
+            write(tmp_path, data)  # no digest can be made to fit
+        try:
+            manifest = read_manifest(tmp_path)
+            assert all(
+                component.nbytes > 0 for component in manifest.components.values() if component.parameters
+            )
+        except ArtifactError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 50
