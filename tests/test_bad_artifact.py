@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -329,7 +330,9 @@ def test_another_tokenizer(refused: Refused, artifact: Path) -> None:
     line = refused(artifact)
     assert f"the tokenizer {path} is damaged" in line and "expected sha256" in line
     path.unlink()
-    assert "found no file" in refused(artifact)
+    assert "found No such file or directory" in refused(artifact)
+    path.mkdir()
+    assert "found Is a directory" in refused(artifact)
 
 
 def test_compile_does_not_use_a_damaged_program(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -491,6 +494,31 @@ def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.
     second.write_bytes(data)
     capsys.readouterr()
     assert run(wanbuild, ["verify", "--artifact", str(layered)]) == 0  # and nothing else was wrong
+
+
+def test_a_storage_error_names_the_file(
+    refused: Refused, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.preadv", fail)
+    line = refused(toy_artifact)
+    assert "weights are damaged: text_encoder/" in line and "reading failed (Input/output error)" in line
+
+
+def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``wanbuild verify`` does not compare with a golden file that is not what was recorded."""
+    (artifact / "golden").mkdir()
+    file = f"golden/{PROFILE}-0.json"
+    (artifact / file).write_text("{}")
+    manifest = read_manifest(artifact)
+    manifest.changed(golden={PROFILE: {"file": file, "sha256": sha256_of(b"{ }")}}).write(artifact)
+    for found in (sha256_of(b"{}"), "No such file or directory"):
+        assert run(wanbuild, ["verify", "--artifact", str(artifact)]) == 3
+        line = one_error(capsys)
+        assert f"{artifact / file} is damaged" in line and f"found {found}" in line
+        (artifact / file).unlink(missing_ok=True)
 
 
 # Another machine.
@@ -660,13 +688,22 @@ def test_an_overlay_that_cannot_be_written(
 # Weights that are what was built, and no good.
 
 
-def test_latents_that_are_not_finite(refused: Refused, artifact: Path) -> None:
+def test_latents_that_are_not_finite(
+    artifact: Path, refused: Refused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """NaN weights with matching checksums: nothing is damaged, and still no video is written."""
     own(artifact, "weights")
     write_parameter(artifact, "transformer", "proj_out/bias", np.nan)
     line = refused(artifact, code=1)
     assert "the final latents are not finite" in line and "NaN or infinite of" in line
     assert "wanbuild verify" in line
+    # And an older video is not lost, though it could have been replaced.
+    older = tmp_path / "older.gif"
+    older.write_bytes(b"the only copy")
+    arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 1, "--output", older, "--overwrite"]
+    assert run(wanrun, [str(argument) for argument in arguments]) == 1
+    assert "the final latents are not finite" in one_error(capsys)
+    assert older.read_bytes() == b"the only copy"
 
 
 def write_parameter(artifact: Path, component: str, path: str, value: float) -> None:

@@ -113,6 +113,7 @@ def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Pa
         (["--output", tmp_path / "here.mp4"], [f"the output {tmp_path / 'here.mp4'} exists", "--overwrite"]),
         (["--output", tmp_path / "folder.mp4"], ["folder.mp4 is a folder"]),
         (["--output", tmp_path / "folder.mp4", "--overwrite"], ["folder.mp4 is a folder"]),
+        (["--output", tmp_path / f"{'long' * 70}.mp4"], ["long.mp4 cannot be written", "too long"]),
         (["--save-latents", missing / "z.npy"], ["--save-latents", str(missing), "cannot be written"]),
         (["--save-latents", read_only / "z.npy"], ["--save-latents", str(read_only), "cannot be written"]),
         (["--save-latents", saved["good"]], [f"--save-latents {saved['good']} exists", "--overwrite"]),

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 
 import wanrun
-from wanrun.environment import JAX_FLAGS
 
 PROGRAMS = 4
 SEED = 7
@@ -146,20 +144,9 @@ def test_another_seed_is_another_video(first: Run, toy_artifact: Path, tmp_path:
     assert other.video != first.video
 
 
-@pytest.fixture
-def jax_settings() -> Iterator[None]:
-    """Gives JAX's flags back to the other tests of this process."""
-    before = {name: jax.config.values[name] for name in JAX_FLAGS}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-@pytest.mark.usefixtures("jax_settings")
 def test_one_pipeline_serves_every_option(first: Run, toy_artifact: Path, tmp_path: Path) -> None:
     """No option needs a new executable, and what else the process compiles stays out of the artifact."""
     before = names(toy_artifact)
-    requests = jax.monitoring
     compiled: list[str] = []
 
     def listen(event: str, duration: float, **details: Any) -> None:
@@ -168,7 +155,7 @@ def test_one_pipeline_serves_every_option(first: Run, toy_artifact: Path, tmp_pa
 
     with wanrun.load(toy_artifact) as pipeline:
         assert (pipeline.timings.cache_hits, pipeline.timings.cache_misses) == (PROGRAMS, 0)
-        requests.register_event_duration_secs_listener(listen)
+        jax.monitoring.register_event_duration_secs_listener(listen)
         try:
             results = {
                 str(options): pipeline.generate("a fox in the snow", **options).latents
@@ -200,7 +187,7 @@ def test_one_pipeline_serves_every_option(first: Run, toy_artifact: Path, tmp_pa
             assert np.asarray(jax.jit(lambda x: 3 * x)(np.float32(2))) == 6
             assert len(compiled) == 1
         finally:
-            requests.unregister_event_duration_listener(listen)
+            jax.monitoring.unregister_event_duration_listener(listen)
     assert (pipeline.timings.cache_hits, pipeline.timings.cache_misses) == (PROGRAMS, 0)
     assert names(toy_artifact) == before
     arrays = list(results.values())

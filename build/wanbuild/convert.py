@@ -170,8 +170,15 @@ def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
         return new
     for folder in ("programs", "executables"):
         if (old / folder).is_dir():
-            shutil.copytree(old / folder, building / folder, copy_function=os.link)
+            shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
     return new.changed(profiles=previous.profiles, targets=previous.targets)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every file system has hard links
+        shutil.copyfile(source, target)
 
 
 def convert(request: ConvertRequest) -> Manifest:

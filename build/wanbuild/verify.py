@@ -20,7 +20,7 @@ import numpy as np
 from wanbuild.staging import build_lock
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables import check_entry, read_program
-from wanrun.files import file_sha256, sha256_of, write_durable
+from wanrun.files import digest_found, replace_file, sha256_of
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.pipeline import Pipeline, load
 from wanrun.restore import Restore, default_threads
@@ -108,7 +108,7 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         report(f"target {target_name}: executables intact")
     for record in [manifest.tokenizer, *manifest.golden.values()]:
         path = artifact / record["file"]
-        found = file_sha256(path) if path.is_file() else "no file"
+        found = digest_found(path)
         if found != record["sha256"]:
             raise ArtifactError(
                 f"{path} is damaged",
@@ -175,7 +175,7 @@ def record(artifact: Path, report: Report) -> None:
             digest = sha256_of(text.encode())
             file = f"golden/{profile.name}-{digest[:12]}.json"
             (artifact / "golden").mkdir(exist_ok=True)
-            write_durable(artifact / file, text.encode())
+            replace_file(artifact / file, text.encode())
             golden[profile.name] = {"file": file, "sha256": digest}
             report(f"{profile.name}: recorded")
         manifest.changed(golden=golden).write(artifact)

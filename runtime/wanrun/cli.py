@@ -166,9 +166,14 @@ def _check_request(
     profile = select_profile(
         manifest, artifact, options["size"], options["frames"], options["num_videos"], guidance
     )
-    outputs = check_output(options["output"], options["overwrite"], options["num_videos"])
-    _check_file_target(options["save_latents"], "--save-latents", options["overwrite"])
-    _check_file_target(options["timing_json"], "--timing-json", overwrite=True)
+    try:
+        outputs = check_output(options["output"], options["overwrite"], options["num_videos"])
+        _check_file_target(options["save_latents"], "--save-latents", options["overwrite"])
+        _check_file_target(options["timing_json"], "--timing-json", overwrite=True)
+    except OSError as error:  # a name that is too long for the file system
+        raise UsageError(
+            f"{error.filename} cannot be written", found=error.strerror, remedy="choose another name"
+        ) from None
     _check_distinct([*outputs, options["save_latents"], options["timing_json"]])
     initial_noise(options["seed"], (1,))  # refuses a bad seed
     resolved = resolve_options(

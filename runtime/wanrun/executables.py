@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wanrun.environment import using_cache
 from wanrun.errors import ArtifactError
-from wanrun.files import file_sha256, sha256_of
+from wanrun.files import digest_found, sha256_of
 from wanrun.manifest import Executable, Profile, Program, Target
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ def check_entry(artifact: Path, target: Target, name: str, entry: Executable) ->
         ArtifactError: if it is missing or differs.
     """
     path = artifact / target.folder / entry.file
-    try:
-        found = file_sha256(path)
-    except OSError as error:
-        found = f"{error.strerror}"
+    found = digest_found(path)
     if found != entry.sha256:
         raise ArtifactError(
             f"the executable of {name} is damaged: {path}",

@@ -56,6 +56,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_found(path: Path) -> str:
+    """sha256 of a file, or why it cannot be read: what a message says that it found."""
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        return error.strerror or str(error)
+
+
 def plain_relative(name: Any, where: str) -> str:
     """Returns name if it is a plain relative path: no root, drive, '..', empty part or odd character.
 

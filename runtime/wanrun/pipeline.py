@@ -17,7 +17,7 @@ import numpy as np
 from wanrun.environment import configure_jax, device_mismatches, host_environment
 from wanrun.errors import ArtifactError, Mismatch, UsageError, WanError, artifact_mismatch
 from wanrun.executables import Executables, check_entries
-from wanrun.files import canonical_json, file_sha256, sha256_of
+from wanrun.files import canonical_json, digest_found, sha256_of
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.noise import initial_noise
 from wanrun.prompt import PromptTokenizer, clean_prompt
@@ -110,7 +110,7 @@ class Pipeline:
     def _load_tokenizer(self) -> PromptTokenizer:
         record = self.manifest.tokenizer
         path = self.artifact / record["file"]
-        found = file_sha256(path) if path.is_file() else "no file"
+        found = digest_found(path)
         if found != record["sha256"]:
             raise ArtifactError(
                 f"the tokenizer {path} is damaged",

@@ -121,6 +121,8 @@ def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
         trailer = int.from_bytes(os.pread(descriptor, CRC_BYTES, layout.chunk_bytes), "little")
         if trailer != whole:
             raise _damage(chunk, "the file's own crc32c is wrong", f"{whole:08x}", f"{trailer:08x}")
+    except OSError as error:  # of the storage
+        raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
     finally:
         os.close(descriptor)
     return digests

@@ -33,7 +33,7 @@ TRANSFORMS: Mapping[str, Transform] = MappingProxyType(
         "copy": lambda x: x,
         "conv2d": lambda x: x.transpose(2, 3, 1, 0),  # (O, I, H, W) -> (H, W, I, O)
         "conv3d": lambda x: x.transpose(2, 3, 4, 1, 0),  # (O, I, T, H, W) -> (T, H, W, I, O)
-        "vector": lambda x: x.reshape(-1),  # (C, 1, 1, 1) -> (C,), for one channel too
+        "vector": lambda x: x.reshape(max(x.shape)),  # (C, 1, 1, 1) -> (C,), for one channel too
         "squeeze": lambda x: x.reshape([n for n in x.shape if n != 1]),
         "flatten_in": lambda x: x.reshape(x.shape[0], -1),  # (O, I, ...) -> (O, I·...), e.g. a patch conv
     }

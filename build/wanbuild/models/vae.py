@@ -48,7 +48,7 @@ class Encoder(nnx.Module):
         self.conv_in = CausalConv3d(3, config.base_dim, dtype)
         self.down_blocks = nnx.List(blocks)
         self.mid_block = MidBlock(dims[-1], dtype)
-        self.norm_out = ChannelNorm(dims[-1], dtype)
+        self.norm_out = ChannelNorm(dims[-1])
         self.conv_out = CausalConv3d(dims[-1], 2 * config.z_dim, dtype)
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
@@ -76,7 +76,7 @@ class Decoder(nnx.Module):
                 for in_dim, dim, upsample in zip(in_dims, dims, temporal, strict=True)
             ]
         )
-        self.norm_out = ChannelNorm(dims[-1], dtype)
+        self.norm_out = ChannelNorm(dims[-1])
         self.conv_out = CausalConv3d(dims[-1], 3, dtype)
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
@@ -92,7 +92,7 @@ class WanVAE(nnx.Module):
 
     Args:
         config: the checkpoint's configuration.
-        param_dtype: dtype of the stored parameters.
+        param_dtype: dtype of the stored weights and biases; norms are stored in float32.
     """
 
     def __init__(self, config: VAEConfig, param_dtype: Any = jnp.float32) -> None:

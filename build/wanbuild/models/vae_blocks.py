@@ -65,8 +65,8 @@ def _silu(x: jax.Array) -> jax.Array:
 class ChannelNorm(nnx.Module):
     """x / max(|x|, 1e-12) · sqrt(C) · gamma over the channels, in float32; diffusers' WanRMS_norm."""
 
-    def __init__(self, dim: int, dtype: Any) -> None:
-        self.gamma = param((dim,), dtype, (None,))
+    def __init__(self, dim: int) -> None:
+        self.gamma = param((dim,), jnp.float32, (None,))
 
     def __call__(self, x: jax.Array, silu: bool = False) -> jax.Array:
         """Normalises x (..., C), then applies SiLU if asked; returns x's dtype."""
@@ -124,9 +124,9 @@ class ResidualBlock(nnx.Module):
     """Two norm-SiLU-convolution steps and a shortcut; diffusers' WanResidualBlock."""
 
     def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
-        self.norm1 = ChannelNorm(in_dim, dtype)
+        self.norm1 = ChannelNorm(in_dim)
         self.conv1 = CausalConv3d(in_dim, out_dim, dtype)
-        self.norm2 = ChannelNorm(out_dim, dtype)
+        self.norm2 = ChannelNorm(out_dim)
         self.conv2 = CausalConv3d(out_dim, out_dim, dtype)
         self.has_shortcut = in_dim != out_dim
         if self.has_shortcut:
@@ -143,7 +143,7 @@ class AttentionBlock(nnx.Module):
     """Attention of one head over the pixels of each frame; diffusers' WanAttentionBlock."""
 
     def __init__(self, dim: int, dtype: Any) -> None:
-        self.norm = ChannelNorm(dim, dtype)
+        self.norm = ChannelNorm(dim)
         self.to_qkv = Linear(dim, 3 * dim, dtype, (None, None))
         self.proj = Linear(dim, dim, dtype, (None, None))
 
