@@ -150,7 +150,7 @@ def test_bfloat16(
     mean_square = np.mean(np.square(outputs["bfloat16"][1] - outputs["float32"][1]))
     psnr = 10 * np.log10(255**2 / mean_square)
     record_property("latents_relative_error", error)
-    record_property("video_psnr_db", psnr)
+    record_property("video_psnr_db", float(psnr))
     print(f"bfloat16 against float32: latents {error:.1e} relative, video {psnr:.1f} dB", flush=True)
     assert 1e-4 < error < 5e-2
     assert psnr > 25
