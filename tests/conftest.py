@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from damage import Refused, one_error
+
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -95,3 +97,47 @@ class CommandLine:
 def cli() -> CommandLine:
     """Runs ``wanrun`` and ``wanbuild`` in subprocesses."""
     return CommandLine()
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs wanrun here, which has to fail with one line and write nothing; returns the line."""
+
+    def call(artifact: Path, *options: object, code: int = 3) -> str:
+        output = tmp_path / "output"
+        output.mkdir(exist_ok=True)
+        from wanrun.cli import wanrun
+        from wanrun.console import run
+
+        arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 2, "--output", output / "o.npy"]
+        capsys.readouterr()
+        assert run(wanrun, [str(argument) for argument in (*arguments, *options)]) == code
+        assert list(output.iterdir()) == []
+        return one_error(capsys)
+
+    return call
+
+
+@pytest.fixture
+def artifact(toy_artifact: Path, tmp_path: Path) -> Path:
+    """The toy artifact with a manifest of its own; its folders are links until a test calls ``own``."""
+    folder = tmp_path / "artifact"
+    folder.mkdir()
+    for entry in toy_artifact.iterdir():
+        if entry.is_dir():
+            (folder / entry.name).symlink_to(entry)
+        else:
+            shutil.copy(entry, folder)
+    return folder
+
+
+@pytest.fixture
+def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test if a run goes as far as reading weights."""
+
+    def read(*arguments: object) -> None:
+        raise AssertionError("weights are read")
+
+    from wanrun import pipeline
+
+    monkeypatch.setattr(pipeline, "Restore", read)

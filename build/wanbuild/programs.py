@@ -164,12 +164,13 @@ class ProgramBuilder:
                     f"{what} {size} cannot be built", expected=f"a multiple of {multiple}", found=size
                 )
         temporal = model["vae_temporal"]
-        if shape.num_frames < 1 or (shape.num_frames - 1) % temporal:
+        below = max(shape.num_frames - 1, 0) // temporal * temporal + 1
+        if shape.num_frames != below:
             raise UsageError(
                 f"{shape.num_frames} frames cannot be built",
                 expected=f"{temporal}n + 1 frames",
                 found=shape.num_frames,
-                remedy=f"use {max(shape.num_frames - 1, 0) // temporal * temporal + 1}",
+                remedy=f"use {below} or {below + temporal}",
             )
         if shape.num_videos < 1:
             raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)

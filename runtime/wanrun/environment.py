@@ -93,6 +93,11 @@ def cpu_features() -> tuple[str, ...]:
     return ()
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def package_versions() -> dict[str, str]:
     """Versions of the packages that decide the cache's key."""
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.environment import using_cache
-from wanrun.errors import ArtifactError
-from wanrun.files import digest_found, sha256_of
-from wanrun.manifest import Executable, Profile, Program, Target
+from wanrun.environment import host_environment, using_cache
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import canonical_json, digest_found, sha256_of
+from wanrun.manifest import Executable, Manifest, Profile, Program, Target
 
 if TYPE_CHECKING:
     import jax
@@ -168,6 +169,35 @@ def read_program(artifact: Path, name: str, program: Program) -> bytes:
             remedy="copy the artifact again, or run wanbuild compile",
         )
     return data
+
+
+def overlay_folder(manifest: Manifest, target: str) -> Path:
+    """Where ``--allow-compile`` keeps what it compiled: a cache that the user can write to.
+
+    One folder a kind of host: machines may share a home, and the cache's key does not tell CPUs apart.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
+    digest = manifest.content_digest.removeprefix("sha256:")
+    folder = base / "wanrun" / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"compiled programs cannot be kept in {folder}",
+            found=error.strerror,
+            remedy="set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"compiled programs cannot be kept in {folder}",
+            expected="a writable folder",
+            remedy="set XDG_CACHE_HOME to another",
+        )
+    return folder
 
 
 class Executables:

@@ -14,12 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from wanrun.environment import configure_jax, device_mismatches, host_environment
-from wanrun.errors import ArtifactError, Mismatch, UsageError, WanError, artifact_mismatch
-from wanrun.executables import Executables, check_entries
-from wanrun.files import canonical_json, digest_found, sha256_of
+from wanrun.environment import configure_jax, device_mismatches
+from wanrun.errors import ArtifactError, Mismatch, WanError, artifact_mismatch
+from wanrun.executables import Executables, check_entries, overlay_folder
+from wanrun.files import digest_found
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.noise import initial_noise
+from wanrun.options import check_latents, latents_shape, resolve_options
 from wanrun.prompt import PromptTokenizer, clean_prompt
 from wanrun.restore import Restore, default_threads
 from wanrun.select import SelectedTarget, select_profile, select_target
@@ -51,35 +52,6 @@ class Result:
     latents: np.ndarray
     options: Mapping[str, Any]
     timings: Timings
-
-
-def overlay_folder(manifest: Manifest, target: str) -> Path:
-    """Where ``--allow-compile`` keeps what it compiled: a cache that the user can write to.
-
-    One folder a kind of host: machines may share a home, and the cache's key does not tell CPUs apart.
-
-    Raises:
-        UsageError: if it cannot be written.
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
-    digest = manifest.content_digest.removeprefix("sha256:")
-    folder = base / "wanrun" / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"compiled programs cannot be kept in {folder}",
-            found=error.strerror,
-            remedy="set XDG_CACHE_HOME to a folder that can be written",
-        ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"compiled programs cannot be kept in {folder}",
-            expected="a writable folder",
-            remedy="set XDG_CACHE_HOME to another",
-        )
-    return folder
 
 
 class Pipeline:
@@ -307,13 +279,6 @@ class Pipeline:
             prepared = self._run("prepare", embeddings=embeddings)
         with self.timings.phase("denoise"):
             final = self._denoise(noise, table, prepared, options, on_step)
-        if not np.isfinite(final).all():
-            raise WanError(
-                "the final latents are not finite",
-                expected="numbers",
-                found=f"{np.count_nonzero(~np.isfinite(final))} NaN or infinite of {final.size} values",
-                remedy="check the weights with wanbuild verify, or build with --dtype float32",
-            )
         return Result(
             self.decode(final),
             final,
@@ -350,8 +315,11 @@ class Pipeline:
             self.timings.step(time.perf_counter() - started)
             if step == 0:
                 self.timings.mark_first_step()
+                _check_finite(np.asarray(state["latents"]), "after the first step")
             on_step(step + 1, total)
-        return np.asarray(state["latents"])
+        final = np.asarray(state["latents"])
+        _check_finite(final, "at the end")
+        return final
 
     def close(self) -> None:
         """Lets go of weights and executables."""
@@ -367,46 +335,16 @@ class Pipeline:
         self.close()
 
 
-def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
-    """Shape (B, C, T, h, w) of a profile's latents, as diffusers takes them."""
-    model = manifest.model
-    return (
-        profile.num_videos,
-        model["latent_channels"],
-        (profile.num_frames - 1) // model["vae_temporal"] + 1,
-        profile.height // model["vae_spatial"],
-        profile.width // model["vae_spatial"],
-    )
-
-
-def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raises UsageError unless latents are finite float32 of this shape."""
-    if latents.shape != shape or latents.dtype != np.float32:
-        raise UsageError(
-            "the initial latents do not fit the profile",
-            expected=f"float32 {shape}",
-            found=f"{latents.dtype} {latents.shape}",
-            remedy="give them in the layout (B, C, T, h, w)",
+def _check_finite(latents: np.ndarray, when: str) -> None:
+    """Raises WanError for NaN or infinity: checked early, and before anything is decoded from them."""
+    wrong = latents.size - np.count_nonzero(np.isfinite(latents))
+    if wrong:
+        raise WanError(
+            f"the latents are not finite {when}",
+            expected="numbers",
+            found=f"{wrong} NaN or infinite of {latents.size} values",
+            remedy="check the weights with wanbuild verify, or build with --dtype float32",
         )
-    if not np.isfinite(latents).all():
-        raise UsageError("the initial latents are not finite", expected="numbers", found="NaN or infinity")
-
-
-def resolve_options(manifest: Manifest, profile: Profile, **given: Any) -> dict[str, Any]:
-    """The options of a generation with the manifest's defaults filled in: what the metadata records.
-
-    Raises:
-        UsageError: for a guidance scale that does not fit the profile or is not a number.
-    """
-    defaults = manifest.model["defaults"]
-    options = {name: defaults.get(name) if value is None else value for name, value in given.items()}
-    options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    scale = float(options["guidance_scale"])
-    if not profile.guidance:
-        options["guidance_scale"], options["negative_prompt"] = 1.0, None
-    elif not np.isfinite(scale):
-        raise UsageError("--guidance-scale is out of range", expected="a finite number", found=scale)
-    return options
 
 
 def load(

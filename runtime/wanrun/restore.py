@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from crc32c import crc32c
 
+from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError
 from wanrun.layout import ALIGNMENT, CRC_BYTES, ArrayLayout, array_folder
 from wanrun.manifest import Component, Parameter
@@ -53,7 +54,7 @@ def nest(flat: Mapping[str, Any]) -> Tree:
 
 def default_threads() -> int:
     """One thread a core, at least 4: reads wait for the storage more than they compute."""
-    return max(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return max(4, usable_cores())
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from wanrun.layout import (
     zarr_metadata,
 )
 
-relaxed = settings(deadline=None, database=None)  # no files in the checkout, no failures on a busy machine
+# No files in the checkout, no failures on a busy machine, and the same examples in every run.
+relaxed = settings(deadline=None, database=None, derandomize=True)
 dtypes = st.sampled_from(sorted(ITEM_BYTES))
 # Axes from one to a vocabulary: sizes from bytes to terabytes, primes among them. Nothing is allocated.
 shapes = st.lists(st.integers(1, 300_000), min_size=1, max_size=5).map(tuple)
@@ -68,7 +69,8 @@ def test_large_arrays_are_split(shape: tuple[int, ...], dtype: str) -> None:
         divisors = [n for n in range(1, shape[0] + 1) if shape[0] % n == 0 and wanted <= n <= 4 * wanted]
         assert wanted == 1 or not divisors
     else:
-        assert LARGE_BYTES / 5 < layout.chunk_bytes <= LARGE_BYTES
+        # At most four times as many rows as wanted, and two wanted rows are more than one LARGE_BYTES.
+        assert LARGE_BYTES / 8 < layout.chunk_bytes <= LARGE_BYTES
 
 
 def test_the_published_sizes() -> None:

@@ -1,0 +1,71 @@
+"""Ways to damage an artifact, and what the tests of bad input share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wanrun.manifest import read_manifest
+
+PROFILE = "96x64x9-b1-cfg"
+PROGRAMS = ("decode_video", "denoise_step", "encode_text", "prepare")
+
+Refused = Callable[..., str]
+
+
+def own(artifact: Path, folder: str) -> None:
+    """Copies a folder that was a link, so that the test may damage what is in it."""
+    path = artifact / folder
+    if path.is_symlink():
+        original = path.resolve()
+        path.unlink()
+        shutil.copytree(original, path)
+
+
+def one_error(capsys: pytest.CaptureFixture[str]) -> str:
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
+    assert line.startswith("error: ") and "internal error" not in line
+    assert not any(text.startswith("wrote") for text in output.out.splitlines())
+    return line
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flips one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edits manifest.json as text, so that its digest is that of the content before."""
+    path = artifact / "manifest.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def edit_environment(artifact: Path, **facts: Any) -> None:
+    """Changes what the manifest says that its target was built with, as if it had been built there."""
+    manifest = read_manifest(artifact)
+    target = manifest.targets["cpu"]
+    changed = dataclasses.replace(target, environment={**target.environment, **facts})
+    manifest.changed(targets={"cpu": changed}).write(artifact)
+
+
+def executable(artifact: Path, name: str) -> Path:
+    target = read_manifest(artifact).targets["cpu"]
+    return artifact / target.folder / target.executables[PROFILE][name].file
+
+
+def program(artifact: Path, name: str) -> Path:
+    return artifact / read_manifest(artifact).profiles[PROFILE].programs["cpu"][name].file
+
+
+# The manifest.
