@@ -58,13 +58,21 @@ class CompileRequest:
 
 
 def export_program(spec: ProgramSpec, platform: str) -> bytes:
-    """Serializes a program as portable StableHLO, for one platform."""
+    """Serializes a program as portable StableHLO, for one platform.
+
+    Without source locations: they hold the paths and line numbers of this toolchain, so that the same
+    program would have another digest wherever it is installed.
+    """
     import jax
     from jax import export
 
-    function = jax.jit(spec.function)
-    exported = export.export(function, platforms=[platform])(*spec.arguments)
-    return bytes(exported.serialize())
+    limit = jax.config.values["jax_traceback_in_locations_limit"]
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        exported = export.export(jax.jit(spec.function), platforms=[platform])(*spec.arguments)
+        return bytes(exported.serialize())
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
 
 
 def _describe(spec: ProgramSpec) -> dict[str, Any]:
@@ -122,7 +130,7 @@ class _Compiler:
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
-            if entry.name in self._kept:  # the same program but for its source locations
+            if entry.name in self._kept:  # another spelling of a program that is already there
                 return self._kept[entry.name]
             with entry.open("rb+") as file:
                 os.fsync(file.fileno())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wanrun.console import parse_size
 from wanrun.errors import UsageError
 
-_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+FIELDS: Mapping[str, Mapping[str, type]] = {
     "": {"source": str, "artifact": str},
     "convert": {
         "weights_dtype": str,
@@ -18,16 +20,21 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "negative_prompt": str,
     },
     "compile": {
-        "targets": list,
-        "sizes": list,
-        "frames": list,
-        "guidance": list,
+        "targets": str,
+        "sizes": str,
+        "frames": int,
+        "guidance": bool,
         "num_videos": int,
         "dtype": str,
         "vae_dtype": str,
         "vae_decode_chunk": int,
     },
 }
+
+"""Fields by section, with the type of the value, or of each item of a list."""
+
+DTYPES = ("bfloat16", "float32")
+_LISTS = frozenset({"targets", "sizes", "frames", "guidance"})
 
 
 @dataclass(frozen=True)
@@ -50,14 +57,25 @@ class Recipe:
 def _check(section: str, data: dict[str, Any], path: Path) -> None:
     for name, value in data.items():
         where = f"{section}.{name}" if section else name
-        if section == "" and name in _FIELDS:
+        if section == "" and name in FIELDS:
             continue
-        kind = _FIELDS[section].get(name)
+        kind = FIELDS[section].get(name)
         if kind is None:
-            expected = ", ".join(sorted(_FIELDS[section]))
+            expected = ", ".join(sorted(FIELDS[section]))
             raise UsageError(f"{path}: unknown field {where}", expected=f"one of {expected}", found=name)
-        if not isinstance(value, kind):
-            raise UsageError(f"{path}: {where} has the wrong type", expected=kind, found=repr(value))
+        items = value if isinstance(value, list) else [value]
+        if isinstance(value, list) != (name in _LISTS) or any(type(item) is not kind for item in items):
+            expected = f"a list of {kind.__name__}" if name in _LISTS else kind.__name__
+            raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=repr(value))
+        if name.endswith("dtype") and value not in DTYPES:
+            raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(DTYPES), found=repr(value))
+
+
+def _size(text: str, path: Path) -> tuple[int, int]:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"{path}: compile.sizes: {error}") from None
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -71,7 +89,7 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from None
     _check("", data, path)
-    sections = {name: data.get(name, {}) for name in ("convert", "compile")}
+    sections: dict[str, Any] = {name: data.get(name, {}) for name in ("convert", "compile")}
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise UsageError(f"{path}: {name} is not a table")
@@ -79,6 +97,8 @@ def read_recipe(path: Path) -> Recipe:
     for name in ("source", "artifact"):
         if name not in data:
             raise UsageError(f"{path}: {name} is missing", remedy=f'add {name} = "..."')
+    if "sizes" in sections["compile"]:
+        sections["compile"]["sizes"] = [_size(text, path) for text in sections["compile"]["sizes"]]
     return Recipe(
         path.parent / data["source"], path.parent / data["artifact"], sections["convert"], sections["compile"]
     )
