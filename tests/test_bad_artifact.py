@@ -105,6 +105,7 @@ def test_an_edited_manifest(
         lambda data: _first(data).update(crc32c=[]),
         lambda data: data["targets"]["cpu"]["environment"].pop("machine"),
         lambda data: data["targets"]["cpu"]["environment"].update(packages="jax"),
+        lambda data: data["targets"]["cpu"]["environment"].update(cpu_features=[["avx"]]),
         lambda data: data["targets"]["cpu"].update(executables=None),
     ],
 )

@@ -61,6 +61,18 @@ DEVICE_REMEDIES: Mapping[str, str] = {
 }
 """Facts about the devices, and what to do where one differs."""
 
+ENVIRONMENT_FACTS: Mapping[str, type] = {
+    "platform": str,
+    "machine": str,
+    "packages": dict,
+    "variables": dict,
+    "zstandard": bool,
+    "device_kind": str,
+    "device_count": int,
+    "platform_version": str,
+}
+"""What every target's environment says, and of which type; a CPU target also has cpu_features."""
+
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
 CPU_FEATURE_NAMES = frozenset(
     {"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"}
@@ -129,6 +141,16 @@ def _has_package(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def check_environment(environment: Mapping[str, Any]) -> None:
+    """Raises KeyError or TypeError unless a target's recorded environment has every fact, of its type."""
+    for name, kind in ENVIRONMENT_FACTS.items():
+        if not isinstance(environment[name], kind):
+            raise TypeError(f"{name} of a target's environment is {environment[name]!r}")
+    features = environment.get("cpu_features", [])
+    if not isinstance(features, list) or any(not isinstance(feature, str) for feature in features):
+        raise TypeError(f"cpu_features of a target's environment is {features!r}")
 
 
 def device_environment(devices: list[jax.Device]) -> dict[str, Any]:

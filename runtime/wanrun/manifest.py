@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from wanrun.environment import check_environment
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, replace_file, sha256_of
 from wanrun.layout import ArrayLayout
@@ -19,18 +20,6 @@ from wanrun.layout import ArrayLayout
 FORMAT = "wan-artifact"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-
-ENVIRONMENT_FACTS: Mapping[str, type] = {
-    "platform": str,
-    "machine": str,
-    "packages": dict,
-    "variables": dict,
-    "zstandard": bool,
-    "device_kind": str,
-    "device_count": int,
-    "platform_version": str,
-}
-"""What every target's environment says; see ``wanrun.environment``."""
 
 
 @dataclass(frozen=True)
@@ -251,9 +240,7 @@ class Target:
         }
         folder = plain_relative(data["folder"], "a target")
         environment = data["environment"]
-        for name, kind in ENVIRONMENT_FACTS.items():
-            if not isinstance(environment[name], kind):
-                raise TypeError(f"{name} of a target's environment is {environment[name]!r}")
+        check_environment(environment)
         return cls(folder, environment, executables, data["statistics"])
 
 
