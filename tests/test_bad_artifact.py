@@ -169,11 +169,12 @@ def test_a_profile_that_is_not_built(
 
 
 def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(toy_artifact)
-    manifest.changed(profiles={}, targets={}).write(tmp_path)
-    assert f"{tmp_path} has no profiles; run wanbuild compile" in refused(tmp_path)
-    manifest.changed(targets={}).write(tmp_path)
-    assert f"profile {PROFILE} has no executables for any target" in refused(tmp_path)
+    manifest, folder = read_manifest(toy_artifact), tmp_path / "empty"
+    folder.mkdir()
+    manifest.changed(profiles={}, targets={}).write(folder)
+    assert f"{folder} has no profiles; run wanbuild compile" in refused(folder)
+    manifest.changed(targets={}).write(folder)
+    assert f"profile {PROFILE} has no executables for any target" in refused(folder)
 
 
 @pytest.mark.usefixtures("no_weights_are_read")

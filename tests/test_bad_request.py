@@ -101,7 +101,7 @@ def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Pa
         (["--flow-shift", "0"], ["flow shift", "a positive number", "found 0.0"]),
         (["--flow-shift", "nan"], ["flow shift", "found nan"]),
         (["--flow-shift", "1e9", "--steps", "50"], ["not distinct in float32", "fewer steps"]),
-        (["--fps", "0"], ["--fps is out of range", "above 0", "found 0.0"]),
+        (["--fps", "0"], ["--fps is out of range", "0.1 to 240", "found 0.0"]),
         (["--fps", "-16"], ["--fps is out of range", "found -16.0"]),
         (["--fps", "nan"], ["--fps is out of range", "found nan"]),
         (["--verify", "md5"], ["--verify", "'md5'", "'fast', 'sha256'"]),

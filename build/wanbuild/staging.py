@@ -99,7 +99,7 @@ def _fsync_tree(folder: Path) -> None:
     """Makes every file and every name below a folder durable.
 
     Once, at the end: the first fsync commits the file system's journal for all files, the others find
-    little to do (BUILD_NOTES.md, "convert").
+    little to do (BUILD_NOTES.md, "Durability").
     """
     walked = list(os.walk(folder))
     with ThreadPoolExecutor(SYNC_THREADS) as pool:

@@ -117,20 +117,22 @@ def _generate(artifact: Path, **options: Any) -> None:
                 on_step=lambda step, total: progress.advance(),
             )
     fps = manifest.model["defaults"]["fps"] if options["fps"] is None else options["fps"]
-    if options["save_latents"] is not None:
-        _save_latents(options["save_latents"], result.latents)
     metadata = {**result.options, "fps": fps, "wanrun": __version__}
     if noise is not None:
-        metadata |= {"seed": None, "latents": str(options["latents"].name)}
+        metadata |= {"seed": None, "latents": options["latents"].name}
     with timings.phase("encode_video"):
         for index, path in enumerate(outputs):
-            write_video(result.frames[index], path, fps, {**metadata, "video": index})
-    for path in outputs:
-        click.echo(f"wrote {path} ({profile.name}, seed {options['seed']})")
-    if options["timing"]:
-        click.echo(timings.summary())
+            facts = {**metadata, "video": index}
+            write_video(result.frames[index], path, fps, facts, options["overwrite"])
+    if options["save_latents"] is not None:
+        _save_latents(options["save_latents"], result.latents)
     if options["timing_json"] is not None:
         timings.write_json(options["timing_json"])
+    start = f"seed {options['seed']}" if noise is None else f"latents {options['latents']}"
+    for path in outputs:
+        click.echo(f"wrote {path} ({profile.name}, {start})")
+    if options["timing"]:
+        click.echo(timings.summary())
 
 
 def _save_latents(path: Path, latents: np.ndarray) -> None:
@@ -139,11 +141,15 @@ def _save_latents(path: Path, latents: np.ndarray) -> None:
 
     import numpy as np
 
+    from wanrun.errors import UsageError
     from wanrun.files import replace_file
 
     buffer = io.BytesIO()
     np.save(buffer, latents)
-    replace_file(path, buffer.getvalue())
+    try:
+        replace_file(path, buffer.getvalue())
+    except OSError as error:
+        raise UsageError(f"the latents {path} cannot be written", found=error.strerror) from error
 
 
 def main() -> None:

@@ -49,7 +49,8 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     try:
         with _sigterm_raises():
             code = _invoke(command, list(arguments))  # click empties the list it parses
-            sys.stdout.flush()
+            if sys.stdout is not None:  # a closed one, as with >&-
+                sys.stdout.flush()
             return code
     except BrokenPipeError as error:
         if error.filename is None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,22 +27,26 @@ if TYPE_CHECKING:
 
 HIT_EVENT = "/jax/compilation_cache/cache_hits"
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
-REQUEST_EVENT = "/jax/compilation_cache/compile_requests_use_cache"
+
+
+_LOADING = threading.Lock()
+"""Held while JAX's cache folder, log and events are ours: all three belong to the process."""
 
 
 class CacheEvents:
-    """Counts what JAX's compilation cache reports while ``observe`` is active."""
+    """Counts what JAX's compilation cache reports of this thread while ``observe`` is active."""
 
     def __init__(self) -> None:
-        self.requests = self.hits = self.misses = 0
+        self.hits = self.misses = 0
+        self._thread = threading.get_ident()
 
     def _record(self, event: str, **_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if event == HIT_EVENT:
             self.hits += 1
         elif event == MISS_EVENT:
             self.misses += 1
-        elif event == REQUEST_EVENT:
-            self.requests += 1
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
@@ -59,11 +66,15 @@ class _CacheMissError(Exception):
 class _RefuseMiss(logging.Filter):
     """JAX says a miss only in a log line, before a compilation that may take minutes: stop it there.
 
-    Should the line change, the counters still tell after the compilation.
+    Should the line change, the counters still tell after the compilation. Other threads may compile.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
     def filter(self, record: logging.LogRecord) -> bool:
-        if "CACHE MISS" in str(record.msg):
+        if "CACHE MISS" in str(record.msg) and record.thread == self._thread:
             raise _CacheMissError
         return record.levelno >= logging.WARNING
 
@@ -208,7 +219,7 @@ class Executables:
         target: the chosen target.
         profile: the chosen profile.
         device: where they run.
-        overlay: a cache to compile into where the artifact has no fitting entry; None is strict.
+        overlay: makes the cache to compile into where the artifact has no fitting entry; None is strict.
         warn: told when something had to be compiled.
     """
 
@@ -218,7 +229,7 @@ class Executables:
         target: Target,
         profile: Profile,
         device: jax.Device,
-        overlay: Path | None = None,
+        overlay: Callable[[], Path] | None = None,
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._artifact, self._target = artifact, target
@@ -234,12 +245,13 @@ class Executables:
         """
         program = self._profile.programs[self._target.environment["platform"]][name]
         data = read_program(self._artifact, name, program)
-        try:
-            compiled = self._load_entry(name, data, program)
-        except ArtifactError as error:
-            if self._overlay is None:
-                raise
-            compiled = self._compile_to_overlay(name, data, program, self._overlay, error.what)
+        with _LOADING:
+            try:
+                compiled = self._load_entry(name, data, program)
+            except ArtifactError as error:
+                if self._overlay is None:
+                    raise
+                compiled = self._compile_to_overlay(name, data, program, self._overlay(), error.what)
         inputs = program.inputs
 
         def call(**arguments: Any) -> Any:
@@ -278,12 +290,15 @@ class Executables:
     def _compile_to_overlay(
         self, name: str, data: bytes, program: Program, overlay: Path, reason: str
     ) -> jax.stages.Compiled:
-        events = CacheEvents()
-        with using_cache(overlay), events.observe():
-            compiled = lower(data, name, program.donate, self._device).compile()
-        if events.hits:
-            self.hits += 1
-        else:
-            self.misses += 1
-            self._warn(f"compiled {name}, kept in {overlay}: {reason}")
+        with contextlib.suppress(ArtifactError), warnings.catch_warnings(), using_cache(overlay):
+            # JAX warns of an entry that a killed run left incomplete, and would leave it there.
+            warnings.simplefilter("ignore")
+            return self._from_cache(name, data, program)
+        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=overlay) as folder:
+            with using_cache(Path(folder)):
+                compiled = lower(data, name, program.donate, self._device).compile()
+            for entry in Path(folder).iterdir():
+                entry.replace(overlay / entry.name)
+        self.misses += 1
+        self._warn(f"compiled {name}, kept in {overlay}: {reason}")
         return compiled

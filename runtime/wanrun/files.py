@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,7 +32,7 @@ def write_durable(path: Path, data: bytes) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Writes data to path atomically and durably, through a temporary file beside it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".wan-{secrets.token_hex(6)}.tmp")
     try:
         write_durable(temporary, data)
         temporary.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class Result:
         frames: uint8 (B, T, H, W, 3).
         latents: final latents, float32 (B, C, T, h, w), normalised.
         options: prompt, seed, solver and everything else that was used, for the video's metadata.
-        timings: what it took.
+        timings: what loading and every generation of this pipeline took so far.
     """
 
     frames: np.ndarray
@@ -160,8 +161,15 @@ class Pipeline:
         target = self._selected.target
         if self._foreign:
             target = dataclasses.replace(target, executables={})
-        overlay = overlay_folder(self.manifest, self._selected.name) if self._allow_compile else None
-        executables = Executables(self.artifact, target, self.profile, self._device, overlay, self._warn)
+        overlay = functools.partial(overlay_folder, self.manifest, self._selected.name)
+        executables = Executables(
+            self.artifact,
+            target,
+            self.profile,
+            self._device,
+            overlay if self._allow_compile else None,
+            self._warn,
+        )
         try:
             for name in self.profile.programs[target.environment["platform"]]:
                 self._programs[name] = executables.load(name)

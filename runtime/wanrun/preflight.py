@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from wanrun.noise import initial_noise
 from wanrun.options import check_latents, latents_shape, resolve_options
 from wanrun.select import select_profile
 from wanrun.solvers import solver_table
-from wanrun.video import check_output
+from wanrun.video import check_output, metadata_sidecar
 
 
 def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     try:
         # Mapped, so that a header that promises more than the file holds is refused, not allocated.
         latents = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
         ) from None
@@ -45,8 +46,8 @@ def _check_file_target(path: Path | None, option: str, overwrite: bool) -> None:
 
 def _check_numbers(fps: float | None, guidance_scale: float | None) -> None:
     """Refuses what no profile and no video can have."""
-    if fps is not None and not 0 < fps <= 1000:
-        raise UsageError("--fps is out of range", expected="above 0, at most 1000", found=fps)
+    if fps is not None and not 0.1 <= fps <= 240:  # what every container can hold
+        raise UsageError("--fps is out of range", expected="0.1 to 240", found=fps)
     if guidance_scale is not None and not math.isfinite(guidance_scale):
         raise UsageError("--guidance-scale is out of range", expected="a number", found=guidance_scale)
 
@@ -60,6 +61,13 @@ def _check_distinct(paths: Sequence[Path | None]) -> None:
                 f"two outputs are the same file, {name}",
                 remedy="give --output, --save-latents and --timing-json names of their own",
             )
+
+
+def _check_outside(artifact: Path, paths: Sequence[Path | None]) -> None:
+    """Refuses to write into the artifact: its files are what its manifest says."""
+    for path in paths:
+        if path is not None and path.resolve().is_relative_to(artifact.resolve()):
+            raise UsageError(f"{path} lies inside the artifact", remedy="write the results elsewhere")
 
 
 def preflight(
@@ -96,7 +104,9 @@ def preflight(
         raise UsageError(
             f"{error.filename} cannot be written", found=error.strerror, remedy="choose another name"
         ) from None
-    _check_distinct([*outputs, options["save_latents"], options["timing_json"]])
+    sidecars = [metadata_sidecar(path) for path in outputs]
+    _check_distinct([*outputs, *sidecars, options["save_latents"], options["timing_json"]])
+    _check_outside(artifact, [*outputs, options["save_latents"], options["timing_json"]])
     initial_noise(options["seed"], (1,))  # refuses a bad seed
     resolved = resolve_options(
         manifest,
@@ -107,7 +117,8 @@ def preflight(
         solver=options["solver"],
         negative_prompt=None,
     )
-    solver_table(resolved["solver"], resolved["num_steps"], resolved["flow_shift"])
+    train = manifest.model["num_train_timesteps"]
+    solver_table(resolved["solver"], resolved["num_steps"], resolved["flow_shift"], train)
     latents = options["latents"]
     noise = None if latents is None else _read_latents(latents, latents_shape(manifest, profile))
     return manifest, profile, outputs, noise

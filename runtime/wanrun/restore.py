@@ -2,7 +2,7 @@
 
 Every parameter lies in one anonymous memory block per component, each at a 64-byte boundary, so that
 the CPU backend aliases it and no second host copy is made. A block of a chunk file is checksummed while
-it is still in cache. Arrays that are not local files of this layout are read with Orbax or TensorStore.
+it is still in cache.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:
         raise UsageError(f"the output folder {folder} is not writable", remedy="choose another --output")
     paths = [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
     for video in paths:
-        for file in (video, _sidecar(video)) if video.suffix.lower() == ".npy" else (video,):
+        for file in (video, metadata_sidecar(video)) if video.suffix.lower() == ".npy" else (video,):
             if file.is_dir():
                 raise UsageError(f"the output {file} is a folder", remedy="choose another --output")
             if file.exists() and not overwrite:
@@ -94,7 +94,13 @@ def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:
     return paths
 
 
-def write_video(frames: np.ndarray, path: Path, fps: float, metadata: Mapping[str, object]) -> None:
+def write_video(
+    frames: np.ndarray,
+    path: Path,
+    fps: float,
+    metadata: Mapping[str, object],
+    overwrite: bool = True,
+) -> None:
     """Writes one video, atomically: the file is complete, or it is not there (or the old one still is).
 
     Args:
@@ -117,12 +123,12 @@ def write_video(frames: np.ndarray, path: Path, fps: float, metadata: Mapping[st
     comment = json.dumps(dict(metadata), sort_keys=True, default=str)
     beside = path.suffix.lower() == ".npy" or len(comment) > _MAX_EMBEDDED_BYTES
     try:
-        with _replacing(path) as temporary:
+        with _replacing(path, overwrite) as temporary:
             encode(np.ascontiguousarray(frames), temporary, fps, "" if beside else comment)
         if beside:
             text = json.dumps(json.loads(comment), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
             # A lone surrogate, from a byte of argv that is no UTF-8, becomes its JSON escape.
-            replace_file(_sidecar(path), text.encode("utf-8", errors="backslashreplace"))
+            replace_file(metadata_sidecar(path), text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UsageError(
@@ -140,8 +146,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     try:
         read = _READERS.get(path.suffix.lower())
         comment = read(path) if read else ""
-        if not comment and _sidecar(path).exists():
-            comment = _sidecar(path).read_text(encoding="utf-8")
+        if not comment and metadata_sidecar(path).exists():
+            comment = metadata_sidecar(path).read_text(encoding="utf-8")
         data = json.loads(comment or "{}")
     except (OSError, ValueError) as error:
         raise UsageError(f"the metadata of {path} cannot be read: {error}") from error
@@ -150,18 +156,23 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return data
 
 
-def _sidecar(path: Path) -> Path:
+def metadata_sidecar(path: Path) -> Path:
+    """Where the metadata goes that a video's file cannot hold."""
     return path.with_name(path.name + ".json")
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def _replacing(path: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a new file's path in the same folder; it becomes ``path``, durably, or on any error goes."""
     temporary = path.absolute().with_name(f".wanrun-{secrets.token_hex(6)}{path.suffix.lower()}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        if path.exists() and not overwrite:
+            spare = path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+            temporary.rename(spare)
+            raise UsageError(f"{path} appeared while the video was made", remedy=f"the new video is {spare}")
         temporary.replace(path)
     except BaseException:  # Ctrl-C too: nothing half-written is left behind
         with contextlib.suppress(FileNotFoundError):
