@@ -112,6 +112,7 @@ def verify(artifact: Path, record: bool, source: Path | None, steps: int, json_f
     from wanrun.files import replace_file
 
     outcome: dict[str, Any]
+    verdict = "verified"
     if record and source is not None:
         raise UsageError("--record and --source exclude each other", remedy="run verify twice")
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
@@ -125,9 +126,11 @@ def verify(artifact: Path, record: bool, source: Path | None, steps: int, json_f
         outcome = compare_with_reference(artifact, source, steps, click.echo)
     else:
         outcome = {"profiles": verification.replay(artifact, click.echo)}
+        if not outcome["profiles"]:
+            verdict = "is whole, and nothing was replayed"
     if json_file is not None:
         replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
-    click.echo(f"{artifact} verified")
+    click.echo(f"{artifact} {verdict}")
 
 
 @wanbuild.command()

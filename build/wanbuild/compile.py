@@ -66,13 +66,24 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
     import jax
     from jax import export
 
-    limit = jax.config.values["jax_traceback_in_locations_limit"]
-    jax.config.update("jax_traceback_in_locations_limit", 0)
-    try:
+    with _jax_options(jax_traceback_in_locations_limit=0):
         exported = export.export(jax.jit(spec.function), platforms=[platform])(*spec.arguments)
         return bytes(exported.serialize())
+
+
+@contextlib.contextmanager
+def _jax_options(**options: Any) -> Iterator[None]:
+    """Sets JAX options that are not a part of the cache's key, and sets them back."""
+    import jax
+
+    before = {name: jax.config.values[name] for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
     finally:
-        jax.config.update("jax_traceback_in_locations_limit", limit)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _describe(spec: ProgramSpec) -> dict[str, Any]:
@@ -125,7 +136,9 @@ class _Compiler:
         with tempfile.TemporaryDirectory(prefix=".building-", dir=final.parent) as folder:
             cache = Path(folder)
             started = time.perf_counter()
-            with using_cache(cache):
+            # A cache entry that cannot be written is only a warning to JAX, and its first part stays.
+            options = _jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
+            with using_cache(cache), options:
                 compiled = lower(data, name, donate, self.target.device).compile()
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
@@ -137,6 +150,7 @@ class _Compiler:
             placed = final / entry.name
             entry.replace(placed)
         fsync_directory(final)
+        fsync_directory(final.parent)
         record = Executable(placed.name, placed.stat().st_size, file_sha256(placed))
         return CompiledProgram(record, statistics)
 

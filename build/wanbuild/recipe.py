@@ -67,6 +67,8 @@ def _check(section: str, data: dict[str, Any], path: Path) -> None:
         if isinstance(value, list) != (name in _LISTS) or any(type(item) is not kind for item in items):
             expected = f"a list of {kind.__name__}" if name in _LISTS else kind.__name__
             raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=repr(value))
+        if not items or any(type(item) is int and item < 1 for item in items):
+            raise UsageError(f"{path}: {where} is out of range", expected="1 or more", found=repr(value))
         if name.endswith("dtype") and value not in DTYPES:
             raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(DTYPES), found=repr(value))
 

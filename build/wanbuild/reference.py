@@ -18,6 +18,7 @@ import numpy as np
 
 from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.models.params import bind
+from wanbuild.source import open_source
 from wanrun.errors import UsageError, VerificationError
 from wanrun.manifest import read_manifest
 from wanrun.noise import initial_noise
@@ -92,9 +93,16 @@ class _Comparison:
     def __init__(self, pipeline: Pipeline, pipe: Any) -> None:
         self._ours, self._pipe = pipeline, pipe
         self._profile = pipeline.profile
-        self._limits = LIMITS[self._profile.options["dtype"]]
-        self._vae_limits = LIMITS[self._profile.options["vae_dtype"]]
+        self._dtype = self._coarser("dtype", "text_encoder", "transformer")
+        self._vae_dtype = self._coarser("vae_dtype", "vae")
+        self._video_dtype = "float32" if self._dtype == self._vae_dtype == "float32" else "bfloat16"
+        self._limits, self._vae_limits = LIMITS[self._dtype], LIMITS[self._vae_dtype]
         self._prompts = [PROMPT, NEGATIVE_PROMPT] if self._profile.guidance else [PROMPT]
+
+    def _coarser(self, option: str, *components: str) -> str:
+        """bfloat16 if these components compute or are stored in it."""
+        dtypes = [self._ours.manifest.dtypes[name]["weights"] for name in components]
+        return "bfloat16" if "bfloat16" in [*dtypes, self._profile.options[option]] else "float32"
 
     def text(self) -> Check:
         """Embeddings of the prompts."""
@@ -139,9 +147,7 @@ class _Comparison:
         with torch.no_grad():
             video = self._pipe.vae.decode(self._latents_to_vae(latents), return_dict=False)[0]
         frames = self._pipe.video_processor.postprocess_video(video, output_type="np")
-        return self._frames(
-            "vae decode", self._ours.decode(latents), frames, self._profile.options["vae_dtype"]
-        )
+        return self._frames("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
 
     def encode(self) -> Check:
         """Moments of a random video, from the model definition with the artifact's weights."""
@@ -196,7 +202,12 @@ class _Comparison:
         error = relative_error(ours.latents, latents.numpy())
         return [
             Check("final latents", error, self._limits["latents"], f"{steps} steps"),
-            self._frames("video", ours.frames, frames, self._profile.options["dtype"]),
+            self._frames(
+                "video",
+                ours.frames,
+                frames,
+                "bfloat16" if "bfloat16" in (self._dtype, self._vae_dtype) else "float32",
+            ),
         ]
 
 
@@ -221,6 +232,7 @@ def compare_with_reference(artifact: Path, source: Path, steps: int, report: Rep
     if profile is None:
         select_profile(manifest, artifact)  # raises, saying what to do
     assert profile is not None
+    open_source(source).close()  # says what is wrong with a folder that is no checkpoint
     pipe = _load_reference(source)
     with load(
         artifact,

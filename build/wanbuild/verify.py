@@ -165,6 +165,7 @@ def record(artifact: Path, report: Report) -> None:
     Raises:
         ArtifactError: if the artifact is damaged, or no profile can run here.
     """
+    artifact = artifact.resolve()
     with build_lock(artifact):
         manifest = read_manifest(artifact)
         check_files(artifact, manifest, report)

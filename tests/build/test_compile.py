@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,29 @@ def test_golden(artifact_copy: Path) -> None:
     nan = dataclasses.replace(elsewhere, samples=tuple(np.asarray(golden.samples) * np.nan))
     with pytest.raises(VerificationError):
         verify.compare(golden, nan)
+
+
+def test_an_entry_that_cannot_be_written_is_an_error(
+    artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX only warns, and keeps the first part of the entry."""
+    from jax._src import lru_cache
+
+    before = read_manifest(artifact_copy)
+
+    def cut_short(self: Any, key: str, value: bytes) -> None:
+        (Path(str(self.path)) / f"{key}-cache").write_bytes(value[:1000])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lru_cache.LRUCache, "put", cut_short)
+    with pytest.raises(OSError, match="No space left"):
+        compile_again(artifact_copy, sizes=[(32, 32)])
+    assert read_manifest(artifact_copy) == before
+    assert not list((artifact_copy / "executables").glob(".building-*"))
+
+
+def test_record_through_a_link(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is the artifact's, whatever it is called."""
+    monkeypatch.chdir(artifact_copy)
+    verify.record(Path(), print)
+    assert read_manifest(artifact_copy).golden
