@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from wanbuild.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
-from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+from checkpoints import ensure_checkpoint
 
 PROMPT = "A red fox runs through fresh snow at dawn"
 
@@ -54,12 +53,6 @@ print(json.dumps({
 """
 
 
-def _text_encoder() -> dict[str, Any]:
-    """The published width with one layer, and the toy tokenizer's vocabulary."""
-    fields = {**PUBLISHED_TEXT_ENCODER, "num_layers": 1, "vocab_size": TOY_TEXT_ENCODER["vocab_size"]}
-    return {name: value for name, value in fields.items() if name in TOY_TEXT_ENCODER}
-
-
 def _timed(*command: object) -> float:
     started = time.perf_counter()
     subprocess.run([str(Path(sys.executable).with_name(str(command[0]))), *map(str, command[1:])], check=True)
@@ -83,16 +76,7 @@ def main() -> None:
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Makes what is missing in folder, times every stage and prints a table and a JSON line."""
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, artifact = folder / f"checkpoint-{options.model}", folder / f"artifact-{options.model}"
-    if not checkpoint.exists():
-        write_toy(
-            checkpoint,
-            "wan2.1-t2v",
-            transformer=PUBLISHED_TRANSFORMERS[f"wan2.1-t2v-{options.model}"],
-            vae=PUBLISHED_VAE,
-            text_encoder=_text_encoder(),
-            shards=2,
-        )
+    checkpoint, artifact = ensure_checkpoint(folder, options.model), folder / f"artifact-{options.model}"
     figures: dict[str, Any] = {"model": options.model, "size": options.size, "frames": options.frames}
     figures["convert_seconds"] = _timed("wanbuild", "convert", checkpoint, "--artifact", artifact, "--force")
     figures["compile_seconds"] = _timed(

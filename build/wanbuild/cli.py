@@ -26,31 +26,47 @@ def wanbuild() -> None:
 
 
 @wanbuild.command()
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @_ARTIFACT
+@click.option("--revision", help="Branch, tag or commit, where SOURCE is a hub id.  [default: main]")
 @click.option(
     "--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept."
 )
 @click.option("--weights-dtype", type=_STORED, help="Of the transformer.  [default: bfloat16]")
 @click.option("--vae-weights-dtype", type=_STORED, help="Of the VAE.  [default: float32]")
 @click.option("--text-weights-dtype", type=_STORED, help="Of the text encoder.  [default: bfloat16]")
+@click.option(
+    "--lora", metavar="FILE[:SCALE]", multiple=True, help="Merged into every transformer; repeatable."
+)
+@click.option("--lora-high", metavar="FILE[:SCALE]", multiple=True, help="Into the high-noise expert alone.")
+@click.option("--lora-low", metavar="FILE[:SCALE]", multiple=True, help="Into the low-noise expert alone.")
 @click.option("--negative-prompt", help="Default negative prompt of the artifact.")
 @click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one a core]")
 @_DEBUG
-def convert(source: Path, artifact: Path, **options: Any) -> None:
-    """Converts a checkpoint folder in the diffusers layout into an artifact's weights."""
+def convert(source: str, artifact: Path, **options: Any) -> None:
+    """Converts a checkpoint into an artifact's weights.
+
+    SOURCE is a folder in the diffusers layout or the id of such a repository on the hub (owner/name).
+    """
     _convert(source, artifact, **options)
 
 
-def _convert(source: Path, artifact: Path, **options: Any) -> None:
+def _convert(source: str, artifact: Path, **options: Any) -> None:
     from wanbuild.convert import ConvertRequest
     from wanbuild.convert import convert as run_convert
+    from wanbuild.lora.merge import LoraRequest, parse_lora
 
     dtypes = {
         "transformer": options.get("weights_dtype"),
         "vae": options.get("vae_weights_dtype"),
         "text_encoder": options.get("text_weights_dtype"),
     }
+    experts = {"lora": None, "lora_high": "transformer", "lora_low": "transformer_2"}
+    loras = [
+        LoraRequest(*parse_lora(text), component)
+        for option, component in experts.items()
+        for text in options.get(option, ())
+    ]
     request = ConvertRequest(
         source,
         artifact,
@@ -58,6 +74,8 @@ def _convert(source: Path, artifact: Path, **options: Any) -> None:
         options.get("negative_prompt"),
         options.get("force", False),
         options.get("threads"),
+        options.get("revision"),
+        loras,
     )
     manifest = run_convert(request)
     size = sum(component.nbytes for component in manifest.components.values())
@@ -99,11 +117,11 @@ def _compile(artifact: Path, **options: Any) -> None:
 @wanbuild.command()
 @_ARTIFACT
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
-@click.option("--source", type=click.Path(path_type=Path), help="Compare with diffusers on this checkpoint.")
+@click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
 @click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
 @_DEBUG
-def verify(artifact: Path, record: bool, source: Path | None, steps: int, json_file: Path | None) -> None:
+def verify(artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None) -> None:
     """Checks every file, and that the artifact computes what was recorded or what diffusers computes."""
     import json
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import stat
 import types
 import typing
 from collections import Counter
@@ -38,33 +40,81 @@ C = TypeVar("C", bound=ConfigClass)
 
 METADATA_FIELDS = frozenset({"_class_name", "_diffusers_version", "_name_or_path", "transformers_version"})
 
+MAX_SIZE = 2**20
+"""The largest integer that a config field may have: four times the largest published one, a vocabulary."""
 
-def _coerce(value: Any, annotation: Any) -> Any:
-    """Returns value as the annotated type; raises TypeError where it is not one."""
+MAX_JSON_BYTES = 256 * 2**20
+"""The largest JSON file that is read: more than ten times the largest published one, a tokenizer."""
+
+MAX_DEPTH = 32
+"""How deep values may be nested in a config that is taken over into the manifest."""
+
+MAX_NAME = 1000
+"""Characters in the name of a JSON object's member, a tensor's among them."""
+
+
+_INFINITIES = ("Infinity", "-Infinity")
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value for a message, cut to a length that leaves it one readable line."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _coerce(value: Any, annotation: Any, least: int = 1) -> Any:
+    """Returns value as the annotated type.
+
+    Raises:
+        TypeError: if it is not of that type.
+        ValueError: if it is an integer that is no size: outside least to ``MAX_SIZE``.
+    """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
         (inner,) = (arg for arg in args if arg is not type(None))
-        return _coerce(value, inner)
+        return _coerce(value, inner, least)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise TypeError
         items = (args[0],) * len(value) if args[1:] == (...,) else args
         if len(value) != len(items):
             raise TypeError
-        return tuple(_coerce(item, kind) for item, kind in zip(value, items, strict=True))
-    if annotation is float and type(value) is int:
+        return tuple(_coerce(item, kind, 0) for item, kind in zip(value, items, strict=True))
+    if annotation is float and type(value) is int and abs(value) <= MAX_SIZE:
         return float(value)
     if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
         raise TypeError
+    if annotation is int and not least <= value <= MAX_SIZE:
+        raise ValueError(f"outside {least} to {MAX_SIZE}")
     return value
 
 
 def _same(value: Any, expected: Any) -> bool:
     if type(expected) is float and type(value) is int:
         return value == expected
+    if value in _INFINITIES:
+        value = float(value)
     return type(value) is type(expected) and value == expected
+
+
+def _depth(value: Any) -> int:
+    """How deep a value is nested, at most one more than ``MAX_DEPTH``."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        containers = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [inner for items in containers for inner in items if isinstance(inner, dict | list)]
+        depth += 1
+    return depth
+
+
+def _class_name(data: Mapping[str, Any]) -> Any:
+    """The class that a config names, as diffusers or as transformers write it; None where it names none."""
+    architectures = data.get("architectures")
+    if isinstance(architectures, list):
+        architectures = architectures[0] if architectures else None
+    return data.get("_class_name", architectures)
 
 
 def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
@@ -79,12 +129,14 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
         SourceError: naming every field that is unknown, missing, of a wrong type or not supported.
     """
     problems: list[str] = []
-    class_name = data.get("_class_name", next(iter(data.get("architectures") or ()), None))
+    class_name = _class_name(data)
+    if _depth(data) > MAX_DEPTH:
+        raise SourceError(f"{where} is nested too deep", expected=f"at most {MAX_DEPTH} levels")
     if class_name is not None and class_name not in cls.CLASS_NAMES:
         raise SourceError(
             f"{where} describes another class",
             expected=" or ".join(cls.CLASS_NAMES),
-            found=class_name,
+            found=shown(class_name),
             remedy="check that the folder is a Wan checkpoint in the diffusers layout",
         )
     hints = typing.get_type_hints(cls)
@@ -95,15 +147,17 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             try:
                 values[name] = _coerce(data[name], hints[name])
             except TypeError:
-                problems.append(f"{name} is {data[name]!r}, not {field.type}")
+                problems.append(f"{name} is {shown(data[name])}, not {field.type}")
+            except ValueError as error:
+                problems.append(f"{name} is {shown(data[name])}, {error}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(f"{name} is missing")
     for name in sorted(data.keys() - values.keys()):
         if name in cls.FIXED:
             if not _same(data[name], cls.FIXED[name]):
-                problems.append(f"{name} is {data[name]!r} and only {cls.FIXED[name]!r} is supported")
+                problems.append(f"{name} is {shown(data[name])} and only {cls.FIXED[name]!r} is supported")
         elif not (name in cls.IGNORED or name in METADATA_FIELDS or name in fields):
-            problems.append(f"unknown field {name} = {data[name]!r}")
+            problems.append(f"unknown field {name} = {shown(data[name])}")
     if problems:
         raise SourceError(
             f"{where} is not understood: {', '.join(problems)}",
@@ -116,26 +170,71 @@ def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Makes a dict of a JSON object's members (json's ``object_pairs_hook``).
 
     Raises:
-        ValueError: if a name occurs twice: readers differ in which value they take.
+        ValueError: if a name occurs twice, for readers differ in which value they take; or if it is too long
+            or has a character that is not printable, for names are shown in messages.
     """
     members = dict(pairs)
     if len(members) != len(pairs):
         twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-        raise ValueError(f"duplicate name {', '.join(map(repr, twice[:3]))}")
+        raise ValueError(f"duplicate name {', '.join(map(shown, twice[:3]))}")
+    for name in members:
+        if len(name) > MAX_NAME or not name.isprintable():
+            raise ValueError(f"a name that is too long or not printable, {shown(name, 40)}")
     return members
+
+
+def _finite_float(text: str) -> float | str:
+    """A number; the text itself where it is too large for a float."""
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        SourceError: if it is missing, cannot be read, is a pipe or another thing that may never end, or has
+            more bytes than the limit.
+    """
+    try:
+        # Opening a pipe would wait for a writer without O_NONBLOCK; a regular file does not know the flag.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise SourceError(f"{path} cannot be read: not a file", remedy="download it again")
+            if status.st_size > limit:
+                raise SourceError(
+                    f"{path} is too large", expected=f"at most {limit} bytes", found=status.st_size
+                )
+            return file.read(limit)
+    except FileNotFoundError:
+        raise SourceError(f"{path} is missing", remedy="check the source folder is complete") from None
+    except OSError as error:
+        raise SourceError(
+            f"{path} cannot be read: {error.strerror}", remedy="check that it is a readable file"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Parses a JSON object.
 
+    JSON has no infinity and no NaN, and Python reads and writes them: diffusers saves ``-Infinity`` in the
+    configs of some schedulers. They are taken as text, so that no field can have one as its number.
+
     Raises:
-        SourceError: if the file is missing, is not JSON, has a name twice in one object, or is not an object.
+        SourceError: if the file is missing or cannot be read, is not JSON, has a name twice in one object, or
+            is not an object.
     """
+    raw = read_bytes(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_object)
-    except FileNotFoundError:
-        raise SourceError(f"{path} is missing", remedy="check the source folder is complete") from None
-    except (OSError, ValueError, RecursionError) as error:
+        data = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=unique_object,
+            parse_constant=str,
+            parse_float=_finite_float,
+        )
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON: {error}", remedy="download it again") from None
     if not isinstance(data, dict):
         raise SourceError(f"{path} is not a JSON object", found=type(data).__name__)

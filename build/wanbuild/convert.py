@@ -1,28 +1,33 @@
-"""Converts a checkpoint folder into an artifact's weights, in one pass over the source."""
+"""Converts a checkpoint into an artifact's weights, in one pass over the source."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.families import Family, family_of
+from wanbuild.hub import locate_source
+from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.scheduler import read_scheduler
-from wanbuild.source import Source, SourceComponent, open_source
+from wanbuild.source import Source, open_source
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanrun import __version__
 from wanrun.console import Progress
 from wanrun.errors import ArtifactError, SourceError, UsageError
-from wanrun.files import canonical_json, file_sha256, sha256_of, write_durable
+from wanrun.files import canonical_json, sha256_of, write_durable
 from wanrun.manifest import MANIFEST, Manifest, read_manifest
 
 SPARE_BYTES = 64 * 2**20
@@ -34,20 +39,24 @@ class ConvertRequest:
     """What to convert, and how.
 
     Args:
-        source: a checkpoint folder in the diffusers layout.
+        source: a checkpoint folder in the diffusers layout, or a hub id.
         artifact: the folder to make.
+        revision: branch, tag or commit of the hub repository; its main branch where None.
         dtypes: weights dtype by component; the component's default where there is none.
         negative_prompt: default negative prompt; the family's where None.
         force: whether an existing artifact is replaced.
         threads: worker threads; one a core where None.
+        loras: merged into the transformers, in this order.
     """
 
-    source: Path
+    source: str | Path
     artifact: Path
     dtypes: Mapping[str, str | None] = field(default_factory=dict)
     negative_prompt: str | None = None
     force: bool = False
     threads: int | None = None
+    revision: str | None = None
+    loras: Sequence[LoraRequest] = ()
 
 
 @dataclass(frozen=True)
@@ -83,27 +92,53 @@ def _plan_components(source: Source, family: Family, request: ConvertRequest) ->
     return plans
 
 
-def _source_record(source: Source, crcs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _SmallFiles:
+    """What was read of the files that hold no weights, taken before the long work: they may change in it.
+
+    Args:
+        records: size and digest by name.
+        tokenizer: content of tokenizer.json.
+    """
+
+    records: Mapping[str, Mapping[str, Any]]
+    tokenizer: bytes
+
+
+def _read_small_files(source: Source) -> _SmallFiles:
+    weights = {file.path for component in source.components.values() for file in component.keys.values()}
+    contents = {name: path.read_bytes() for name, path in source.files().items() if path not in weights}
+    records = {
+        name: {"bytes": len(data), "digest": f"sha256:{sha256_of(data)}"} for name, data in contents.items()
+    }
+    return _SmallFiles(records, contents[source.tokenizer.file.relative_to(source.path).as_posix()])
+
+
+def _source_record(
+    source: Source, small: _SmallFiles, crcs: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     """Repository, revision and a digest of every file that was read.
 
     A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, taken while
     they were converted; other files are small and have the sha256 of their bytes.
     """
     tensors: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, int] = {}
     for name, component in source.components.items():
         for key, file in component.keys.items():
             entry = component.entry(key)
             record = [str(entry.dtype), list(entry.shape), crcs[name][key]]
-            tensors.setdefault(file.path.relative_to(source.path).as_posix(), {})[key] = record
-    files = {
+            place = file.path.relative_to(source.path).as_posix()
+            tensors.setdefault(place, {})[key] = record
+            sizes[place] = file.nbytes
+    weights = {
         name: {
-            "bytes": path.stat().st_size,
-            "digest": f"tensors-crc32c-sha256:{sha256_of(canonical_json(tensors[name]))}"
-            if name in tensors
-            else f"sha256:{file_sha256(path)}",
+            "bytes": sizes[name],
+            "digest": f"tensors-crc32c-sha256:{sha256_of(canonical_json(content))}",
         }
-        for name, path in source.files().items()
+        for name, content in tensors.items()
     }
+    files = dict(sorted({**small.records, **weights}.items()))
     return {"repository": source.repository, "revision": source.revision, "files": files}
 
 
@@ -133,19 +168,50 @@ def _model_record(
     }
 
 
+def _open_loras(source: Source, family: Family, requests: Sequence[LoraRequest]) -> Loras:
+    if len(family.transformers) == 1 and any(request.component for request in requests):
+        raise UsageError("this checkpoint has one transformer, not two experts", remedy="use --lora")
+    shapes = {}
+    for name in family.transformers:
+        component = source.component(name)
+        shapes[name] = {key: component.entry(key).shape for key in component.keys}
+    return open_loras(requests, shapes)
+
+
 def _write_components(
-    source: Source, plans: Mapping[str, _Plan], building: Path, threads: int
+    source: Source, plans: Mapping[str, _Plan], loras: Loras, building: Path, threads: int
 ) -> dict[str, WrittenComponent]:
-    total = sum(source.component(name).nbytes for name in plans)
-    written = {}
-    with Progress(total, "convert", unit="B") as progress, ThreadPoolExecutor(threads) as pool:
-        for name, plan in plans.items():
-            component: SourceComponent = source.component(name)
-            writer = ComponentWriter(
-                building / "weights" / name, plan.assignments, component, progress.advance
+    """Writes all components at once, the largest tensors first, so that no thread is left with one."""
+    stop = threading.Event()
+
+    def on_bytes(count: int) -> None:
+        if stop.is_set():
+            raise CancelledError
+        progress.advance(count)
+
+    with Progress(sum(source.component(name).nbytes for name in plans), "convert", unit="B") as progress:
+        writers = {
+            name: ComponentWriter(
+                building / "weights" / name,
+                plan.assignments,
+                source.component(name),
+                loras.deltas.get(name, {}),
+                on_bytes,
             )
-            written[name] = writer.write(pool)
-    return written
+            for name, plan in plans.items()
+        }
+        tasks = [task for writer in writers.values() for task in writer.tasks()]
+        tasks.sort(key=lambda task: -task.nbytes)
+        with ThreadPoolExecutor(threads) as pool:
+            futures = [pool.submit(task.run) for task in tasks]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        return {name: writer.finish() for name, writer in writers.items()}
 
 
 def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
@@ -194,10 +260,16 @@ def convert(request: ConvertRequest) -> Manifest:
         UsageError: if the artifact exists and force is not set.
         SourceError: if the source is not usable or the disk is full.
     """
-    artifact = request.artifact.resolve()
-    with open_source(request.source) as source:
+    artifact = Path(os.path.realpath(request.artifact))  # resolve() raises where links make a loop
+    _refuse_existing(artifact, request.force)  # before a download; once more when no other build runs
+    located = locate_source(request.source, request.revision)
+    with ExitStack() as stack:
+        source = stack.enter_context(open_source(located.path, located.repository, located.revision))
         family = family_of(source)
+        loras = stack.enter_context(_open_loras(source, family, request.loras))
         plans = _plan_components(source, family, request)
+        model = _model_record(source, family, plans, request)
+        small = _read_small_files(source)
         with build_lock(artifact):
             _refuse_existing(artifact, request.force)
             needed = sum(plan.nbytes for plan in plans.values()) + SPARE_BYTES
@@ -206,23 +278,22 @@ def convert(request: ConvertRequest) -> Manifest:
             building.mkdir()
             try:
                 threads = request.threads or os.cpu_count() or 1
-                written = _write_components(source, plans, building, threads)
-                tokenizer = source.tokenizer.file.read_bytes()
+                written = _write_components(source, plans, loras, building, threads)
                 (building / "tokenizer").mkdir()
-                write_durable(building / "tokenizer" / "tokenizer.json", tokenizer)
+                write_durable(building / "tokenizer" / "tokenizer.json", small.tokenizer)
                 manifest = Manifest(
-                    model=_model_record(source, family, plans, request),
+                    model=model,
                     configs={
                         **{name: dict(source.component(name).config) for name in plans},
                         "scheduler": dict(source.scheduler_config),
                     },
-                    source=_source_record(source, {n: w.source_crc32c for n, w in written.items()}),
-                    loras=(),
+                    source=_source_record(source, small, {n: w.source_crc32c for n, w in written.items()}),
+                    loras=loras.records,
                     dtypes={name: plan.policy.as_json() for name, plan in plans.items()},
                     components={name: item.component for name, item in written.items()},
                     tokenizer={
                         "file": "tokenizer/tokenizer.json",
-                        "sha256": sha256_of(tokenizer),
+                        "sha256": sha256_of(small.tokenizer),
                         "max_length": 512,
                         "pad_id": source.tokenizer.pad_id,
                     },
@@ -233,6 +304,14 @@ def convert(request: ConvertRequest) -> Manifest:
                     manifest = _keep_valid(artifact, manifest, building)
                 manifest.write(building)
                 commit(artifact)
+            except OSError as error:
+                shutil.rmtree(building, ignore_errors=True)
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # the command line has a message for these
+                raise SourceError(
+                    f"the artifact {artifact} cannot be written: {error.strerror}",
+                    remedy="check the disk, or choose another folder",
+                ) from None
             except BaseException:
                 shutil.rmtree(building, ignore_errors=True)
                 raise

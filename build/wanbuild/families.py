@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from wanbuild.config import shown
 from wanrun.errors import SourceError
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class Family:
         """Names of the components that hold weights, sorted."""
         return tuple(sorted(self.components.keys() - NO_WEIGHTS))
 
+    @property
+    def transformers(self) -> tuple[str, ...]:
+        """Names of the transformers, the high-noise one first."""
+        return tuple(name for name in self.weight_components if name.startswith("transformer"))
+
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -101,7 +107,7 @@ def families_of_pipeline(pipeline_class: object, where: str) -> tuple[Family, ..
         raise SourceError(
             f"{where} describes a pipeline that is not supported",
             expected=" or ".join(f"{family.pipeline_class} ({family.name})" for family in FAMILIES.values()),
-            found=repr(pipeline_class),
+            found=shown(pipeline_class),
             remedy="use a checkpoint of a supported variant, in the diffusers layout",
         )
     return rows
@@ -126,15 +132,17 @@ def _misfits(family: Family, source: Source) -> list[str]:
         ("transformer out_channels", vae.get("z_dim"), transformer.get("out_channels")),
     )
     problems += [
-        f"{what} is {found!r}, not {expected!r}" for what, expected, found in checks if found != expected
+        f"{what} is {shown(found)}, not {shown(expected)}"
+        for what, expected, found in checks
+        if found != expected
     ]
     latent, channels = vae.get("z_dim"), transformer.get("in_channels")
     if not (isinstance(latent, int) and channels == latent + family.condition_channels):
-        problems.append(f"transformer in_channels is {channels!r} and vae z_dim {latent!r}")
+        problems.append(f"transformer in_channels is {shown(channels)} and vae z_dim {shown(latent)}")
     ids, rows = source.tokenizer.vocab_size, text.get("vocab_size")
     # A gather past the table's end is clamped by JAX, in silence.
     if not (isinstance(rows, int) and ids <= rows):
-        problems.append(f"tokenizer has {ids} ids, and text_encoder {rows!r} embeddings")
+        problems.append(f"tokenizer has {ids} ids, and text_encoder {shown(rows)} embeddings")
     return problems
 
 

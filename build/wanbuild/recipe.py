@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wanbuild.hub import is_hub_id
 from wanrun.console import parse_size
 from wanrun.errors import UsageError
 
@@ -18,6 +19,10 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "vae_weights_dtype": str,
         "text_weights_dtype": str,
         "negative_prompt": str,
+        "revision": str,
+        "lora": str,
+        "lora_high": str,
+        "lora_low": str,
     },
     "compile": {
         "targets": str,
@@ -34,7 +39,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
 """Fields by section, with the type of the value, or of each item of a list."""
 
 DTYPES = ("bfloat16", "float32")
-_LISTS = frozenset({"targets", "sizes", "frames", "guidance"})
+_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low"})
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,14 @@ class Recipe:
     """A parsed recipe.
 
     Args:
-        source: the checkpoint; a relative path starts at the recipe's folder.
-        artifact: the artifact's folder, likewise.
+        source: the checkpoint; a relative path starts at the recipe's folder. What is no folder there and
+            has the form of a hub id is one.
+        artifact: the artifact's folder; it and the LoRAs start at the recipe's folder too.
         convert: options of ``wanbuild convert`` by name.
         compile: options of ``wanbuild compile`` by name.
     """
 
-    source: Path
+    source: str
     artifact: Path
     convert: dict[str, Any]
     compile: dict[str, Any]
@@ -101,6 +107,10 @@ def read_recipe(path: Path) -> Recipe:
             raise UsageError(f"{path}: {name} is missing", remedy=f'add {name} = "..."')
     if "sizes" in sections["compile"]:
         sections["compile"]["sizes"] = [_size(text, path) for text in sections["compile"]["sizes"]]
-    return Recipe(
-        path.parent / data["source"], path.parent / data["artifact"], sections["convert"], sections["compile"]
-    )
+    for name in ("lora", "lora_high", "lora_low"):
+        if name in sections["convert"]:
+            sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
+    source = data["source"]
+    if (path.parent / source).exists() or not is_hub_id(source):
+        source = str(path.parent / source)
+    return Recipe(source, path.parent / data["artifact"], sections["convert"], sections["compile"])

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.hub import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source import open_source
 from wanrun.errors import UsageError, VerificationError
-from wanrun.manifest import read_manifest
+from wanrun.manifest import Manifest, read_manifest
 from wanrun.noise import initial_noise
 from wanrun.pipeline import Pipeline, load
 from wanrun.prompt import clean_prompt
@@ -211,12 +212,29 @@ class _Comparison:
         ]
 
 
-def compare_with_reference(artifact: Path, source: Path, steps: int, report: Report) -> dict[str, Any]:
+def _readable_source(manifest: Manifest, source: str) -> Path:
+    """The folder of a source that the reference can load, and that says all of what is in the artifact."""
+    if manifest.loras:
+        raise UsageError(
+            "the artifact has LoRAs merged, and the reference would have none",
+            remedy="compare an artifact of the same checkpoint without them",
+        )
+    located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
+    with open_source(located.path) as opened:  # says what is wrong with a folder that is no checkpoint
+        if any(component.stored for component in opened.components.values()):
+            raise UsageError(
+                f"{source} has weights in the original naming, which the reference cannot load",
+                remedy="give the same checkpoint in the diffusers layout",
+            )
+    return located.path
+
+
+def compare_with_reference(artifact: Path, source: str, steps: int, report: Report) -> dict[str, Any]:
     """Compares the first built profile with diffusers and reports a table of errors.
 
     Args:
         artifact: the artifact's folder.
-        source: the checkpoint folder it was made from.
+        source: the checkpoint folder or hub id it was made from.
         steps: denoising steps of the whole video.
         report: told one line per check.
 
@@ -224,7 +242,7 @@ def compare_with_reference(artifact: Path, source: Path, steps: int, report: Rep
         Every check by name.
 
     Raises:
-        UsageError: if the reference is not installed.
+        UsageError: if the reference is not installed, or cannot load what the artifact was made from.
         VerificationError: naming the checks that failed.
     """
     manifest = read_manifest(artifact)
@@ -232,8 +250,7 @@ def compare_with_reference(artifact: Path, source: Path, steps: int, report: Rep
     if profile is None:
         select_profile(manifest, artifact)  # raises, saying what to do
     assert profile is not None
-    open_source(source).close()  # says what is wrong with a folder that is no checkpoint
-    pipe = _load_reference(source)
+    pipe = _load_reference(_readable_source(manifest, source))
     with load(
         artifact,
         size=(profile.width, profile.height),

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from wanbuild.config import parse_config
+from wanbuild.config import parse_config, shown
 from wanrun.errors import SourceError
 
 Solver = Literal["unipc", "dpm++", "euler"]
+
+MAX_SHIFT = 1000
+"""Published shifts are 3 to 16; at 1000 all but the last of 1000 timesteps have sigmas above one half."""
 
 _SIGMAS: Mapping[str, Any] = {
     "num_train_timesteps": 1000,
@@ -137,14 +140,14 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
         raise SourceError(
             f"{where} describes a scheduler that is not supported",
             expected="UniPCMultistep-, DPMSolverMultistep- or FlowMatchEulerDiscreteScheduler",
-            found=repr(class_name),
+            found=shown(class_name),
             remedy="replace scheduler/ by a supported scheduler's",
         )
     if multistep.prediction_type != "flow_prediction" or not multistep.use_flow_sigmas:
         raise SourceError(
             f"{where} is not a flow-matching scheduler",
             expected="prediction_type flow_prediction and use_flow_sigmas true",
-            found=f"{multistep.prediction_type} and {multistep.use_flow_sigmas}",
+            found=f"{shown(multistep.prediction_type)} and {multistep.use_flow_sigmas}",
             remedy="use the published checkpoint's scheduler_config.json",
         )
     return multistep.SOLVER, multistep.flow_shift
@@ -166,10 +169,10 @@ def read_scheduler(
     """
     solver, shift = _read_shift(config, where)
     shift = default_shift if shift is None else shift
-    if shift is None or shift <= 0:
+    if shift is None or not 0 < shift <= MAX_SHIFT:
         raise SourceError(
             f"{where} gives no usable shift",
-            expected="a positive flow_shift (shift for FlowMatchEuler)",
+            expected=f"a positive flow_shift (shift for FlowMatchEuler) of at most {MAX_SHIFT}",
             found=shift,
             remedy="use the published checkpoint's scheduler_config.json",
         )

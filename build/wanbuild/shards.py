@@ -16,6 +16,8 @@ WEIGHT_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """What each library calls its weight file, without the suffix."""
 
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+
 
 def _weight_candidates(folder: Path, base: str) -> list[Path]:
     """The plain weight file and index if there are, else those of a named variant (fp16, ...)."""
@@ -25,36 +27,49 @@ def _weight_candidates(folder: Path, base: str) -> list[Path]:
         return found
     single = re.compile(re.escape(base) + r"\.[\w-]+\.safetensors")
     index = re.compile(re.escape(base) + r"\.safetensors\.index\.[\w-]+\.json")
-    shard = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
     return [
         path
         for path in sorted(folder.iterdir())
-        if index.fullmatch(path.name) or (single.fullmatch(path.name) and not shard.fullmatch(path.name))
+        if index.fullmatch(path.name) or (single.fullmatch(path.name) and not _SHARD.fullmatch(path.name))
     ]
 
 
-def find_weights(folder: Path, base: str) -> Path:
+def _other_candidates(folder: Path) -> list[Path]:
+    """Weight files of any other name; a shard without its index is not one."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix == ".safetensors" and not _SHARD.fullmatch(path.name)
+    ]
+
+
+def find_weights(folder: Path, base: str, beside: Path | None = None, any_name: bool = False) -> Path:
     """The one weight file or index of a component: the plain one, else that of the only variant there is.
 
     Args:
         folder: the component's folder.
         base: the library's name for weights, from ``WEIGHT_NAMES``.
+        beside: a second folder to look in, where the component's has no weights or is missing.
+        any_name: whether a folder's only safetensors file may have any name.
 
     Raises:
         SourceError: if there is none, or more than one, or only a pickled checkpoint.
     """
+    for place in (folder, beside):
+        if place is None or not place.is_dir():
+            continue
+        candidates = _weight_candidates(place, base) or (_other_candidates(place) if any_name else [])
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            raise SourceError(
+                f"{place} holds more than one set of weights",
+                expected="one",
+                found=", ".join(path.name for path in candidates),
+                remedy="keep the one to convert",
+            )
     if not folder.is_dir():
         raise SourceError(f"{folder} is missing", expected="a folder", remedy="download it again")
-    candidates = _weight_candidates(folder, base)
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        raise SourceError(
-            f"{folder} holds more than one set of weights",
-            expected="one",
-            found=", ".join(path.name for path in candidates),
-            remedy="keep the one to convert",
-        )
     for path in sorted(folder.iterdir()):
         if path.suffix in PICKLED_SUFFIXES:
             refuse_pickle(path)

@@ -1,12 +1,14 @@
 """Reads a checkpoint folder in the published diffusers layout: model_index.json and one folder per component.
 
-Everything is opened once and checked before anything is read: which components there are and of which
-class, that the shards hold exactly the keys their index lists, and that the tokenizer is whole.
+A transformer may have the original Wan-Video key names too, and then be one file of any name, in its folder
+or beside the folders; whoever reads a source sees diffusers' names. Everything is opened once and checked
+before anything is read: which components there are and of which class, that the shards hold exactly the keys
+their index lists, and that the tokenizer is whole.
 """
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,15 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from wanbuild.config import read_json
+from wanbuild.config import read_json, shown
 from wanbuild.families import FAMILIES, NO_WEIGHTS, Family, families_of_pipeline
+from wanbuild.mapping.original import diffusers_names
+from wanbuild.original_config import derive_config, is_original
 from wanbuild.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
-from wanbuild.tensors import TensorEntry, TensorFile
+from wanbuild.tensors import WEIGHT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
 
 # Parts of a pipeline that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({"transformer_2", "image_encoder", "image_processor"})
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_TRANSFORMERS = frozenset({"transformer", "transformer_2"})
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,12 @@ class SourceComponent:
         name: its folder's name, e.g. ``transformer``.
         class_name: the class that model_index.json gives it, without the library.
         folder: its folder.
-        config: the content of its config.json, not yet interpreted.
+        config: the content of its config.json, not yet interpreted; derived from the weights if they are in
+            the original naming and have none.
+        config_file: where the config is from: config.json, or the weight file it was derived from.
         files: its weight files, in name order.
-        keys: the file that holds each tensor, in key order.
+        keys: the file that holds each tensor, in key order. Keys are diffusers' and transformers'.
+        stored: the name that a tensor has in its file, where that is another.
         index: the index file of a sharded component, or None.
     """
 
@@ -45,14 +52,11 @@ class SourceComponent:
     class_name: str
     folder: Path
     config: Mapping[str, Any]
+    config_file: Path
     files: tuple[Path, ...]
     keys: Mapping[str, TensorFile]
+    stored: Mapping[str, str]
     index: Path | None
-
-    @property
-    def config_file(self) -> Path:
-        """Path of config.json."""
-        return self.folder / "config.json"
 
     @property
     def nbytes(self) -> int:
@@ -61,15 +65,15 @@ class SourceComponent:
 
     def entry(self, key: str) -> TensorEntry:
         """Shape, dtype and place of a tensor; KeyError if there is none of this name."""
-        return self.keys[key].entries[key]
+        return self.keys[key].entries[self.stored.get(key, key)]
 
     def array(self, key: str) -> np.ndarray:
-        """A read-only view of a tensor; see ``TensorFile.array``."""
-        return self.keys[key].array(key)
+        """A whole tensor; see ``TensorFile.array``."""
+        return self.keys[key].array(self.stored.get(key, key))
 
-    def drop(self, key: str) -> None:
-        """Gives a tensor's pages back; see ``TensorFile.drop``."""
-        self.keys[key].drop(key)
+    def read(self, key: str, begin: int, out: np.ndarray) -> None:
+        """Reads a part of a tensor; see ``TensorFile.read``."""
+        self.keys[key].read(self.stored.get(key, key), begin, out)
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Source:
         return {path.relative_to(self.path).as_posix(): path for path in sorted(paths)}
 
     def close(self) -> None:
-        """Closes every weight file; arrays taken before stay valid."""
+        """Closes every weight file."""
         for component in self.components.values():
             for file in component.keys.values():
                 file.close()
@@ -166,13 +170,7 @@ def _check_folder(path: Path) -> None:
         return
     if path.exists():
         raise SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder")
-    if _HUB_ID.fullmatch(str(path)):
-        folder = path.name
-        raise SourceError(
-            f"there is no folder {path}, and downloading from the hub is not built yet",
-            remedy=f"run: hf download {path} --local-dir {folder}   and give {folder} as the source",
-        )
-    raise SourceError(f"there is no folder {path}", remedy="give the checkpoint's folder")
+    raise SourceError(f"there is no folder {path}", remedy="give the checkpoint's folder or its hub id")
 
 
 def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
@@ -186,7 +184,7 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
     )
 
 
-def _read_classes(
+def read_classes(
     index: Mapping[str, Any], rows: tuple[Family, ...], where: Path
 ) -> dict[str, tuple[str, str]]:
     """Component name -> (library, class), of the components that are there; raises all problems at once."""
@@ -220,29 +218,86 @@ def _read_classes(
 
 def _read_flag(index: Mapping[str, Any], name: str, kinds: tuple[type, ...], where: Path) -> Any:
     value = index.get(name)
-    if value is not None and type(value) not in kinds:
+    if value is not None and (type(value) not in kinds or abs(value) > 1):
         raise SourceError(
-            f"{name} in {where} has a wrong type", expected=kinds[0].__name__, found=repr(value)[:80]
+            f"{name} in {where} has a wrong type or value", expected=kinds[0].__name__, found=shown(value)
         )
     return value
 
 
-def _open_component(name: str, pair: tuple[str, str], folder: Path, stack: ExitStack) -> SourceComponent:
+def _open_component(
+    name: str, pair: tuple[str, str], folder: Path, beside: Path | None, stack: ExitStack
+) -> SourceComponent:
+    """Opens a component's files; beside is where else a transformer's weights may be."""
     library, class_name = pair
-    config = read_json(folder / "config.json")
-    weights = find_weights(folder, WEIGHT_NAMES[library])
+    transformer = name in _TRANSFORMERS
+    weights = find_weights(folder, WEIGHT_NAMES[library], beside if transformer else None, transformer)
     if weights.suffix == ".json":
         weight_map = read_weight_map(weights)
         names = sorted(set(weight_map.values()))
-        files = {shard: stack.enter_context(TensorFile(folder / shard)) for shard in names}
+        files = {shard: stack.enter_context(TensorFile(weights.parent / shard)) for shard in names}
         check_shards(weights, weight_map, files)
-        keys = {key: files[weight_map[key]] for key in sorted(weight_map)}
+        holders = {key: files[shard] for key, shard in weight_map.items()}
         index: Path | None = weights
     else:
         file = stack.enter_context(TensorFile(weights))
-        files, keys, index = {weights.name: file}, dict.fromkeys(sorted(file.entries), file), None
-    paths = tuple(folder / shard for shard in files)
-    return SourceComponent(name, class_name, folder, config, paths, MappingProxyType(keys), index)
+        files, holders, index = {weights.name: file}, dict.fromkeys(file.entries, file), None
+    if transformer:
+        _refuse_quantized(holders)
+        names_of = diffusers_names(sorted(holders), str(weights))
+    else:
+        names_of = {key: key for key in holders}
+    keys = {names_of[key]: holders[key] for key in sorted(names_of, key=names_of.__getitem__)}
+    stored = {new: key for key, new in names_of.items() if new != key}
+    shapes = {new: holders[key].entries[key].shape for key, new in names_of.items()}
+    config_file, config = _read_config(class_name, folder, weights, shapes if stored else None)
+    return SourceComponent(
+        name=name,
+        class_name=class_name,
+        folder=folder,
+        config=config,
+        config_file=config_file,
+        files=tuple(weights.parent / shard for shard in files),
+        keys=MappingProxyType(keys),
+        stored=MappingProxyType(stored),
+        index=index,
+    )
+
+
+def _refuse_quantized(holders: Mapping[str, TensorFile]) -> None:
+    """Raises for weights of 8 bits and the like, before their scales are taken for unknown keys."""
+    for key, file in holders.items():
+        if (found := file.entries[key].dtype_name) not in WEIGHT_DTYPES:
+            raise SourceError(
+                f"{key} in {file.path} is not a plain weight",
+                expected=" or ".join(sorted(WEIGHT_DTYPES)),
+                found=found,
+                remedy="use the published checkpoint, not a quantized one",
+            )
+
+
+def _read_config(
+    class_name: str, folder: Path, weights: Path, shapes: Mapping[str, tuple[int, ...]] | None
+) -> tuple[Path, dict[str, Any]]:
+    """Where a component's config is from, and the config.
+
+    Args:
+        class_name: the component's class.
+        folder: the component's folder.
+        weights: its weight file or index.
+        shapes: shape of every tensor of a transformer in the original naming; None for anything else.
+    """
+    places = dict.fromkeys((folder / "config.json", weights.with_name("config.json")))
+    place = next((path for path in places if os.path.lexists(path)), None)
+    if shapes is None:
+        place = place or folder / "config.json"
+        return place, read_json(place)
+    if place is None:
+        return weights, derive_config(class_name, shapes, str(weights))
+    config = read_json(place)
+    if is_original(config):
+        config = derive_config(class_name, shapes, str(weights), config, str(place))
+    return place, config
 
 
 def _token_name(config: Mapping[str, Any], field: str, default: str) -> str:
@@ -256,7 +311,7 @@ def _open_tokenizer(folder: Path) -> SourceTokenizer:
     file = folder / "tokenizer.json"
     data = read_json(file)
     config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.exists() else {}
+    config = read_json(config_file) if os.path.lexists(config_file) else {}  # a dangling link is no absence
     model, added = data.get("model"), data.get("added_tokens", [])
     vocab = model.get("vocab") if isinstance(model, dict) else None
     try:
@@ -273,41 +328,53 @@ def _open_tokenizer(folder: Path) -> SourceTokenizer:
         ) from None
     if config.get("padding_side", "right") != "right":
         raise SourceError(
-            f"{config_file} pads on another side", expected="right", found=config["padding_side"]
+            f"{config_file} pads on another side", expected="right", found=str(config["padding_side"])[:80]
         )
     return SourceTokenizer(folder, file, pad, eos, max(ids.values()) + 1)
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, repository: str | None = None, revision: str | None = None) -> Source:
     """Opens a checkpoint folder in the diffusers layout.
 
     Args:
         path: the folder that holds model_index.json.
+        repository: the hub repository that the folder is a download of, if it is one.
+        revision: the commit of that repository.
 
     Raises:
         SourceError: if the folder or a file is missing, damaged or pickled, the pipeline or a component is
             of an unsupported class, model_index.json has an entry that is not understood, or the shards do
             not hold exactly what their index lists.
     """
-    path = Path(path)
+    try:
+        return _open_source(Path(path), repository, revision)
+    except OSError as error:  # of a folder; files have their own messages
+        raise SourceError(
+            f"{error.filename or path} cannot be read: {error.strerror}", remedy="check that it is readable"
+        ) from None
+
+
+def _open_source(path: Path, repository: str | None, revision: str | None) -> Source:
     _check_folder(path)
     where = path / "model_index.json"
     index = read_json(where)
     pipeline_class = index.get("_class_name")
     rows = families_of_pipeline(pipeline_class, str(where))
-    classes = _read_classes(index, rows, where)
+    classes = read_classes(index, rows, where)
     boundary_ratio = _read_flag(index, "boundary_ratio", (float, int), where)
     expand_timesteps = _read_flag(index, "expand_timesteps", (bool,), where)
+    # One file beside two experts would not say which it is.
+    beside = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
     with ExitStack() as stack:
         components = {
-            name: _open_component(name, pair, path / name, stack)
+            name: _open_component(name, pair, path / name, beside, stack)
             for name, pair in classes.items()
             if name not in NO_WEIGHTS
         }
         source = Source(
             path=path,
-            repository=None,
-            revision=None,
+            repository=repository,
+            revision=revision,
             pipeline_class=str(pipeline_class),
             boundary_ratio=None if boundary_ratio is None else float(boundary_ratio),
             expand_timesteps=bool(expand_timesteps),
@@ -327,7 +394,7 @@ def _read_scheduler_config(path: Path, pair: tuple[str, str]) -> dict[str, Any]:
         raise SourceError(
             f"{file} and model_index.json disagree",
             expected=pair[1],
-            found=config["_class_name"],
+            found=str(config["_class_name"])[:80],
             remedy="use the published checkpoint's files",
         )
     return {"_class_name": pair[1], **config}

@@ -1,17 +1,18 @@
-"""Reads one safetensors file through a memory mapping, and refuses a file that is not exactly right.
+"""Reads one safetensors file by position, and refuses a file that is not exactly right.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes, the header's length as an unsigned
 little-endian integer; the header, a JSON object of name -> {dtype, shape, data_offsets}; then the data.
-This reader exists beside the safetensors package because conversion reads from several threads and gives
-pages back as it goes, which needs the mapping itself; it accepts no file that the package refuses.
+This reader exists beside the safetensors package because conversion reads blocks from several threads into
+buffers that stay in cache: a mapping costs a page fault for every page, grows resident memory, and ends the
+process when the file is cut off meanwhile. It accepts no file that the package refuses.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from wanbuild.config import unique_object
+from wanbuild.config import shown, unique_object
 from wanrun.errors import SourceError
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 32
 PICKLED_SUFFIXES = frozenset({".bin", ".pth", ".pt", ".ckpt", ".pkl"})
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -83,7 +85,7 @@ def refuse_pickle(path: Path) -> None:
 
 
 class TensorFile:
-    """One safetensors file, mapped read-only. Safe to read from several threads; a context manager.
+    """One safetensors file, open for reading. Safe to read from several threads; a context manager.
 
     Args:
         path: the file.
@@ -96,23 +98,33 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         refuse_pickle(path)
         self.path = path
+        self._descriptor: int | None = None
         try:
-            with path.open("rb") as file:
-                self.nbytes = os.fstat(file.fileno()).st_size
-                if self.nbytes < 8:
-                    raise self._cut_off("at least 8 bytes")
-                self._mapping: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Opening a pipe would wait for a writer without O_NONBLOCK; a file does not know the flag.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._descriptor)
+            self.nbytes = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise SourceError(f"{path} is not a file", remedy="download it again")
+            if self.nbytes < 8:
+                raise self._cut_off("at least 8 bytes")
+            self.metadata: Mapping[str, str]
+            self.entries: Mapping[str, TensorEntry]
+            self.metadata, self.entries = self._read_header()
         except FileNotFoundError:
             raise SourceError(
                 f"{path} is missing", remedy="download it again; check the folder is complete"
             ) from None
         except OSError as error:
-            raise SourceError(
-                f"{path} cannot be read: {error.strerror}", remedy="check that it is a readable file"
-            ) from None
-        self.metadata: Mapping[str, str]
-        self.entries: Mapping[str, TensorEntry]
-        self.metadata, self.entries = self._read_header(self._mapping)
+            raise self._unreadable(error) from None
+        except SourceError:
+            self.close()
+            raise
+
+    def _unreadable(self, error: OSError) -> SourceError:
+        return SourceError(
+            f"{self.path} cannot be read: {error.strerror}", remedy="check that it is a readable file"
+        )
 
     def _cut_off(self, expected: str) -> SourceError:
         return SourceError(
@@ -127,39 +139,42 @@ class TensorFile:
             remedy="download it again",
         )
 
-    def _read_header(self, mapping: mmap.mmap) -> tuple[Mapping[str, str], Mapping[str, TensorEntry]]:
-        length = int.from_bytes(mapping[:8], "little")
+    def _read_header(self) -> tuple[Mapping[str, str], Mapping[str, TensorEntry]]:
+        length = int.from_bytes(self._bytes(0, 8), "little")
         if length > MAX_HEADER_BYTES:
             raise self._damaged("header length", f"at most {MAX_HEADER_BYTES} bytes", length)
         data_start = 8 + length
         if data_start > self.nbytes:
             raise self._cut_off(f"a header of {length} bytes")
-        raw = mapping[8:data_start]
+        raw = self._bytes(8, length)
         if raw[:1] != b"{":
             raise self._damaged("header", "a JSON object", repr(raw[:16]))
         try:
             header = json.loads(
-                raw.decode("utf-8"), object_pairs_hook=unique_object, parse_constant=_refuse_constant
+                raw.decode("utf-8"),
+                object_pairs_hook=unique_object,
+                parse_constant=_refuse_constant,
+                parse_int=_parse_int,
             )
         except (ValueError, RecursionError) as error:
             raise self._damaged(f"header: {error}") from None
         metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise self._damaged("__metadata__", "strings", repr(metadata)[:80])
+        if not isinstance(metadata, dict) or not all(_is_text(value) for value in metadata.values()):
+            raise self._damaged("__metadata__", "strings", shown(metadata))
         entries = {name: self._entry(name, value, data_start) for name, value in header.items()}
         self._check_cover(entries, data_start)
         return MappingProxyType(metadata), MappingProxyType(entries)
 
     def _entry(self, name: str, value: Any, data_start: int) -> TensorEntry:
         if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-            raise self._damaged(f"entry {name!r}", "dtype, shape and data_offsets", repr(value)[:80])
+            raise self._damaged(f"entry {name!r}", "dtype, shape and data_offsets", shown(value))
         dtype_name, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype_name, str) or dtype_name not in DTYPES:
-            raise self._damaged(f"dtype of {name!r}", "one of " + ", ".join(DTYPES), repr(dtype_name)[:80])
-        if not _is_sizes(shape):
-            raise self._damaged(f"shape of {name!r}", "sizes", repr(shape)[:80])
+            raise self._damaged(f"dtype of {name!r}", "one of " + ", ".join(DTYPES), shown(dtype_name))
+        if not _is_sizes(shape) or len(shape) > MAX_RANK:
+            raise self._damaged(f"shape of {name!r}", f"at most {MAX_RANK} sizes", shown(shape))
         if not (_is_sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
-            raise self._damaged(f"data_offsets of {name!r}", "[begin, end]", repr(offsets)[:80])
+            raise self._damaged(f"data_offsets of {name!r}", "[begin, end]", shown(offsets))
         dtype, nbytes = DTYPES[dtype_name], offsets[1] - offsets[0]
         if math.prod(shape) * dtype.itemsize != nbytes:
             raise self._damaged(
@@ -180,19 +195,44 @@ class TensorFile:
         if end < self.nbytes:
             raise self._damaged("bytes after the last tensor", f"{end} bytes", self.nbytes)
 
-    def _locate(self, name: str) -> tuple[mmap.mmap, TensorEntry]:
-        if self._mapping is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._mapping, self.entries[name]
+    def _bytes(self, offset: int, count: int) -> bytes:
+        data = np.empty(count, np.uint8)
+        self._read_at(offset, data)
+        return data.tobytes()
 
-    def array(self, name: str) -> np.ndarray:
-        """The tensor as a read-only view of the mapping; it may be unaligned, and stays valid after close().
+    def _read_at(self, offset: int, out: np.ndarray) -> None:
+        """Fills an array of bytes from this offset of the file."""
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        rest = out.data
+        while rest:
+            try:
+                count = os.preadv(self._descriptor, [rest], offset)
+            except OSError as error:
+                raise self._unreadable(error) from None
+            if count == 0:
+                raise SourceError(
+                    f"{self.path} was cut off while it was read",
+                    expected=f"{self.nbytes} bytes",
+                    found=f"{offset}",
+                    remedy="download it again, and convert when nothing writes to it",
+                )
+            rest, offset = rest[count:], offset + count
+
+    def read(self, name: str, begin: int, out: np.ndarray) -> None:
+        """Reads a tensor's stored bytes, from its byte ``begin`` on, until ``out`` is full.
+
+        Args:
+            name: the tensor.
+            begin: first byte, counted from the tensor's start.
+            out: contiguous array of bytes (uint8).
 
         Raises:
             KeyError: if the file has no such tensor.
-            SourceError: if its dtype is none that a weight may have.
+            ValueError: if that reaches past the tensor's end, or the file is closed.
+            SourceError: if its dtype is none that a weight may have, or the file cannot be read any more.
         """
-        mapping, entry = self._locate(name)
+        entry = self.entries[name]
         if entry.dtype_name not in WEIGHT_DTYPES:
             raise SourceError(
                 f"{name} in {self.path} is not a plain weight",
@@ -200,23 +240,22 @@ class TensorFile:
                 found=entry.dtype_name,
                 remedy="use the published checkpoint, not a quantized one",
             )
-        count = math.prod(entry.shape)
-        if count == 0:  # np.frombuffer refuses an empty range
-            return np.empty(entry.shape, entry.dtype)
-        return np.frombuffer(mapping, entry.dtype, count, entry.offset).reshape(entry.shape)
+        if begin < 0 or begin + out.nbytes > entry.nbytes:
+            raise ValueError(f"bytes {begin} to {begin + out.nbytes} of {name}, which has {entry.nbytes}")
+        self._read_at(entry.offset + begin, out)
 
-    def drop(self, name: str) -> None:
-        """Gives the tensor's pages back, so that reading a large file does not grow resident memory.
-
-        Reading the tensor again, or a neighbour that shares a page, faults the page in again.
-        """
-        mapping, entry = self._locate(name)
-        start = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        mapping.madvise(mmap.MADV_DONTNEED, start, entry.offset + entry.nbytes - start)
+    def array(self, name: str) -> np.ndarray:
+        """The whole tensor, read into new memory; raises as ``read`` does."""
+        entry = self.entries[name]
+        values = np.empty(entry.shape, entry.dtype)
+        self.read(name, 0, values.reshape(-1).view(np.uint8))
+        return values
 
     def close(self) -> None:
-        """Lets go of the mapping; the memory is unmapped once no array refers to it."""
-        self._mapping = None
+        """Closes the file; it cannot be read any more."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def __enter__(self) -> TensorFile:
         return self
@@ -231,7 +270,17 @@ class TensorFile:
 
 
 def _is_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a string of whole characters: Python's json takes half a surrogate pair for one."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _parse_int(text: str) -> int | str:
+    """A number that is not negative; the text of any other, -0 among them: no size for the package either."""
+    return text if text.startswith("-") else int(text)
 
 
 def _refuse_constant(name: str) -> None:

@@ -44,6 +44,7 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "bfloat16": np.dtype(ml_dtypes.bfloat16),
     }
 )
+_STORED_NAMES: Mapping[str, str] = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
 
 
 def _toy(published: Config, **sizes: Any) -> Config:
@@ -163,7 +164,22 @@ def _groups(shapes: Shapes, shards: int) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def _write_weights(folder: Path, component: str, shapes: Shapes, seed: int, dtype: str, shards: int) -> None:
+def _write_hole(shapes: Shapes, dtype: str, path: Path) -> None:
+    """Writes a safetensors file whose data is a hole: it reads as zeros and takes no room on the disk."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
+        header[key] = {"dtype": _STORED_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + end)
+
+
+def _write_weights(
+    folder: Path, component: str, shapes: Shapes, seed: int, dtype: str, shards: int, sparse: bool
+) -> None:
     """Writes one file, or shards and their index. Holds one shard in memory at a time."""
     base = WEIGHT_NAMES[_COMPONENTS[component].library]
     groups = _groups(shapes, shards)
@@ -174,11 +190,14 @@ def _write_weights(folder: Path, component: str, shapes: Shapes, seed: int, dtyp
             if len(groups) == 1
             else f"{base}-{number:05}-of-{len(groups):05}.safetensors"
         )
-        tensors = {
-            key: random_tensor(component, key, shapes[key], seed).astype(DTYPES[dtype], copy=False)
-            for key in group
-        }
-        save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers asks for the format
+        if sparse:
+            _write_hole({key: shapes[key] for key in group}, dtype, folder / name)
+        else:
+            tensors = {
+                key: random_tensor(component, key, shapes[key], seed).astype(DTYPES[dtype], copy=False)
+                for key in group
+            }
+            save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers asks for the format
         weight_map |= dict.fromkeys(group, name)
     if len(groups) > 1:
         size = sum(math.prod(shape) for shape in shapes.values()) * DTYPES[dtype].itemsize
@@ -221,6 +240,7 @@ def write_toy(
     flow_shift: float = 3.0,
     dtype: str = "float32",
     shards: int = 1,
+    sparse: bool = False,
     force: bool = False,
 ) -> None:
     """Writes a random checkpoint; the same arguments give the same bytes.
@@ -238,6 +258,7 @@ def write_toy(
         flow_shift: the shift that scheduler_config.json states.
         dtype: of every stored tensor: ``float32``, ``float16`` or ``bfloat16``.
         shards: files per component; more than one come with an index.
+        sparse: every value is zero and takes no room on the disk: for sizes that would not fit it.
         force: replace the folder whatever it holds.
 
     Raises:
@@ -268,7 +289,7 @@ def write_toy(
             folder = staging / name
             folder.mkdir(parents=True)
             _write_json(folder / "config.json", config)
-            _write_weights(folder, name, _COMPONENTS[name].shapes(config), seed, dtype, shards)
+            _write_weights(folder, name, _COMPONENTS[name].shapes(config), seed, dtype, shards, sparse)
         scheduler_config = dict(SCHEDULER_CONFIGS[scheduler])
         scheduler_config["shift" if "shift" in scheduler_config else "flow_shift"] = flow_shift
         (staging / "scheduler").mkdir()

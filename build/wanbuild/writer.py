@@ -1,9 +1,9 @@
-"""Writes a component: source tensors are cast, checksummed and written block by block.
+"""Writes a component: source tensors are read, cast, checksummed and written block by block.
 
 The unit of work is one source tensor (or all the small ones of one chunk file), so threads share a
-component and memory stays at a few blocks a thread. A block is read from the mapping, cast into a buffer
-that stays in the second-level cache, checksummed there and written. Nothing is fsynced here: the folder
-being built becomes durable as a whole, before it gets its name (``wanbuild.staging.commit``).
+component and memory stays at a few blocks a thread. A block is read into a buffer, cast into another, both
+of a size that stays in the second-level cache, checksummed there and written. Nothing is fsynced here: the
+folder being built becomes durable as a whole, before it gets its name (``wanbuild.staging.commit``).
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 from crc32c import crc32c
 
-from wanbuild.mapping.engine import Assignment
-from wanbuild.mapping.rules import TRANSFORMS
+from wanbuild.direct import DirectFile, WriteBuffer
+from wanbuild.mapping.engine import Assignment, Fill
+from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
+from wanbuild.tensors import TensorEntry
 from wanrun.errors import SourceError
 from wanrun.layout import (
     CHECKPOINT_METADATA,
@@ -39,16 +40,27 @@ from wanrun.manifest import Component, Parameter
 BLOCK_ITEMS = 128 * 2**10
 """Items cast at a time: 512 KiB of float32 and 256 KiB of bfloat16."""
 
+PERMUTED_AT_ONCE = 2
+"""Tensors of which a whole, permuted copy may be in memory at a time, whatever the number of threads."""
+
 
 class TensorSource(Protocol):
-    """Where source tensors come from."""
+    """Where source tensors come from. Safe to use from several threads."""
 
-    def array(self, key: str) -> np.ndarray:
-        """A read-only view of one tensor."""
+    def entry(self, key: str) -> TensorEntry:
+        """Shape and dtype of a tensor."""
         ...
 
-    def drop(self, key: str) -> None:
-        """Says that the tensor's pages are not needed again."""
+    def read(self, key: str, begin: int, out: np.ndarray) -> None:
+        """Reads the tensor's stored bytes, from byte ``begin`` on, into an array of bytes."""
+        ...
+
+
+class Delta(Protocol):
+    """What is added to a tensor before it is cast."""
+
+    def add_to(self, block: np.ndarray, start: int) -> None:
+        """Adds items start to start + block.size, in stored order, to a flat float32 block, in place."""
         ...
 
 
@@ -61,76 +73,95 @@ class WrittenComponent:
 
 
 @dataclass(frozen=True)
+class Task:
+    """A part of the work that one thread does.
+
+    Args:
+        nbytes: source bytes that it reads.
+        run: does it.
+    """
+
+    nbytes: int
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True)
 class _Row:
     crc32c: str
     sha256: bytes
 
 
-class _ChunkWriter:
-    """Writes one chunk file row by row."""
+class _Buffers(threading.local):
+    """A thread's buffers: for bytes as read, and for what is to be written."""
 
-    def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file.open("wb", buffering=0)
-        self._crc = 0
-        self.rows: list[_Row] = []
-
-    def write_row(self, blocks: Iterator[np.ndarray]) -> None:
-        """Appends one row, given as contiguous blocks of the stored dtype."""
-        sha, row_crc = hashlib.sha256(), 0
-        for block in blocks:
-            data = block.view(np.uint8).data
-            row_crc, self._crc = crc32c(data, row_crc), crc32c(data, self._crc)
-            sha.update(data)
-            self._write(data)
-        self.rows.append(_Row(f"{row_crc:08x}", sha.digest()))
-
-    def _write(self, data: memoryview) -> None:
-        while data:
-            data = data[self._file.write(data) :]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Appends the chunk's crc32c, unless writing the chunk failed."""
-        with self._file:
-            if kind is None:
-                self._write(memoryview(self._crc.to_bytes(CRC_BYTES, "little")))
-                if hasattr(os, "posix_fadvise"):
-                    # Linux starts to write the pages back and does not wait, so that little is left to do
-                    # for the fsync at the end; dirty pages stay in the page cache.
-                    os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    def __init__(self) -> None:
+        self.read = np.empty(4 * BLOCK_ITEMS, np.uint8)
+        self.write = WriteBuffer()
 
 
 class _Tensor:
-    """One source tensor being cast and checksummed from front to back.
+    """One source tensor being read, cast and checksummed from front to back.
 
-    A transform that permutes axes is made contiguous once; the others stay views of the mapping.
+    Args:
+        fill: its key and transform.
+        source: where it is read from.
+        delta: what is added to it, or None.
     """
 
-    def __init__(self, key: str, source: np.ndarray, transform: str, dtype: np.dtype[Any]) -> None:
-        self.key, self.nbytes = key, source.nbytes
-        self._raw = source.reshape(-1)
-        self._flat = np.ascontiguousarray(TRANSFORMS[transform](source)).reshape(-1)
-        self._dtype = dtype
+    def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None) -> None:
+        self.key = fill.key
+        self._source, self._delta = source, delta
+        self._entry = source.entry(fill.key)
         self.crc32c = 0
+        self._permuted: np.ndarray | None = None
+        self.itemsize = self._entry.dtype.itemsize
+        if fill.transform in PERMUTING:
+            self._permuted = self._permute(fill.transform)
 
-    def blocks(self, start: int, stop: int, buffer: np.ndarray) -> Iterator[np.ndarray]:
-        """Items start to stop in the stored dtype, in blocks that are valid until the next one."""
-        for begin in range(start, stop, BLOCK_ITEMS):
-            end = min(begin + BLOCK_ITEMS, stop)
-            block = buffer[: end - begin]
-            block[...] = self._flat[begin:end]
-            self.crc32c = crc32c(self._raw[begin:end].view(np.uint8).data, self.crc32c)
-            if not finite(block):
-                raise SourceError(
-                    f"{self.key} has a value that is not finite in {self._dtype}",
-                    expected="finite weights",
-                    found="NaN or infinity",
-                    remedy="use an undamaged checkpoint",
-                )
-            yield block
+    def _permute(self, transform: str) -> np.ndarray:
+        """The whole tensor with its axes permuted, flat and in its own dtype (float32 with a delta)."""
+        values = np.empty(math.prod(self._entry.shape), self._entry.dtype)
+        data = values.view(np.uint8)
+        self._source.read(self.key, 0, data)
+        self.crc32c = crc32c(data.data)
+        values = self._added(values, 0)
+        return np.ascontiguousarray(TRANSFORMS[transform](values.reshape(self._entry.shape))).reshape(-1)
+
+    def _added(self, values: np.ndarray, start: int) -> np.ndarray:
+        """The values with the delta added, in float32; the values themselves where there is none."""
+        if self._delta is None:
+            return values
+        values = values.astype(np.float32, copy=False)
+        self._delta.add_to(values, start)
+        return values
+
+    def _read(self, start: int, stop: int, buffer: np.ndarray) -> np.ndarray:
+        if self._permuted is not None:
+            return self._permuted[start:stop]
+        size = self._entry.dtype.itemsize
+        data = buffer[: (stop - start) * size]
+        self._source.read(self.key, start * size, data)
+        self.crc32c = crc32c(data.data, self.crc32c)
+        return self._added(data.view(self._entry.dtype), start)
+
+    def cast(self, start: int, block: np.ndarray, buffer: np.ndarray) -> None:
+        """Fills a block of the stored dtype with the items from start on; buffer holds what is read for it.
+
+        Raises:
+            SourceError: if a value is not finite.
+        """
+        values = self._read(start, start + block.size, buffer)
+        with np.errstate(invalid="ignore", over="ignore"):  # a NaN that signals would be a warning
+            block[...] = values
+        if not finite(block):
+            merged = self._delta is not None
+            raise SourceError(
+                f"{self.key} has a value that is not finite in {block.dtype}"
+                + (" after the LoRAs were added" if merged else ""),
+                expected="finite weights",
+                found="NaN or infinity",
+                remedy="use smaller scales" if merged else "use an undamaged checkpoint",
+            )
 
 
 def finite(block: np.ndarray) -> bool:
@@ -146,14 +177,23 @@ def component_layouts(assignments: Sequence[Assignment]) -> dict[str, ArrayLayou
     return {item.path: plan_layout(item.shape, item.dtype.name, item.stacked) for item in assignments}
 
 
+@dataclass
+class _Work:
+    """What the tasks of one component share and fill in."""
+
+    rows: dict[tuple[str, int], list[_Row]] = field(default_factory=dict)
+    source_crc32c: dict[str, str] = field(default_factory=dict)
+
+
 class ComponentWriter:
-    """Writes one component's checkpoint.
+    """Writes one component's checkpoint: run every task of ``tasks``, in any order, then ``finish``.
 
     Args:
         folder: the checkpoint's folder, to be created.
         assignments: where every parameter comes from.
         source: the source tensors.
-        on_bytes: told the source bytes of each tensor once it is done.
+        deltas: what is added to a source tensor, by key.
+        on_bytes: told the source bytes of each row once it is written; may raise to stop.
     """
 
     def __init__(
@@ -161,21 +201,23 @@ class ComponentWriter:
         folder: Path,
         assignments: Sequence[Assignment],
         source: TensorSource,
+        deltas: Mapping[str, Delta] = MappingProxyType({}),
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self._folder, self._assignments, self._source = folder, assignments, source
-        self._on_bytes = on_bytes
+        self._folder, self._assignments = folder, assignments
+        self._source, self._deltas, self._on_bytes = source, deltas, on_bytes
         self._layouts = component_layouts(assignments)
-        self._local = threading.local()
-        self._source_crc32c: dict[str, str] = {}
+        self._buffers = _Buffers()
+        self._permuting = threading.BoundedSemaphore(PERMUTED_AT_ONCE)
+        self._work = _Work()
 
-    def write(self, pool: ThreadPoolExecutor) -> WrittenComponent:
-        """Writes every chunk file and the checkpoint's metadata.
+    def tasks(self) -> list[Task]:
+        """Creates the folders and returns the work, one task a source tensor or small chunk file.
 
-        Raises:
-            SourceError: if a source tensor has a value that is not finite.
+        A task's ``run`` raises SourceError if a source tensor has a value that is not finite, or cannot be
+        read, and OSError if a file cannot be written.
         """
-        futures = []
+        tasks = []
         for item in self._assignments:
             layout = self._layouts[item.path]
             folder = self._folder / array_folder(item.path)
@@ -183,63 +225,99 @@ class ComponentWriter:
             (folder / "zarr.json").write_text(json.dumps(zarr_metadata(layout)))
             # A file per layer is a task per layer; a source tensor is read by one task, in order.
             step = 1 if item.stacked else layout.chunks
-            futures += [
-                (item.path, pool.submit(self._write_files, item, layout, range(first, first + step)))
-                for first in range(0, layout.chunks, step)
-            ]
-        rows: dict[str, list[_Row]] = {}
-        try:
-            for path, future in futures:
-                rows.setdefault(path, []).extend(future.result())
-        except BaseException:
-            for _, future in futures:
-                future.cancel()
-            raise
-        self._write_metadata()
-        parameters = {
-            path: Parameter(
-                self._layouts[path],
-                tuple(row.crc32c for row in rows[path]),
-                hashlib.sha256(b"".join(row.sha256 for row in rows[path])).hexdigest(),
-            )
-            for path in sorted(rows)
-        }
-        return WrittenComponent(Component(f"weights/{self._folder.name}", parameters), self._source_crc32c)
+            for first in range(0, layout.chunks, step):
+                tasks.append(self._task(item, layout, range(first, first + step)))
+        return tasks
 
-    def _write_metadata(self) -> None:
+    def finish(self) -> WrittenComponent:
+        """Writes the checkpoint's metadata; every task must have run."""
         (self._folder / "_METADATA").write_text(json.dumps(orbax_metadata(self._layouts)))
         (self._folder / "_CHECKPOINT_METADATA").write_text(json.dumps(CHECKPOINT_METADATA))
+        parameters = {}
+        for path, layout in sorted(self._layouts.items()):
+            rows = [row for chunk in range(layout.chunks) for row in self._work.rows[path, chunk]]
+            parameters[path] = Parameter(
+                layout,
+                tuple(row.crc32c for row in rows),
+                hashlib.sha256(b"".join(row.sha256 for row in rows)).hexdigest(),
+            )
+        return WrittenComponent(
+            Component(f"weights/{self._folder.name}", parameters), self._work.source_crc32c
+        )
 
-    def _write_files(self, item: Assignment, layout: ArrayLayout, chunks: range) -> list[_Row]:
-        """Writes these chunk files of a parameter, reading each source tensor once; returns their rows."""
+    def _task(self, item: Assignment, layout: ArrayLayout, chunks: range) -> Task:
+        rows = range(chunks.start * layout.rows_per_chunk, chunks.stop * layout.rows_per_chunk)
+        fills = [item.fills[row] for row in rows] if item.stacked else item.fills
+        nbytes = sum(self._source.entry(fill.key).nbytes for fill in fills)
+        permuting = any(fill.transform in PERMUTING for fill in fills)
+
+        def run() -> None:
+            if permuting:
+                with self._permuting:
+                    self._write_files(item, layout, chunks)
+            else:
+                self._write_files(item, layout, chunks)
+
+        return Task(nbytes, run)
+
+    def _write_files(self, item: Assignment, layout: ArrayLayout, chunks: range) -> None:
+        """Writes these chunk files of a parameter, reading each source tensor once, from front to back."""
         row_items = math.prod(layout.row_shape)
-        buffer = self._buffer(item.dtype)
-        written: list[_Row] = []
         tensor: _Tensor | None = None
         for chunk in chunks:
-            file = self._folder / array_folder(item.path) / layout.chunk_file(chunk)
-            with _ChunkWriter(file) as writer:
+            path = self._folder / array_folder(item.path) / layout.chunk_file(chunk)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written: list[_Row] = []
+            with DirectFile(path, layout.chunk_bytes, self._buffers.write) as file:
+                crc = 0
                 for row in range(chunk * layout.rows_per_chunk, (chunk + 1) * layout.rows_per_chunk):
                     if tensor is None:
-                        tensor = self._open(item, row if item.stacked else 0)
+                        fill = item.fills[row if item.stacked else 0]
+                        tensor = _Tensor(fill, self._source, self._deltas.get(fill.key))
                     start = 0 if item.stacked else row * row_items
-                    writer.write_row(tensor.blocks(start, start + row_items, buffer))
+                    # The chunk's own checksum goes over all of its rows; with one row they are the same.
+                    earlier = crc if written else None
+                    result, crc = self._write_row(tensor, start, row_items, item.dtype, file, earlier)
+                    written.append(result)
+                    self._on_bytes(row_items * tensor.itemsize)
                     if item.stacked or row == layout.rows - 1:
-                        self._release(tensor)
+                        self._work.source_crc32c[tensor.key] = f"{tensor.crc32c:08x}"
                         tensor = None
-            written += writer.rows
-        return written
+                file.append(crc.to_bytes(CRC_BYTES, "little"))
+            self._work.rows[item.path, chunk] = written
 
-    def _buffer(self, dtype: np.dtype[Any]) -> np.ndarray:
-        """This thread's buffer for blocks of a dtype."""
-        buffers: dict[np.dtype[Any], np.ndarray] = self._local.__dict__.setdefault("buffers", {})
-        return buffers.setdefault(dtype, np.empty(BLOCK_ITEMS, dtype))
+    def _write_row(
+        self,
+        tensor: _Tensor,
+        start: int,
+        count: int,
+        dtype: np.dtype[Any],
+        file: DirectFile,
+        earlier_crc: int | None,
+    ) -> tuple[_Row, int]:
+        """Appends the tensor's count items from start on to a chunk file.
 
-    def _open(self, item: Assignment, index: int) -> _Tensor:
-        fill = item.fills[index]
-        return _Tensor(fill.key, self._source.array(fill.key), fill.transform, item.dtype)
+        Args:
+            tensor: what is read.
+            start: first item.
+            count: items in the row.
+            dtype: the stored dtype.
+            file: the chunk file.
+            earlier_crc: crc32c of the rows that are in the file, or None if this is the first.
 
-    def _release(self, tensor: _Tensor) -> None:
-        self._source_crc32c[tensor.key] = f"{tensor.crc32c:08x}"
-        self._source.drop(tensor.key)
-        self._on_bytes(tensor.nbytes)
+        Returns:
+            The row's checksums, and the crc32c of all rows in the file.
+        """
+        sha, row_crc, all_crc = hashlib.sha256(), 0, earlier_crc
+        stop = start + count
+        while start < stop:
+            block = file.space(min(stop - start, BLOCK_ITEMS), dtype)
+            tensor.cast(start, block, self._buffers.read)
+            data = block.view(np.uint8).data
+            row_crc = crc32c(data, row_crc)
+            if all_crc is not None:
+                all_crc = crc32c(data, all_crc)
+            sha.update(data)
+            file.advance(data.nbytes)
+            start += block.size
+        return _Row(f"{row_crc:08x}", sha.digest()), row_crc if all_crc is None else all_crc

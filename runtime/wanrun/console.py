@@ -141,7 +141,7 @@ class Progress:
     Args:
         total: how many units there are.
         label: what is being done.
-        unit: the name of one unit, in the singular.
+        unit: the name of one unit, in the singular; ``B`` is bytes, which are shown in GB.
         stream: where to, by default stderr.
         interval_seconds: the least time between two lines.
     """
@@ -168,7 +168,12 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=self._total, desc=self._label, unit=self._unit, file=self._stream, dynamic_ncols=True
+                total=self._total,
+                desc=self._label,
+                unit=self._unit,
+                unit_scale=self._unit == "B",
+                file=self._stream,
+                dynamic_ncols=True,
             )
         return self
 
@@ -183,8 +188,11 @@ class Progress:
             if now - self._reported >= self._interval:
                 self._reported = now
                 seconds = now - self._started
-                line = f"{self._label}: {self._done}/{self._total} {self._unit}s, {seconds:.0f} s"
-                print(line, file=self._stream, flush=True)
+                if self._unit == "B":
+                    amount = f"{self._done / 1e9:.2f}/{self._total / 1e9:.2f} GB"
+                else:
+                    amount = f"{self._done}/{self._total} {self._unit}s"
+                print(f"{self._label}: {amount}, {seconds:.0f} s", file=self._stream, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -36,7 +36,7 @@ def test_inspect(toy_artifact: Path) -> None:
 )
 def test_the_recipes_are_read(path: Path) -> None:
     plan = recipe.read_recipe(path)
-    assert plan.source == path.parent / "checkpoint"
+    assert plan.source == str(path.parent / "checkpoint")
     assert plan.compile["sizes"] == [(832, 480)]
 
 
@@ -81,7 +81,7 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
     artifact = tmp_path / "a"
     assert calls == [
-        ("convert", (tmp_path / "s", artifact), {"force": False}),
+        ("convert", (str(tmp_path / "s"), artifact), {"force": False}),
         ("compile", (artifact,), {"frames": [81, 5], "sizes": [(64, 32)]}),
         ("record", artifact),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_all_problems_are_named_at_once() -> None:
 @pytest.mark.parametrize("names", [{"_class_name": "Other"}, {"architectures": ["Other"]}])
 def test_another_class_is_refused(names: dict[str, Any]) -> None:
     with pytest.raises(
-        SourceError, match="another class; expected Model or ModelWithAnotherName; found Other"
+        SourceError, match="another class; expected Model or ModelWithAnotherName; found 'Other'"
     ):
         parse_config(_Config, {"layers": 1, "eps": 1.0, **names}, "c")
 
@@ -128,7 +129,61 @@ class _ConfigWithArchitectures:
 def test_read_json(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": [1, -Infinity], "b": {"c": "é"}}', encoding="utf-8")
-    assert read_json(path) == {"a": [1, float("-inf")], "b": {"c": "é"}}
+    assert read_json(path) == {"a": [1, "-Infinity"], "b": {"c": "é"}}
+
+
+def test_what_is_no_json_number_is_text(tmp_path: Path) -> None:
+    """So no field can have it as its number, and the manifest is JSON whatever an ignored field has."""
+    path = tmp_path / "config.json"
+    path.write_text('{"layers": 7, "eps": 1e999, "dropout": NaN, "rate": -Infinity}')
+    data = read_json(path)
+    assert data == {"layers": 7, "eps": "1e999", "dropout": "NaN", "rate": "-Infinity"}
+    with pytest.raises(SourceError, match=r"eps is '1e999', not float, rate is '-Infinity' and only 1\.0"):
+        parse_config(_Config, data, "c")
+
+
+def test_a_fixed_infinity_is_that_of_the_file(tmp_path: Path) -> None:
+    """diffusers writes its DPM++ scheduler's lambda_min_clipped as -Infinity."""
+
+    @dataclass(frozen=True)
+    class Clipped:
+        CLASS_NAMES: ClassVar[tuple[str, ...]] = ("Clipped",)
+        FIXED: ClassVar[Mapping[str, Any]] = {"clip": float("-inf")}
+        IGNORED: ClassVar[frozenset[str]] = frozenset()
+
+    for value in ("-Infinity", float("-inf")):
+        parse_config(Clipped, {"clip": value}, "c")
+    for value in ("Infinity", "-inf", -5.1, None):
+        with pytest.raises(SourceError, match="and only -inf is supported"):
+            parse_config(Clipped, {"clip": value}, "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"layers": 0}, "layers is 0, outside 1 to 1048576"),
+        ({"layers": -1}, "layers is -1, outside"),
+        ({"layers": 2**20 + 1}, "layers is 1048577, outside"),
+        ({"layers": 10**400}, r"layers is 1000+\.\.\., outside"),
+        ({"eps": 10**400}, r"eps is 1000+\.\.\., not float"),
+        ({"patch": [1, 2, -1]}, "patch is .*, outside 0"),
+        ({"unknown": "x" * 10_000}, r"unknown field unknown = 'xx{70,80}\.\.\.;"),
+        ({"_class_name": ["x"] * 1000}, r"another class; .*\.\.\.;"),
+    ],
+)
+def test_odd_values_are_refused_in_a_readable_line(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SourceError, match=problem) as caught:
+        _parse(**changes)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\ud800", "a" * 1001])
+def test_names_that_cannot_be_shown_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"a": {name: 1}}))
+    with pytest.raises(SourceError, match="too long or not printable") as caught:
+        read_json(path)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,9 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from original_checkpoint import original_keys
 from wanbuild import writer as writer_module
 from wanbuild.convert import ConvertRequest, convert
-from wanbuild.toy import write_toy
+from wanbuild.mapping.original import diffusers_names
+from wanbuild.toy import TOY_VARIANTS, write_toy
 from wanrun import layout as layout_module
 from wanrun.errors import SourceError
 from wanrun.manifest import MANIFEST, Manifest, read_manifest
@@ -115,19 +118,18 @@ def naive(component: str, folder: Path, all_float32: bool) -> dict[str, torch.Te
     result: dict[str, torch.Tensor] = {}
     for key, value in load_state(folder).items():
         path = RENAME[component](key)
-        value = LAYOUT[component](path, value)
-        match = re.fullmatch(r"blocks/(\d+)/(.+)", path)
-        if component != "vae" and match:
-            layers.setdefault(f"blocks/{match[2]}", {})[int(match[1])] = value
+        match = re.fullmatch(r"blocks/(\d+)/(.+)", path) if component != "vae" else None
+        path = f"blocks/{match[2]}" if match else path
+        kept = all_float32 or KEPT[component].fullmatch(path)
+        value = LAYOUT[component](path, value).to(torch.float32 if kept else torch.bfloat16)
+        if match:
+            layers.setdefault(path, {})[int(match[1])] = value
         else:
             result[path] = value
     for path, rows in layers.items():
         stack = np.stack([rows[i].view(bits_of(rows[i].dtype)).numpy() for i in range(len(rows))])
         result[path] = torch.from_numpy(stack).view(rows[0].dtype)
-    return {
-        path: value.to(torch.float32 if all_float32 or KEPT[component].fullmatch(path) else torch.bfloat16)
-        for path, value in result.items()
-    }
+    return result
 
 
 def bits_of(dtype: torch.dtype) -> torch.dtype:
@@ -164,22 +166,51 @@ def wild_values(shape: torch.Size, dtype: torch.dtype, generator: torch.Generato
     return torch.where(sign, value | torch.iinfo(bits).min, value).view(dtype)
 
 
-@pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dtype", SOURCE_DTYPES)
-def test_conversion_equals_the_naive_one(
-    tmp_path: Path, dtype: str, shards: int, dtypes: Mapping[str, str | None]
-) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    write_toy(checkpoint, seed=3, dtype=dtype, shards=shards)
+def write_wild(checkpoint: Path, variant: str, dtype: str, shards: int) -> None:
+    """A toy whose every tensor holds random bit patterns; ``mixed`` has three dtypes in each file."""
+    write_toy(checkpoint, variant, seed=3, dtype="float32" if dtype == "mixed" else dtype, shards=shards)
     generator = torch.Generator().manual_seed(5)
     for file in checkpoint.rglob("*.safetensors"):
         state = load_file(file)
-        assert {value.dtype for value in state.values()} == {SOURCE_DTYPES[dtype]}
+        expected = {SOURCE_DTYPES[dtype]} if dtype in SOURCE_DTYPES else set(SOURCE_DTYPES.values())
+        if dtype == "mixed":
+            kinds = itertools.cycle(SOURCE_DTYPES.values())
+            state = {key: value.to(next(kinds)) for key, value in state.items()}
+        assert {value.dtype for value in state.values()} == expected
         wild = {key: wild_values(x.shape, x.dtype, generator) for key, x in state.items()}
         save_file(wild, file, metadata={"format": "pt"})
     assert len(list((checkpoint / "transformer").glob("*.safetensors"))) == shards
+
+
+@pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", [*SOURCE_DTYPES, "mixed"])
+@pytest.mark.parametrize("variant", TOY_VARIANTS)
+def test_conversion_equals_the_naive_one(
+    tmp_path: Path, variant: str, dtype: str, shards: int, dtypes: Mapping[str, str | None]
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    write_wild(checkpoint, variant, dtype, shards)
     convert(ConvertRequest(checkpoint, tmp_path / "artifact", dtypes, threads=2))
+    assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
+
+
+@pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
+def test_the_original_naming_equals_the_naive_conversion(
+    tmp_path: Path, dtypes: Mapping[str, str | None]
+) -> None:
+    """One file of mixed dtypes, which has the original names, beside the other components."""
+    checkpoint = tmp_path / "checkpoint"
+    write_wild(checkpoint, "wan2.1-t2v", "mixed", 1)
+    original = shutil.copytree(checkpoint, tmp_path / "original")
+    (file,) = (original / "transformer").glob("*.safetensors")
+    state = load_file(file)
+    config = json.loads((original / "transformer" / "config.json").read_text())
+    names = diffusers_names(original_keys(config))
+    assert set(names.values()) == set(state)
+    save_file({f"model.{key}": state[name] for key, name in names.items()}, original / "wan.safetensors")
+    file.unlink()
+    convert(ConvertRequest(original, tmp_path / "artifact", dtypes, threads=2))
     assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ from typing import Any
 import pytest
 
 from wanbuild import convert as convert_module
-from wanbuild import writer as writer_module
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.toy import write_toy
@@ -48,155 +44,6 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-# --- killed and concurrent builds ---------------------------------------------------------------------------
-
-DRIVER = '''
-import collections, os, random, signal, sys, time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from wanbuild.convert import ConvertRequest, convert
-from wanrun.errors import UsageError
-from wanrun.manifest import read_manifest
-from wanrun.restore import Restore
-
-root, *checkpoints = map(Path, sys.argv[1:])
-artifact, replaced = root / "artifact", root / ".artifact.replaced"
-random.seed(0)
-
-def build(checkpoint, force=True):
-    return convert(ConvertRequest(checkpoint, artifact, force=force, threads=2))
-
-def fork(run):
-    """Runs a function in a child; its exit code is 0, or 2 for a UsageError."""
-    child = os.fork()
-    if child == 0:
-        try:
-            run()
-        except UsageError:
-            os._exit(2)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    return child
-
-def wait(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-def whole(folder):
-    """The digest of an artifact whose every parameter is what its manifest says; None if there is none."""
-    if not folder.exists():
-        return None
-    manifest = read_manifest(folder)
-    with ThreadPoolExecutor(4) as pool:
-        for name, component in manifest.components.items():
-            Restore(folder, name, component, pool, "sha256").result()
-    assert manifest.content_digest in digests, manifest.content_digest
-    return manifest.content_digest
-
-digests = [build(checkpoint).content_digest for checkpoint in checkpoints]
-assert len(set(digests)) == 2
-seen = collections.Counter()
-
-def after_kill():
-    """There was an artifact, so there is one: under its name, or moved aside for the next build."""
-    found = whole(artifact)
-    seen[found in digests] += 1
-    assert found or whole(replaced), "the artifact is lost"
-
-def clean_end():
-    build(checkpoints[0])
-    assert whole(artifact) == digests[0]
-    assert sorted(path.name for path in root.iterdir()) == ["artifact"], list(root.iterdir())
-'''
-
-RANDOM_KILLS = """
-started = time.monotonic()
-build(checkpoints[0])
-seconds = time.monotonic() - started
-for number in range(12):
-    child = fork(lambda: [build(checkpoint) for checkpoint in checkpoints * 50])
-    time.sleep(random.uniform(0, 1.2 * seconds))
-    os.kill(child, signal.SIGKILL)
-    assert wait(child) == -signal.SIGKILL
-    after_kill()
-clean_end()
-"""
-
-KILLS_AT_EVENTS = """
-def counted(stop, run):
-    '''Runs with every change to the file system counted; killed before the event of this number.
-
-    Counts from the first mkdir on, so not what a build clears away before it begins.
-    '''
-    trace = []
-    def count(name):
-        function = getattr(os, name)
-        def wrapper(*args, **kwargs):
-            if len(trace) == stop:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if trace or name == "mkdir":
-                trace.append(name)
-            return function(*args, **kwargs)
-        setattr(os, name, wrapper)
-    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
-        count(name)
-    run()
-    return trace
-
-reader, writer = os.pipe()
-wait(fork(lambda: os.write(writer, " ".join(counted(None, lambda: build(checkpoints[1]))).encode())))
-trace = os.read(reader, 1 << 20).decode().split()
-moves = [index for index, name in enumerate(trace) if name == "rename"]
-assert len(moves) == 2, trace  # the old one aside, the new one into place
-stops = [stop for index in moves for stop in (index, index + 1)]
-stops += [len(trace) - 1, moves[1] + 20, trace.index("fsync") + 3]
-stops += random.sample(range(len(trace)), 3)
-for number, stop in enumerate(stops):
-    assert wait(fork(lambda: counted(stop, lambda: build(checkpoints[number % 2])))) == -signal.SIGKILL, stop
-    after_kill()
-assert seen[False] == 2, seen  # between the two renames
-# The next build, forced or not, puts the old one back before it does anything else.
-counted_build = lambda: counted(moves[0] + 1, lambda: build(checkpoints[1]))
-assert wait(fork(counted_build)) == -signal.SIGKILL
-assert not artifact.exists() and replaced.exists()
-before = whole(replaced)
-assert wait(fork(lambda: build(checkpoints[1], force=False))) == 2
-assert whole(artifact) == before
-assert sorted(path.name for path in root.iterdir()) == ["artifact"]
-clean_end()
-"""
-
-TWO_AT_ONCE = """
-import shutil
-for round in range(2):
-    children = [fork(lambda: build(checkpoint)) for checkpoint in checkpoints]
-    assert list(map(wait, children)) == [0, 0]
-    assert whole(artifact)
-for round in range(2):
-    shutil.rmtree(artifact)
-    children = [fork(lambda: build(checkpoint, force=False)) for checkpoint in checkpoints]
-    codes = list(map(wait, children))
-    assert sorted(codes) == [0, 2], codes
-    assert whole(artifact) == digests[codes.index(0)]
-clean_end()
-"""
-
-
-@pytest.mark.parametrize("script", ["RANDOM_KILLS", "KILLS_AT_EVENTS", "TWO_AT_ONCE"])
-def test_builds_that_are_killed_or_compete(
-    toy_checkpoint: Path, other_checkpoint: Path, tmp_path: Path, script: str
-) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", DRIVER + globals()[script], tmp_path, toy_checkpoint, other_checkpoint],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
 
 
 # --- what a build leaves ------------------------------------------------------------------------------------
@@ -316,29 +163,6 @@ def test_free_space(tmp_path: Path) -> None:
 
 
 # --- failures leave nothing half done -----------------------------------------------------------------------
-
-
-def test_a_full_disk_leaves_nothing(
-    toy_checkpoint: Path, converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, calls = writer_module._ChunkWriter._write, iter(range(1000))
-
-    def fail_later(self: Any, data: memoryview) -> None:
-        if next(calls) > 60:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, data)
-
-    monkeypatch.setattr(writer_module._ChunkWriter, "_write", fail_later)
-    with pytest.raises(OSError, match="No space left") as caught:
-        convert(ConvertRequest(toy_checkpoint, tmp_path / "new"))
-    assert caught.value.errno == errno.ENOSPC  # which the command line turns into exit code 4
-    assert list(tmp_path.iterdir()) == []
-    artifact = shutil.copytree(converted, tmp_path / "artifact")
-    before = files_of(artifact)
-    with pytest.raises(OSError, match="No space left"):
-        convert(ConvertRequest(toy_checkpoint, artifact, force=True))
-    assert files_of(artifact) == before
-    assert list(tmp_path.iterdir()) == [artifact]
 
 
 def test_too_little_free_space_is_refused_early(

@@ -230,6 +230,16 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch: pytest.Monk
     ]
 
 
+def test_progress_in_bytes_is_shown_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    with Progress(57_300_000_000, "convert", unit="B", stream=stream) as progress:
+        clock[0] += 12
+        progress.advance(4_567_000_000)
+    assert stream.getvalue() == "convert: 4.57/57.30 GB, 12 s\n"
+
+
 def test_progress_that_is_quick_says_nothing() -> None:
     stream = io.StringIO()
     with Progress(1000, "convert", unit="tensor", stream=stream) as progress:

@@ -20,6 +20,7 @@ import pytest
 
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.engine import Assignment, Fill
+from wanbuild.tensors import TensorEntry
 from wanbuild.writer import ComponentWriter
 from wanrun import layout as layout_module
 from wanrun.errors import ArtifactError
@@ -61,11 +62,13 @@ class Arrays:
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = arrays
 
-    def array(self, key: str) -> np.ndarray:
-        return self._arrays[key]
+    def entry(self, key: str) -> TensorEntry:
+        array = self._arrays[key]
+        return TensorEntry(array.dtype, array.shape, 0, array.nbytes, "")
 
-    def drop(self, key: str) -> None:
-        pass
+    def read(self, key: str, begin: int, out: np.ndarray) -> None:
+        data = np.ascontiguousarray(self._arrays[key]).reshape(-1).view(np.uint8)
+        out[...] = data[begin : begin + out.size]
 
 
 def write_component(
@@ -79,8 +82,10 @@ def write_component(
         rows |= parts
         fills = tuple(Fill(key, "copy") for key in parts)
         assignments.append(Assignment(path, value.shape, value.dtype, path in stacked, fills))
-    with ThreadPoolExecutor(2) as pool:
-        return ComponentWriter(root / "weights" / "model", assignments, Arrays(rows)).write(pool).component
+    writer = ComponentWriter(root / "weights" / "model", assignments, Arrays(rows))
+    for task in writer.tasks():
+        task.run()
+    return writer.finish().component
 
 
 def random_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:

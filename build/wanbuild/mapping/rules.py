@@ -38,3 +38,6 @@ TRANSFORMS: Mapping[str, Transform] = MappingProxyType(
         "flatten_in": lambda x: x.reshape(x.shape[0], -1),  # (O, I, ...) -> (O, I·...), e.g. a patch conv
     }
 )
+
+PERMUTING = frozenset({"conv2d", "conv3d"})
+"""The transforms that change the order of values in memory; the others only change the shape."""

@@ -19,6 +19,9 @@ _LATENTS_STD = (
     3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
 )  # fmt: skip
 
+MAX_RES_BLOCKS = 16
+"""A module is built for each of them: a config that names millions must not keep the builder busy."""
+
 
 @dataclass(frozen=True)
 class VAEConfig:
@@ -64,6 +67,8 @@ class VAEConfig:
 
     def __post_init__(self) -> None:
         problems = []
+        if self.num_res_blocks > MAX_RES_BLOCKS:
+            problems.append(f"num_res_blocks is {self.num_res_blocks}, more than {MAX_RES_BLOCKS}")
         if len(self.dim_mult) != 4:
             problems.append(f"dim_mult has {len(self.dim_mult)} levels, 8x in space needs 4")
         if len(self.temperal_downsample) != 3 or sum(self.temperal_downsample) != 2:

@@ -1,0 +1,225 @@
+"""Finds a source: a folder as it is, or what conversion reads of a repository on the Hugging Face hub.
+
+Only what conversion reads is downloaded, into the hub's own cache and so shared with other tools. First
+comes model_index.json, then configs and indexes, then tokenizer and weights; each is checked before the
+next, so that a repository of an unsupported variant costs a few kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import click
+
+from wanbuild.config import read_json
+from wanbuild.families import NO_WEIGHTS, families_of_pipeline
+from wanbuild.shards import WEIGHT_NAMES, read_weight_map
+from wanbuild.tensors import refuse_pickle
+from wanrun.errors import SourceError, UsageError
+
+_INDEX = "model_index.json"
+_TRANSFORMERS = frozenset({"transformer", "transformer_2"})
+"""The components whose weights may be in the original naming, under any name."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a source lies on this machine.
+
+    Args:
+        path: the checkpoint folder.
+        repository: the hub repository it was downloaded from, or None.
+        revision: the commit of that repository, or None.
+    """
+
+    path: Path
+    repository: str | None
+    revision: str | None
+
+
+def locate_source(
+    source: str | Path, revision: str | None = None, report: Callable[[str], object] = click.echo
+) -> Located:
+    """Returns a folder as it is, and downloads a repository of the hub as far as conversion reads it.
+
+    ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to huggingface_hub.
+
+    Args:
+        source: a folder or a hub id, ``owner/name``; as the user wrote it, for ``./owner/name`` is no id.
+        revision: branch, tag or commit of the repository; its main branch where None.
+        report: takes a line that says what is downloaded.
+
+    Returns:
+        The folder; for a repository a folder of the hub's cache in the published layout.
+
+    Raises:
+        UsageError: if a revision is given with a folder.
+        SourceError: if there is no such folder or repository, access is refused, the hub cannot be reached,
+            the repository is of no supported variant, or what arrives is not what the hub lists.
+    """
+    text, path = str(source), Path(source)
+    try:
+        if path.is_dir():
+            if revision is not None:
+                raise UsageError(
+                    f"--revision is for a hub id, and {text} is a folder", remedy="leave --revision out"
+                )
+            return Located(path, None, None)
+        if path.exists():
+            refuse_pickle(path)
+            raise SourceError(f"{text} is not a folder", remedy="give the checkpoint's folder or its hub id")
+    except OSError as error:  # no permission, a name that is too long
+        raise SourceError(f"{text} cannot be read: {error.strerror}") from None
+    if not is_hub_id(text):
+        raise SourceError(
+            f"there is no folder {text}", remedy="give the checkpoint's folder or its hub id, owner/name"
+        )
+    return _locate_repository(text, "main" if revision is None else revision, report)
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a text has the form of a hub id, ``owner/name``."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if text.count("/") != 1 or text.endswith((".safetensors", ".json")):
+        return False
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _locate_repository(repository: str, revision: str, report: Callable[[str], object]) -> Located:
+    from huggingface_hub import constants
+
+    from wanbuild.hub_download import RemoteRepository
+    from wanbuild.hub_errors import explained, own_log
+
+    if constants.HF_HUB_OFFLINE:
+        return _gather(_CachedRepository(repository, revision))
+    with own_log(), explained(repository, revision):
+        return _gather(RemoteRepository(repository, revision, report))
+
+
+class _Repository(Protocol):
+    """A repository at one commit, on the hub or as far as it is cached; folder is its place in the cache."""
+
+    id: str
+    name: str
+    commit: str
+    folder: Path
+
+    def holds(self, name: str) -> bool: ...
+    def find_weights(self, component: str, base: str, *, beside: bool, any_name: bool) -> str: ...
+    def fetch(self, names: Iterable[str], *, large: bool = False) -> None: ...
+    def check(self) -> None: ...
+
+
+def _gather(repository: _Repository) -> Located:
+    """Fetches the files that conversion reads, the large ones last."""
+    from wanbuild.source import read_classes
+
+    if not repository.holds(_INDEX):
+        raise SourceError(
+            f"{repository.name} holds no {_INDEX}",
+            expected="a repository in the diffusers layout",
+            remedy="use the one whose name ends in -Diffusers",
+        )
+    repository.fetch([_INDEX])
+    folder = repository.folder
+    index = read_json(folder / _INDEX)
+    rows = families_of_pipeline(index.get("_class_name"), f"{_INDEX} of {repository.name}")
+    classes = read_classes(index, rows, folder / _INDEX)
+    weights = {
+        name: repository.find_weights(
+            name,
+            WEIGHT_NAMES[library],
+            beside=classes.keys() & _TRANSFORMERS == {name},
+            any_name=name in _TRANSFORMERS,
+        )
+        for name, (library, _) in classes.items()
+        if name not in NO_WEIGHTS
+    }
+    indexes = [file for file in weights.values() if file.endswith(".json")]
+    configs = {name: _config(repository, name, file) for name, file in weights.items()}
+    tables = [name for name in ("tokenizer/tokenizer_config.json",) if repository.holds(name)]
+    settings = ["scheduler/scheduler_config.json", *filter(None, configs.values())]
+    repository.fetch([*indexes, *settings, *tables])
+    for name, config in configs.items():
+        _check_config(name, folder, config)
+    large = ["tokenizer/tokenizer.json"]
+    for file in weights.values():
+        if file in indexes:
+            shards = sorted(set(read_weight_map(folder / file).values()))
+            large += [Path(file).with_name(shard).as_posix() for shard in shards]
+        else:
+            large.append(file)
+    repository.fetch(large, large=True)
+    repository.check()
+    return Located(folder, repository.id, repository.commit)
+
+
+def _config(repository: _Repository, component: str, weights: str) -> str | None:
+    """The file that holds a component's config; None if weights of the original naming have none."""
+    plain, beside = f"{component}/config.json", Path(weights).with_name("config.json").as_posix()
+    published = weights.startswith(tuple(f"{component}/{base}" for base in WEIGHT_NAMES.values()))
+    return next((name for name in (plain, beside) if repository.holds(name)), plain if published else None)
+
+
+def _check_config(component: str, folder: Path, config: str | None) -> None:
+    """Raises SourceError for a config that conversion would refuse once the weights are there."""
+    from wanbuild.components import KINDS
+    from wanbuild.original_config import is_original
+
+    if config is not None and component in KINDS:
+        data = read_json(folder / config)
+        if not is_original(data):
+            KINDS[component].parse(data, str(folder / config))
+
+
+class _CachedRepository:
+    """A repository as far as the hub's cache holds it, for offline mode.
+
+    Raises:
+        SourceError: from each method, if something is not cached.
+    """
+
+    def __init__(self, repository: str, revision: str) -> None:
+        from huggingface_hub import try_to_load_from_cache
+
+        self.id, self.name = repository, f"{repository} at {revision}"
+        found = try_to_load_from_cache(repository, _INDEX, revision=revision)
+        if not isinstance(found, str):
+            raise self._lacks([_INDEX])
+        self.folder = Path(found).parent
+        self.commit = self.folder.name
+
+    def _lacks(self, names: Sequence[str]) -> SourceError:
+        return SourceError(
+            f"the hub's cache lacks {', '.join(names)} of {self.name}, and offline mode is on",
+            remedy="unset HF_HUB_OFFLINE to download it",
+        )
+
+    def holds(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
+    def find_weights(self, component: str, base: str, *, beside: bool, any_name: bool) -> str:
+        # Plain names alone: another tool may have cached one of several variants, and which ones the
+        # repository has is not known offline.
+        for suffix in (".safetensors.index.json", ".safetensors"):
+            if self.holds(name := f"{component}/{base}{suffix}"):
+                return name
+        raise self._lacks([f"{component}/{base}.safetensors or its index"])
+
+    def fetch(self, names: Iterable[str], *, large: bool = False) -> None:
+        lacking = [name for name in names if not self.holds(name)]
+        if lacking:
+            raise self._lacks(lacking)
+
+    def check(self) -> None:
+        """There is nothing to compare with; a file that is cut off is noticed when it is opened."""

@@ -1,0 +1,227 @@
+"""One LoRA file, matched with the parameters of a model.
+
+Layouts are those of ``lora.layouts``. The scale of a pair of matrices is alpha / rank, with alpha from the
+file's ``.alpha`` tensor or the adapter's configuration (``lora.scale``), and 1 where neither states it; the
+bias of an up matrix has the same scale, and a full delta has none. The LoRA's own scale multiplies all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wanbuild.lora.deltas import FullDelta, LowRankDelta
+from wanbuild.lora.layouts import Parameters, Part, Role, parse_key, unsupported
+from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
+from wanbuild.mapping.engine import LISTED, describe_problems
+from wanbuild.tensors import WEIGHT_DTYPES, TensorFile
+from wanbuild.writer import Delta
+from wanrun.errors import SourceError
+
+_ALPHA_DTYPES = WEIGHT_DTYPES | {"F64", "I64", "I32"}
+_BLOCK_ITEMS = 2**18
+
+
+@dataclass
+class _Group:
+    """The tensors of one file that change one parameter: role -> key and the part it was taken apart to."""
+
+    parts: dict[Role, tuple[str, Part]] = field(default_factory=dict)
+
+    def key(self, role: Role) -> str:
+        return self.parts[role][0]
+
+    def __contains__(self, role: Role) -> bool:
+        return role in self.parts
+
+
+class LoraFile:
+    """One file, to be matched with models.
+
+    Args:
+        file: the open file.
+        scale: what its deltas are multiplied by.
+
+    Raises:
+        SourceError: if it holds no tensors, quantized ones or NaN or infinity, or its configuration is not
+            that of a plain LoRA.
+    """
+
+    def __init__(self, file: TensorFile, scale: float) -> None:
+        self._file, self._scale = file, scale
+        self._config = read_adapter_config(file)
+        _check_contents(file)
+
+    def match(
+        self, parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[dict[str, list[Delta]], list[str]]:
+        """The deltas by the model's key, and what is wrong; with problems the deltas are not complete."""
+        groups, problems = self._group(parameters)
+        deltas: dict[str, list[Delta]] = {}
+        for key, group in groups.items():
+            try:
+                deltas[key] = list(self._deltas(key, group, groups, shapes[key]))
+            except ValueError as error:
+                problems.append(str(error))
+        return {key: parts for key, parts in deltas.items() if parts}, problems
+
+    def _group(self, parameters: Parameters) -> tuple[dict[str, _Group], list[str]]:
+        """Sorts the file's tensors by the parameter each changes."""
+        groups: dict[str, _Group] = {}
+        unknown: list[str] = []
+        kinds: dict[str, list[str]] = {}
+        problems: list[str] = []
+        for key in self._file.entries:
+            if kind := unsupported(key):
+                kinds.setdefault(kind, []).append(key)
+                continue
+            part = parse_key(key)
+            target = None if part is None else parameters.find(part)
+            if part is None or target is None:
+                unknown.append(key)
+                continue
+            group = groups.setdefault(target, _Group())
+            if part.role in group:
+                problems.append(
+                    f"{group.key(part.role)} and {key} are both the {part.role.value} of {target}"
+                )
+            group.parts[part.role] = key, part
+        if kinds:
+            # The rest of such a file makes no sense by itself.
+            return {}, [
+                f"it holds {kind} ({_listed(keys, 3)}): merge it with the tool that made it, "
+                "or extract a plain LoRA of the transformer"
+                for kind, keys in kinds.items()
+            ]
+        if unknown:
+            problems.append(f"{len(unknown)} keys match nothing in this model: {_listed(unknown, LISTED)}")
+        if self._file.path.name == PEFT_FILE and self._config is None:
+            alphas = any(Role.ALPHA in group for group in groups.values())
+            if not alphas and any(key.startswith("base_model.") for key in self._file.entries):
+                problems.append(f"its alpha is in {PEFT_CONFIG}, which is not beside it")
+        return groups, problems
+
+    def _deltas(
+        self, key: str, group: _Group, groups: Mapping[str, _Group], shape: tuple[int, ...]
+    ) -> Iterator[Delta]:
+        """Yields what one file adds to one parameter; raises ValueError where it does not fit."""
+        pair = Role.DOWN in group, Role.UP in group
+        if any(pair):
+            if not all(pair):
+                there, missing = (Role.DOWN, Role.UP) if pair[0] else (Role.UP, Role.DOWN)
+                raise ValueError(f"{group.key(there)} is there, and the {missing.value} is not")
+            down, up = group.key(Role.DOWN), group.key(Role.UP)
+            self._check_matrices(key, down, up, shape)
+            yield LowRankDelta(self._file, up, down, self._factor(down, self._rank_scale(group)))
+        elif Role.ALPHA in group:
+            raise ValueError(f"{group.key(Role.ALPHA)} is there, and the matrices are not")
+        if Role.UP_BIAS in group:
+            matrices = groups.get(f"{key.removesuffix('.bias')}.weight")
+            if matrices is None or Role.UP not in matrices or Role.DOWN not in matrices:
+                raise ValueError(f"{group.key(Role.UP_BIAS)} is there, and the matrices are not")
+            yield self._full(key, group.key(Role.UP_BIAS), shape, self._rank_scale(matrices))
+        for role in (Role.WEIGHT, Role.BIAS):
+            if role in group:
+                yield self._full(key, group.key(role), shape, 1.0)
+
+    def _full(self, key: str, delta: str, shape: tuple[int, ...], factor: float) -> FullDelta:
+        found = self._file.entries[delta].shape
+        flattened = (*shape[:1], math.prod(shape[1:]))
+        if _squeezed(found) != _squeezed(shape) and found != flattened:
+            raise ValueError(f"{delta} has shape {list(found)}, {key} has {list(shape)}")
+        return FullDelta(self._file, delta, self._factor(delta, factor))
+
+    def _factor(self, key: str, scale: float) -> float:
+        """The LoRA's scale times a tensor's own; ValueError where float64 would not hold it."""
+        factor = self._scale * scale
+        if factor and not 1e-60 < abs(factor) < 1e60:
+            raise ValueError(f"{key} would be scaled by {factor:g}")
+        return factor
+
+    def _check_matrices(self, key: str, down: str, up: str, shape: tuple[int, ...]) -> None:
+        """Raises ValueError unless up @ down has the parameter's shape."""
+        a, b = self._file.entries[down].shape, self._file.entries[up].shape
+        rank = a[0] if a else 0
+        fits = (
+            rank > 0
+            and b[:2] == (shape[0], rank)
+            and math.prod(b[2:]) == 1
+            # A convolution's kernel, or a flat matrix; one of a linear layer may end in 1 x 1.
+            and (a[1:] == shape[1:] or _stripped(a[1:]) == (math.prod(shape[1:]),))
+        )
+        if not fits or len(shape) < 2:
+            raise ValueError(
+                f"{down} {list(a)} and {up.rpartition('.')[0].rpartition('.')[2]} {list(b)} do not make "
+                f"{key}, which has shape {list(shape)}"
+            )
+
+    def _rank_scale(self, group: _Group) -> float:
+        """alpha / rank of a pair of matrices; raises ValueError where the file contradicts itself."""
+        down, part = group.parts[Role.DOWN]
+        rank = self._file.entries[down].shape[0]
+        stated = None if self._config is None else self._config.scale(part.module, rank)
+        if Role.ALPHA not in group:
+            return 1.0 if stated is None else stated
+        scale = self._alpha(group.key(Role.ALPHA)) / rank
+        if stated is not None and not math.isclose(stated, scale, rel_tol=1e-3):
+            raise ValueError(
+                f"{group.key(Role.ALPHA)} makes the scale {scale:g}, and the configuration {stated:g}"
+            )
+        return scale
+
+    def _alpha(self, key: str) -> float:
+        entry = self._file.entries[key]
+        if math.prod(entry.shape) != 1 or entry.dtype_name not in _ALPHA_DTYPES:
+            raise ValueError(f"{key} is {entry.dtype_name} {list(entry.shape)}, and not one number")
+        with self._file.path.open("rb") as file:
+            file.seek(entry.offset)
+            alpha = float(np.frombuffer(file.read(entry.nbytes), entry.dtype)[0])
+        if not math.isfinite(alpha) or alpha == 0:
+            raise ValueError(f"{key} is {alpha}")
+        return alpha
+
+
+def _check_contents(file: TensorFile) -> None:
+    """Raises SourceError, with every problem, if the file is empty or a tensor quantized or not finite."""
+    problems = [] if file.entries else ["it holds no tensors"]
+    for key, entry in file.entries.items():
+        part = parse_key(key)
+        if part is not None and part.role is Role.ALPHA:
+            continue
+        if entry.dtype_name not in WEIGHT_DTYPES:
+            problems.append(f"{key} is {entry.dtype_name}, not {' or '.join(sorted(WEIGHT_DTYPES))}")
+        elif not _is_finite(file, key):
+            problems.append(f"{key} has NaN or infinity")
+    if problems:
+        raise SourceError(f"{file.path.name} is not usable: {describe_problems(problems)}")
+
+
+def _is_finite(file: TensorFile, key: str) -> bool:
+    entry = file.entries[key]
+    items = math.prod(entry.shape)
+    buffer = np.empty(min(items, _BLOCK_ITEMS), entry.dtype)
+    for start in range(0, items, _BLOCK_ITEMS):
+        block = buffer[: items - start]
+        file.read(key, start * block.itemsize, block.view(np.uint8))
+        if not np.isfinite(block).all():
+            return False
+    return True
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _stripped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the ones at its end, but for the first."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _listed(keys: Sequence[str], count: int) -> str:
+    more = f" and {len(keys) - count} more" if len(keys) > count else ""
+    return ", ".join(keys[:count]) + more

@@ -1,0 +1,122 @@
+"""How LoRA files name their tensors: a key is a prefix, the module it changes, and what it is to it.
+
+Read here: diffusers and PEFT (``transformer.blocks.0.attn1.to_q.lora_A.weight``), Wan's own module names
+(``diffusion_model.blocks.0.self_attn.q.lora_down.weight``), the same with underscores as kohya's trainers
+write them (``lora_unet_blocks_0_self_attn_q.lora_down.weight``), and the full deltas ``.diff``, ``.diff_b``
+and ``.diff_m`` of a weight, a bias and a modulation table that extraction scripts write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from wanbuild.mapping.original import MODULES, PARAMETERS
+
+_PREFIXES = re.compile(r"(base_model\.model\.|model\.diffusion_model\.|diffusion_model\.|transformer\.)*")
+_UNDERSCORED = re.compile(r"lora_unet_|lycoris_")
+
+
+class Role(Enum):
+    """What a tensor is to the module it belongs to."""
+
+    DOWN = "down matrix"
+    UP = "up matrix"
+    UP_BIAS = "bias of the up matrix"
+    ALPHA = "alpha"
+    WEIGHT = "weight delta"
+    BIAS = "bias delta"
+
+
+# PEFT puts the adapter's name between: lora_A.default.weight.
+_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = (
+    (re.compile(r"\.(lora_A(\.[\w-]+)?|lora_down|lora\.down)\.weight$"), Role.DOWN),
+    (re.compile(r"\.(lora_B(\.[\w-]+)?|lora_up|lora\.up)\.weight$"), Role.UP),
+    (re.compile(r"\.(lora_B(\.[\w-]+)?|lora_up|lora\.up)\.bias$"), Role.UP_BIAS),
+    (re.compile(r"\.alpha$"), Role.ALPHA),
+    (re.compile(r"\.diff(_m)?$"), Role.WEIGHT),
+    (re.compile(r"\.diff_b$"), Role.BIAS),
+)
+
+_UNSUPPORTED: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(text_encoders?|te\d?)\..*|lora_te\d?_.*"), "a text encoder's LoRA"),
+    (re.compile(r".*\.(dora_scale|lora_magnitude_vector)(\..*)?"), "DoRA"),
+    (re.compile(r".*\.hada_\w+(\..*)?"), "LoHa"),
+    (re.compile(r".*\.lokr_\w+(\..*)?"), "LoKr"),
+    (re.compile(r".*\.b?oft_\w+(\..*)?"), "OFT"),
+    (re.compile(r".*\.lora_mid(\..*)?"), "a LoRA with a middle matrix"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One key, taken apart.
+
+    Args:
+        module: the module's or table's name as the file spells it, without prefixes.
+        underscored: whether its dots are written as underscores.
+        role: what the tensor is to the module.
+    """
+
+    module: str
+    underscored: bool
+    role: Role
+
+
+def parse_key(key: str) -> Part | None:
+    """Takes a key apart; None if it is in no layout that is read here."""
+    for pattern, role in _ROLES:
+        if suffix := pattern.search(key):
+            name = key[: suffix.start()]
+            underscored = _UNDERSCORED.match(name)
+            prefix = underscored or _PREFIXES.match(name)
+            module = name[prefix.end() :] if prefix else name
+            if suffix.group().endswith("_m"):  # blocks.0.diff_m is the delta of blocks.0.modulation
+                module += "_modulation" if underscored else ".modulation"
+            return Part(module, underscored is not None, role)
+    return None
+
+
+def unsupported(key: str) -> str | None:
+    """What kind of adapter a key is of, where it is one that cannot be merged."""
+    return next((kind for pattern, kind in _UNSUPPORTED if pattern.fullmatch(key)), None)
+
+
+class Parameters:
+    """The parameters of one model, found by the names that LoRA files use.
+
+    Args:
+        keys: the model's parameters, in diffusers' names.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = frozenset(keys)
+        known = self._keys | {key.rpartition(".")[0] for key in self._keys}
+        self._names = _originals(known) | {name: name for name in known}
+        self._underscored = {name.replace(".", "_"): found for name, found in self._names.items()}
+
+    def find(self, part: Part) -> str | None:
+        """The parameter that a part changes (for an alpha, the weight), or None if there is none."""
+        found = (self._underscored if part.underscored else self._names).get(part.module)
+        if found is None:
+            return None
+        if part.role is Role.WEIGHT and found in self._keys:
+            return found  # a table, which has no ".weight" after its name
+        key = f"{found}.bias" if part.role in (Role.BIAS, Role.UP_BIAS) else f"{found}.weight"
+        return key if key in self._keys else None
+
+
+def _originals(known: Set[str]) -> dict[str, str]:
+    """Original name -> diffusers name, of every module and table of the mapping that is known."""
+    blocks = {match.group() for name in known if (match := re.match(r"(vace_)?blocks\.\d+", name))}
+    numbers = {number for name in known for number in re.findall(r"\d+", name)}
+    names: dict[str, str] = {}
+    for original, diffusers in (*MODULES, *PARAMETERS):
+        for block in blocks if "{blocks}" in original else [""]:
+            for number in numbers if "{i}" in original else [""]:
+                name = diffusers.format(blocks=block, i=number)
+                if name in known:
+                    names[original.format(blocks=block, i=number)] = name
+    return names

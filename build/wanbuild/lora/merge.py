@@ -1,0 +1,166 @@
+"""LoRA files, to be merged into the transformers while they are converted.
+
+Every tensor of every file is accounted for before anything is written: it changes a parameter of the model,
+or the file is refused with the list of those that do not (``lora.file``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from wanbuild.lora.deltas import SummedDelta
+from wanbuild.lora.file import LoraFile
+from wanbuild.lora.layouts import Parameters
+from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
+from wanbuild.mapping.engine import describe_problems
+from wanbuild.tensors import TensorFile
+from wanbuild.writer import Delta
+from wanrun.errors import SourceError, UsageError
+from wanrun.files import file_sha256
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class LoraRequest:
+    """A LoRA to merge.
+
+    Args:
+        path: a safetensors file.
+        scale: what its deltas are multiplied by.
+        component: the transformer that it changes; every one where None.
+    """
+
+    path: Path
+    scale: float = 1.0
+    component: str | None = None
+
+
+def parse_lora(text: str) -> tuple[Path, float]:
+    """Parses ``FILE[:SCALE]``; a file whose own name has the colon in it comes first.
+
+    Raises:
+        UsageError: if the scale is not a finite number.
+    """
+    name, colon, scale = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return Path(text), 1.0
+    try:
+        value = float(scale)
+    except ValueError:
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise UsageError(f"the LoRA {text!r} is not understood", expected="FILE or FILE:SCALE, e.g. a:0.8")
+    return Path(name), value
+
+
+@dataclass(frozen=True)
+class Loras:
+    """Open LoRA files; a context manager. Made by ``open_loras``.
+
+    Args:
+        deltas: component -> diffusers key -> what is added to it; only of keys that a LoRA changes.
+        records: one JSON object a LoRA, in order, for the manifest.
+        files: the open files.
+    """
+
+    deltas: Mapping[str, Mapping[str, Delta]]
+    records: tuple[Mapping[str, Any], ...]
+    files: tuple[TensorFile, ...] = ()
+
+    def close(self) -> None:
+        """Closes the files; the deltas cannot be used any more."""
+        for file in self.files:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
+    """Opens LoRA files and finds what each changes. Reads them once, for their digests.
+
+    Args:
+        requests: the LoRAs, in the order they are added.
+        shapes: transformer component -> diffusers key -> shape.
+
+    Raises:
+        UsageError: if a file is missing, or the source has no such transformer.
+        SourceError: with every problem of every file: pickled, damaged or quantized, not a plain LoRA, for
+            another model, incomplete, or not finite.
+    """
+    _check_requests(requests, shapes)
+    parameters = {name: Parameters(keys) for name, keys in shapes.items()}
+    found: dict[str, dict[str, list[Delta]]] = {name: {} for name in shapes}
+    records, files, problems = [], [], []
+    with ExitStack() as stack:
+        for request in requests:
+            try:
+                file = stack.enter_context(TensorFile(request.path))
+                lora = LoraFile(file, request.scale)
+            except SourceError as error:
+                problems.append(str(error))
+                continue
+            for name in shapes if request.component is None else (request.component,):
+                deltas, wrong = lora.match(parameters[name], shapes[name])
+                where = f"{request.path.name} on {name}: " if len(shapes) > 1 else f"{request.path.name}: "
+                problems += [where + problem for problem in wrong]
+                for key, delta in deltas.items():
+                    found[name].setdefault(key, []).extend(delta)
+            files.append(file)
+            if not problems:
+                records.append(_record(request))
+        if problems:
+            raise SourceError(
+                f"{'a LoRA' if len(requests) == 1 else 'LoRAs'} cannot be merged: "
+                + describe_problems(list(dict.fromkeys(problems))),
+                remedy="use a LoRA that was made for this model, as plain safetensors",
+            )
+        stack.pop_all()
+    deltas_by_key: dict[str, Mapping[str, Delta]] = {
+        name: MappingProxyType(
+            {key: parts[0] if len(parts) == 1 else SummedDelta(tuple(parts)) for key, parts in keys.items()}
+        )
+        for name, keys in found.items()
+    }
+    return Loras(MappingProxyType(deltas_by_key), tuple(records), tuple(files))
+
+
+def _check_requests(requests: Sequence[LoraRequest], shapes: Shapes) -> None:
+    for request in requests:
+        if request.component is not None and request.component not in shapes:
+            raise UsageError(
+                f"{request.path.name} is for {request.component}, which this checkpoint does not have",
+                expected=" or ".join(shapes),
+                remedy="it has one transformer: use --lora" if len(shapes) == 1 else None,
+            )
+        if not math.isfinite(request.scale):
+            raise UsageError(
+                f"the scale of {request.path.name} is {request.scale}", expected="a finite number"
+            )
+        if not request.path.is_file():
+            raise UsageError(f"there is no LoRA file {request.path}", remedy="check the path")
+
+
+def _record(request: LoraRequest) -> dict[str, Any]:
+    """What the manifest says of a LoRA: all that its deltas depend on, and no path."""
+    record: dict[str, Any] = {
+        "file": request.path.name,
+        "sha256": file_sha256(request.path),
+        "scale": request.scale,
+        "component": request.component,
+    }
+    if uses_config_file(request.path):
+        record["adapter_config_sha256"] = file_sha256(request.path.with_name(PEFT_CONFIG))
+    return record

@@ -1,0 +1,266 @@
+"""The original Wan-Video key names of the transformer, as a table of pairs with diffusers' names.
+
+Sources: the state dicts of WanModel, VaceWanModel and WanAnimateModel (Wan-Video/Wan2.1 and Wan2.2,
+wan/modules), and those of the diffusers classes that hold the same weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from wanrun.errors import SourceError
+
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "model.", "")
+"""What single-file checkpoints put before every key; the longest first."""
+
+LISTED = 5
+"""Keys named in full in one message; the rest are counted."""
+
+_FIELDS = MappingProxyType({"{blocks}": r"(?P<blocks>(?:vace_)?blocks\.[0-9]+)", "{i}": "(?P<i>[0-9]+)"})
+
+_MOTION_BLOCKS = 7  # of the 512-pixel motion encoder, the only one published
+
+MODULES: tuple[tuple[str, str], ...] = (
+    # The same name in both.
+    ("patch_embedding", "patch_embedding"),
+    ("vace_patch_embedding", "vace_patch_embedding"),
+    ("pose_patch_embedding", "pose_patch_embedding"),
+    ("face_encoder.out_proj", "face_encoder.out_proj"),
+    # Embeddings and head.
+    ("time_embedding.0", "condition_embedder.time_embedder.linear_1"),
+    ("time_embedding.2", "condition_embedder.time_embedder.linear_2"),
+    ("time_projection.1", "condition_embedder.time_proj"),
+    ("text_embedding.0", "condition_embedder.text_embedder.linear_1"),
+    ("text_embedding.2", "condition_embedder.text_embedder.linear_2"),
+    ("img_emb.proj.0", "condition_embedder.image_embedder.norm1"),
+    ("img_emb.proj.1", "condition_embedder.image_embedder.ff.net.0.proj"),
+    ("img_emb.proj.3", "condition_embedder.image_embedder.ff.net.2"),
+    ("img_emb.proj.4", "condition_embedder.image_embedder.norm2"),
+    ("head.head", "proj_out"),
+    # Blocks, and VACE's.
+    *(
+        (f"{{blocks}}.{ours}.{original}", f"{{blocks}}.{theirs}.{diffusers}")
+        for ours, theirs in (("self_attn", "attn1"), ("cross_attn", "attn2"))
+        for original, diffusers in (
+            ("q", "to_q"),
+            ("k", "to_k"),
+            ("v", "to_v"),
+            ("o", "to_out.0"),
+            ("norm_q", "norm_q"),
+            ("norm_k", "norm_k"),
+        )
+    ),
+    ("{blocks}.cross_attn.k_img", "{blocks}.attn2.add_k_proj"),
+    ("{blocks}.cross_attn.v_img", "{blocks}.attn2.add_v_proj"),
+    ("{blocks}.cross_attn.norm_k_img", "{blocks}.attn2.norm_added_k"),
+    # The original counts norms in the order they were thought of, diffusers in the order they run.
+    ("{blocks}.norm3", "{blocks}.norm2"),
+    ("{blocks}.ffn.0", "{blocks}.ffn.net.0.proj"),
+    ("{blocks}.ffn.2", "{blocks}.ffn.net.2"),
+    ("vace_blocks.{i}.before_proj", "vace_blocks.{i}.proj_in"),
+    ("vace_blocks.{i}.after_proj", "vace_blocks.{i}.proj_out"),
+    # Animate: motion encoder, face encoder, face adapter.
+    ("motion_encoder.enc.net_app.convs.0.0", "motion_encoder.conv_in"),
+    ("motion_encoder.enc.net_app.convs.0.1", "motion_encoder.conv_in.act_fn"),
+    *(
+        (
+            f"motion_encoder.enc.net_app.convs.{block + 1}.{original}",
+            f"motion_encoder.res_blocks.{block}.{diffusers}",
+        )
+        for block in range(_MOTION_BLOCKS)
+        for original, diffusers in (
+            ("conv1.0", "conv1"),
+            ("conv1.1", "conv1.act_fn"),
+            ("conv2.1", "conv2"),
+            ("conv2.2", "conv2.act_fn"),
+            ("skip.1", "conv_skip"),
+        )
+    ),
+    (f"motion_encoder.enc.net_app.convs.{_MOTION_BLOCKS + 1}", "motion_encoder.conv_out"),
+    ("motion_encoder.enc.fc.{i}", "motion_encoder.motion_network.{i}"),
+    *((f"face_encoder.{conv}.conv", f"face_encoder.{conv}") for conv in ("conv1_local", "conv2", "conv3")),
+    ("face_adapter.fuser_blocks.{i}.linear1_q", "face_adapter.{i}.to_q"),
+    ("face_adapter.fuser_blocks.{i}.linear2", "face_adapter.{i}.to_out"),
+    ("face_adapter.fuser_blocks.{i}.q_norm", "face_adapter.{i}.norm_q"),
+    ("face_adapter.fuser_blocks.{i}.k_norm", "face_adapter.{i}.norm_k"),
+)
+"""(original, diffusers) paths of modules, each with a ``.weight``, a ``.bias`` or both.
+
+``{blocks}`` stands for ``blocks.N`` or ``vace_blocks.N``, ``{i}`` for a number.
+"""
+
+PARAMETERS: tuple[tuple[str, str], ...] = (
+    ("{blocks}.modulation", "{blocks}.scale_shift_table"),
+    ("head.modulation", "scale_shift_table"),
+    ("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed"),
+    ("motion_encoder.dec.direction.weight", "motion_encoder.motion_synthesis_weight"),
+    ("face_encoder.padding_tokens", "face_encoder.padding_tokens"),
+)
+"""(original, diffusers) names of parameters that are no module's weight or bias."""
+
+FUSED: tuple[tuple[str, tuple[str, str]], ...] = (
+    ("face_adapter.fuser_blocks.{i}.linear1_kv", ("face_adapter.{i}.to_k", "face_adapter.{i}.to_v")),
+)
+"""Original modules that diffusers keeps as two, keys and values; no rename can express them."""
+
+CONSTANTS: tuple[str, ...] = (
+    "motion_encoder.enc.net_app.convs.{i}.conv2.0.kernel",
+    "motion_encoder.enc.net_app.convs.{i}.skip.0.kernel",
+)
+"""Stored originals that are no weights: blur kernels, which diffusers makes itself."""
+
+
+def _sketch(name: str) -> str:
+    """The name with every number replaced: few rows have the same one, so a look-up need not try them all."""
+    return re.sub("[0-9]+", "#", name)
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    expression = re.escape(template)
+    for field, group in _FIELDS.items():
+        expression = expression.replace(re.escape(field), group)
+    return re.compile(expression)
+
+
+class _Templates:
+    """Finds the template that a name is of.
+
+    Args:
+        rows: templates, each with what is looked up with it.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
+        self._rows: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        for template, value in rows:
+            plain = template.replace("{i}", "#")
+            for blocks in ("blocks.#", "vace_blocks.#") if "{blocks}" in plain else ("",):
+                sketch = _sketch(plain.replace("{blocks}", blocks))
+                self._rows.setdefault(sketch, []).append((_pattern(template), value))
+
+    def find(self, name: str) -> str | None:
+        """The value of the template that the name is of, with the name's numbers; None if it is of none."""
+        for pattern, value in self._rows.get(_sketch(name), ()):
+            if match := pattern.fullmatch(name):
+                return value.format(**match.groupdict())
+        return None
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The table, ready for look-ups.
+
+    Args:
+        originals: original name -> diffusers name.
+        diffusers: diffusers name -> itself.
+    """
+
+    originals: _Templates
+    diffusers: _Templates
+
+    def find(self, name: str) -> str | None:
+        return self.originals.find(name) or self.diffusers.find(name)
+
+
+def _names(rows: Sequence[tuple[str, str]], more: Iterable[str]) -> _Names:
+    """The rows, and diffusers names that no row has."""
+    news = (*(new for _, new in rows), *more)
+    return _Names(_Templates(rows), _Templates((new, new) for new in news))
+
+
+def _with_kinds(name: str) -> tuple[str, str]:
+    return f"{name}.weight", f"{name}.bias"
+
+
+@cache
+def _modules() -> _Names:
+    return _names(MODULES, [half for _, halves in FUSED for half in halves])
+
+
+@cache
+def _parameters() -> _Names:
+    rows = [pair for a, b in MODULES for pair in zip(_with_kinds(a), _with_kinds(b), strict=True)]
+    halves = [name for _, halves in FUSED for half in halves for name in _with_kinds(half)]
+    return _names([*rows, *PARAMETERS], halves)
+
+
+def diffusers_module(name: str) -> str | None:
+    """The diffusers path of a module, e.g. ``blocks.3.attn1.to_q`` for ``blocks.3.self_attn.q``.
+
+    Args:
+        name: an original or diffusers module path, with no prefix before it and no ``.weight`` after it.
+
+    Returns:
+        The diffusers path: a diffusers path is returned as it is. None for anything else.
+    """
+    return _modules().find(name)
+
+
+def diffusers_parameter(name: str) -> str | None:
+    """The diffusers name of a parameter, e.g. ``blocks.3.scale_shift_table`` for ``blocks.3.modulation``.
+
+    Args:
+        name: an original or diffusers parameter name, with no prefix before it.
+
+    Returns:
+        The diffusers name: a diffusers name is returned as it is. None for anything else.
+    """
+    return _parameters().find(name)
+
+
+def common_prefix(keys: Iterable[str]) -> str:
+    """The one of ``PREFIXES`` that every key starts with; the longest, or the empty one."""
+    keys = tuple(keys)
+    return next(prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in keys))
+
+
+def _listed(keys: Iterable[str]) -> str:
+    keys = tuple(keys)
+    return ", ".join(keys[:LISTED]) + (f" and {len(keys) - LISTED} more" if len(keys) > LISTED else "")
+
+
+def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict[str, str]:
+    """Finds which naming a transformer's keys have, and the diffusers name of each.
+
+    Args:
+        keys: every key of the checkpoint, in the original naming or in diffusers', all with one of
+            ``PREFIXES`` before them or none.
+        where: what holds them, for messages.
+
+    Returns:
+        Stored key -> diffusers name, in the order of keys. Keys of which none is original are returned as
+        they are but for the prefix, unknown ones too: the mapping table judges them. Of original ones,
+        those in ``CONSTANTS`` are left out.
+
+    Raises:
+        SourceError: if some keys are original and others are not, or a parameter is fused (Animate's face
+            adapter).
+    """
+    keys = tuple(keys)
+    prefix = common_prefix(keys)
+    names = _parameters()
+    fused = _Templates((name, name) for original, _ in FUSED for name in _with_kinds(original))
+    constants = _Templates((name, name) for name in CONSTANTS)
+    bare = {key: key[len(prefix) :] for key in keys}
+    renamed = {key: names.originals.find(name) for key, name in bare.items()}
+    # A name that both have tells nothing.
+    if not any(new is not None and new != bare[key] for key, new in renamed.items()):
+        return bare
+    other = [key for key, new in renamed.items() if new is None]
+    problems = []
+    if theirs := [key for key in other if names.diffusers.find(bare[key])]:
+        problems.append(f"has diffusers names among the original ones: {_listed(theirs)}")
+    if halves := [key for key in other if fused.find(bare[key])]:
+        problems.append(f"holds keys and values in one tensor: {_listed(halves)}")
+    explained = {*theirs, *halves, *(key for key in other if constants.find(bare[key]))}
+    if unknown := [key for key in other if key not in explained]:
+        problems.append(f"has keys that are not a part of this model: {_listed(unknown)}")
+    if problems:
+        raise SourceError(
+            f"{where} is in the original Wan-Video naming and {'; '.join(problems)}",
+            remedy="use the checkpoint as published, or the repository whose name ends in -Diffusers",
+        )
+    return {key: new for key, new in renamed.items() if new is not None}

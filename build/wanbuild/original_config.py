@@ -1,0 +1,171 @@
+"""The transformer's config where the checkpoint is in the original naming and has no diffusers config.json.
+
+Shapes say almost all of it. The rest are constants of every published transformer, or stand in the original
+repository's own config.json, if that lies beside the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from wanbuild.config import parse_config
+from wanrun.errors import SourceError
+
+HEAD_DIM = 128
+"""Head size of every published transformer; shapes do not show it."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class OriginalConfig:
+    """config.json of the original repositories; field names are those of WanModel's constructor."""
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanModel", "VaceWanModel")
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"text_len": 512, "qk_norm": True, "cross_attn_norm": True, "window_size": [-1, -1]}
+    )
+    # Which kind of model it is shows in the parameters that it has.
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"model_type"})
+
+    dim: int
+    ffn_dim: int
+    in_dim: int
+    out_dim: int
+    num_heads: int
+    num_layers: int
+    freq_dim: int = 256
+    text_dim: int = 4096
+    eps: float = 1e-6
+    patch_size: tuple[int, ...] = (1, 2, 2)
+    vace_layers: tuple[int, ...] | None = None
+    vace_in_dim: int | None = None
+
+
+def is_original(config: Mapping[str, Any]) -> bool:
+    """Whether the content of a config.json is the original repository's."""
+    return config.get("_class_name") in OriginalConfig.CLASS_NAMES
+
+
+def _layers(shapes: Shapes, blocks: str) -> int:
+    """How many layers a stack of blocks has."""
+    pattern = re.compile(rf"{blocks}\.(\d+)\..+")
+    return len({match[1] for key in shapes if (match := pattern.fullmatch(key))})
+
+
+def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
+    """The fields that every class has; KeyError or ValueError where a shape is missing or of a wrong rank."""
+    dim, channels, *patch = shapes["patch_embedding.weight"]
+    volume = math.prod(patch)
+    (out, _), (ffn, _) = shapes["proj_out.weight"], shapes["blocks.0.ffn.net.0.proj.weight"]
+    if len(patch) != 3 or not volume or out % volume:
+        raise ValueError(f"{out} output channels are not whole patches of {patch}")
+    if not dim or dim % head_dim:
+        raise ValueError(f"{dim} channels are not whole heads of {head_dim}")
+    image = shapes.get("condition_embedder.image_embedder.norm1.weight", (None,))
+    config = {
+        "added_kv_proj_dim": shapes.get("blocks.0.attn2.add_k_proj.weight", (None,))[0],
+        "attention_head_dim": head_dim,
+        "cross_attn_norm": "blocks.0.norm2.weight" in shapes,
+        "eps": 1e-6,
+        "ffn_dim": ffn,
+        "freq_dim": shapes["condition_embedder.time_embedder.linear_1.weight"][1],
+        "image_dim": image[0],
+        "in_channels": channels,
+        "num_attention_heads": dim // head_dim,
+        "num_layers": _layers(shapes, "blocks"),
+        "out_channels": out // volume,
+        "patch_size": patch,
+        "qk_norm": "rms_norm_across_heads",
+        "rope_max_seq_len": 1024,
+        "text_dim": shapes["condition_embedder.text_embedder.linear_1.weight"][1],
+    }
+    if positions := shapes.get("condition_embedder.image_embedder.pos_embed"):
+        config["pos_embed_seq_len"] = positions[1]
+    return config
+
+
+def _vace_from_shapes(shapes: Shapes, num_layers: int) -> dict[str, Any]:
+    """VACE's own fields: the published models have a block at every second or every fifth layer."""
+    count = _layers(shapes, "vace_blocks")
+    if not count or num_layers % count:
+        raise ValueError(f"{count} VACE blocks are not evenly spread over {num_layers} layers")
+    return {
+        "vace_in_channels": shapes["vace_patch_embedding.weight"][1],
+        "vace_layers": list(range(0, num_layers, num_layers // count)),
+    }
+
+
+def _disagreements(config: Mapping[str, Any], original: OriginalConfig) -> list[str]:
+    stated = {
+        "attention_head_dim": original.dim // original.num_heads,
+        "ffn_dim": original.ffn_dim,
+        "freq_dim": original.freq_dim,
+        "in_channels": original.in_dim,
+        "num_attention_heads": original.num_heads,
+        "num_layers": original.num_layers,
+        "out_channels": original.out_dim,
+        "patch_size": list(original.patch_size),
+        "text_dim": original.text_dim,
+    }
+    if original.vace_in_dim is not None:
+        stated["vace_in_channels"] = original.vace_in_dim
+    return [
+        f"{name} is {stated[name]}, the weights say {config.get(name)}"
+        for name in sorted(stated)
+        if stated[name] != config.get(name)
+    ]
+
+
+def derive_config(
+    class_name: str, shapes: Shapes, weights: str, original: Mapping[str, Any] | None = None, where: str = ""
+) -> dict[str, Any]:
+    """The diffusers config of a transformer in the original naming.
+
+    Args:
+        class_name: its diffusers class, from model_index.json.
+        shapes: shape of every parameter, by diffusers name.
+        weights: the file that holds them, for messages.
+        original: the content of the original repository's config.json, if there is one.
+        where: that file's name, for messages.
+
+    Returns:
+        The config as the diffusers repository publishes it, but for the version.
+
+    Raises:
+        SourceError: if shapes are missing, the class is none whose config can be derived, or the original
+            config is not understood or contradicts the shapes.
+    """
+    stated = None if original is None else parse_config(OriginalConfig, original, where)
+    if stated is not None and stated.dim % stated.num_heads:
+        raise SourceError(
+            f"{where} is not understood: dim {stated.dim} is not {stated.num_heads} whole heads",
+            remedy="use the config.json that was published with these weights",
+        )
+    try:
+        config = _from_shapes(shapes, HEAD_DIM if stated is None else stated.dim // stated.num_heads)
+        if class_name == "WanVACETransformer3DModel":
+            config |= _vace_from_shapes(shapes, config["num_layers"])
+        elif class_name != "WanTransformer3DModel":
+            raise ValueError(f"{class_name} has fields that its shapes do not show")
+    except (KeyError, ValueError, IndexError) as error:
+        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+        raise SourceError(
+            f"{weights} has no config.json beside it, and its shapes do not make one: {what}",
+            remedy="copy transformer/config.json from the repository whose name ends in -Diffusers",
+        ) from None
+    if stated is not None:
+        if problems := _disagreements(config, stated):
+            raise SourceError(
+                f"{where} does not fit {weights}: {', '.join(problems)}",
+                remedy="use the config.json that was published with these weights",
+            )
+        config["eps"] = stated.eps
+        if stated.vace_layers is not None:
+            config["vace_layers"] = list(stated.vace_layers)
+    return {"_class_name": class_name, **config}

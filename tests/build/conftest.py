@@ -1,0 +1,41 @@
+"""Fixtures of the toolchain's tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A folder in memory where there is such a file system: hundreds of cases make and remove their files."""
+    memory = Path("/dev/shm")
+    usable = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**30
+    with tempfile.TemporaryDirectory(prefix="wan-test-", dir=memory if usable else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def good_checkpoints(scratch: Path) -> dict[str, Path]:
+    """Toys by stored dtype, and one of three shards a component. Not to be changed."""
+    from wanbuild.toy import write_toy
+
+    folder = scratch / "good"
+    for dtype in ("float32", "float16", "bfloat16"):
+        write_toy(folder / dtype, seed=2, dtype=dtype)
+    write_toy(folder / "sharded", seed=3, shards=3)
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture
+def place(scratch: Path) -> Iterator[Path]:
+    """An empty folder on the file system of the good checkpoints, so that their files can be linked."""
+    folder = scratch / "case"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,247 @@
+"""A small Hugging Face hub on loopback: a model's metadata, its files by range, and the ways they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import struct
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+LARGE = (".safetensors", ".bin", "tokenizer.json")
+"""Endings of the files that git keeps elsewhere."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for a file.
+
+    Args:
+        method: HEAD or GET.
+        name: the file's name in the repository.
+        range: the Range header, or None.
+        token: the Authorization header, or None.
+        at_content: whether it went to the content network, where a large file's bytes are.
+    """
+
+    method: str
+    name: str
+    range: str | None
+    token: str | None
+    at_content: bool
+
+
+@dataclass
+class Repository:
+    """A repository, and how it fails.
+
+    Args:
+        commits: the content of every file, by commit.
+        branches: commit by branch or tag.
+        token: the token that may read the files; None if all may.
+        faults: by file name (``api`` for the metadata) what becomes of the next answers, one each: ``status``
+            and an HTTP status, or ``cut``, ``reset`` or ``stall`` and after how many bytes the connection is
+            closed, reset or falls silent.
+        ranges: whether ranges are answered as such.
+    """
+
+    commits: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    token: str | None = None
+    faults: dict[str, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
+    ranges: bool = True
+
+    def commit(self, files: Mapping[str, bytes], branch: str = "main") -> str:
+        """Adds a commit to a branch and returns its name."""
+        listing = "".join(
+            f"{name} {hashlib.sha1(data).hexdigest()}\n" for name, data in sorted(files.items())
+        )
+        name = hashlib.sha1(listing.encode()).hexdigest()
+        self.commits[name], self.branches[branch] = dict(files), name
+        return name
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The content of every file of a folder, by relative name."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+class Hub(ThreadingHTTPServer):
+    """The server. Large files are redirected to another host's name, as to the hub's content network.
+
+    Attributes:
+        repositories: by id.
+        requests: those for files, in order.
+        listings: how often a repository's metadata was asked for.
+        silent: whether no request is answered.
+        delay_seconds: how long a large file's bytes keep one waiting.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories: dict[str, Repository] = {}
+        self.requests: list[Request] = []
+        self.listings = 0
+        self.silent = False
+        self.delay_seconds = 0.0
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def content_url(self) -> str:
+        return f"http://localhost:{self.server_address[1]}/content"
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the files that were asked for."""
+        return {request.name for request in self.requests}
+
+    def ranges(self, name: str) -> list[str | None]:
+        """The ranges of a large file that were asked for, in order."""
+        return [request.range for request in self.requests if request.name == name and request.at_content]
+
+    def forget(self) -> None:
+        """Starts counting again."""
+        self.requests, self.listings = [], 0
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: a client that goes away is part of the tests."""
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Hub]:
+    """A hub that answers while the context lasts."""
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.closing.set()
+            hub.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is a head and a body, and would wait for an acknowledgement
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        if self.server.silent:
+            self.server.closing.wait(20)
+            self.close_connection = True
+            return None
+        path = unquote(urlsplit(self.path).path)
+        owner, _, rest = path.removeprefix("/content").removeprefix("/api/models").lstrip("/").partition("/")
+        repository_name, _, rest = rest.partition("/")
+        repository = self.server.repositories.get(f"{owner}/{repository_name}")
+        if repository is None:
+            return self._error(404, "RepoNotFound")
+        kind, _, rest = rest.partition("/")
+        if path.startswith("/api/"):
+            self.server.listings += 1
+            return self._list(f"{owner}/{repository_name}", repository, rest or "main")
+        revision, _, name = rest.partition("/")
+        commit = repository.branches.get(revision, revision)
+        return self._file(f"{owner}/{repository_name}", repository, commit, name, kind == "resolve")
+
+    def _list(self, repository_id: str, repository: Repository, revision: str) -> None:
+        commit = repository.branches.get(revision, revision)
+        if repository.faults["api"]:
+            return self._error(repository.faults["api"].pop(0)[1])
+        if commit not in repository.commits:
+            return self._error(404, "RevisionNotFound")
+        siblings = [_listed(name, data) for name, data in sorted(repository.commits[commit].items())]
+        body = json.dumps({"id": repository_id, "sha": commit, "siblings": siblings}).encode()
+        return self._send(200, body, {"Content-Type": "application/json"})
+
+    def _file(self, repository_id: str, repository: Repository, commit: str, name: str, hub: bool) -> None:
+        token = self.headers.get("Authorization")
+        self.server.requests.append(Request(self.command, name, self.headers.get("Range"), token, not hub))
+        if hub and repository.token and token != f"Bearer {repository.token}":
+            return self._error(401 if token is None else 403, "GatedRepo")
+        data = repository.commits.get(commit, {}).get(name)
+        if data is None:
+            return self._error(404, "EntryNotFound")
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{_blob(name, data)}"'}
+        if hub and name.endswith(LARGE):
+            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(data))}
+            headers["Location"] = f"{self.server.content_url}/{repository_id}/content/{commit}/{name}"
+            return self._send(302, b"", headers)
+        return self._content(repository, name, data, headers)
+
+    def _content(self, repository: Repository, name: str, data: bytes, headers: dict[str, str]) -> None:
+        self.server.closing.wait(self.server.delay_seconds)
+        start, status = 0, 200
+        if (wanted := self.headers.get("Range")) and repository.ranges:
+            start, status = int(wanted.removeprefix("bytes=").rstrip("-")), 206
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        if self.command == "HEAD" or not repository.faults[name]:
+            return self._send(status, data[start:], headers)
+        fault, value = repository.faults[name].pop(0)
+        if fault == "status":
+            return self._error(value)
+        return self._break_off(fault, status, data[start:], headers, value)
+
+    def _break_off(self, fault: str, status: int, body: bytes, headers: dict[str, str], limit: int) -> None:
+        self._head(status, len(body), headers)
+        self.wfile.write(body[:limit])
+        self.wfile.flush()
+        self.close_connection = True
+        if fault == "stall":
+            self.server.closing.wait(20)
+        if fault == "reset":
+            self.server.closing.wait(0.1)  # so that what was sent is read before the reset discards it
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def _head(self, status: int, length: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self._head(status, len(body), headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _error(self, status: int, code: str | None = None) -> None:
+        self._send(status, b"", {"X-Error-Code": code} if code else {})
+
+
+def _blob(name: str, data: bytes) -> str:
+    if name.endswith(LARGE):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _listed(name: str, data: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": _blob("", data)}
+    if name.endswith(LARGE):
+        entry["lfs"] = {"sha256": _blob(name, data), "size": len(data), "pointerSize": 130}
+    return entry

@@ -1,0 +1,198 @@
+"""The original Wan-Video names, and configs made from shapes, against diffusers for every published model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+
+from original_checkpoint import linear, original_config, original_keys
+from published_shapes import reference_shapes
+from wanbuild.mapping.original import (
+    MODULES,
+    PARAMETERS,
+    PREFIXES,
+    diffusers_module,
+    diffusers_names,
+    diffusers_parameter,
+)
+from wanbuild.original_config import derive_config
+from wanbuild.published_models import PUBLISHED_MODELS
+from wanrun.errors import SourceError
+
+ANIMATE = "Wan2.2-Animate-14B-Diffusers"
+REPOSITORIES = [name for name in PUBLISHED_MODELS if name != ANIMATE]
+
+
+def transformer_config(repository: str) -> dict[str, Any]:
+    return dict(PUBLISHED_MODELS[repository]["transformer"])
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("repository", REPOSITORIES)
+def test_every_published_key_gets_its_diffusers_name(repository: str, prefix: str) -> None:
+    config = transformer_config(repository)
+    keys = original_keys(config)
+    names = diffusers_names([prefix + key for key in keys])
+    assert list(names) == [prefix + key for key in keys]
+    assert sorted(names.values()) == sorted(reference_shapes("transformer", config))
+    if prefix in ("", "model.diffusion_model."):
+        for key in keys:  # the reference renames the dict it is given; it does not know FLF2V's embedding
+            if key != "img_emb.emb_pos":
+                reference = convert_wan_transformer_to_diffusers({prefix + key: torch.empty(0)})
+                assert list(reference) == [names[prefix + key]]
+
+
+def test_diffusers_names_stay() -> None:
+    for repository in PUBLISHED_MODELS:
+        shapes = reference_shapes("transformer", transformer_config(repository))
+        assert diffusers_names(shapes) == {key: key for key in shapes}
+        assert diffusers_names([f"model.{key}" for key in shapes]) == {f"model.{key}": key for key in shapes}
+        assert all(diffusers_parameter(key) == key for key in shapes)
+    unknown = ["blocks.0.attn1.to_q.weight", "blocks.0.attn1.to_z.weight", "patch_embedding.weight"]
+    assert diffusers_names(unknown) == {key: key for key in unknown}  # the mapping table names the odd one
+
+
+def test_modules_of_adapters() -> None:
+    for repository in REPOSITORIES:
+        config = transformer_config(repository)
+        names = diffusers_names(original_keys(config))
+        for key, name in names.items():
+            for end in (".weight", ".bias"):
+                if key.endswith(end):
+                    module = name.removesuffix(end)
+                    assert diffusers_module(key.removesuffix(end)) == module
+                    assert diffusers_module(module) == module
+            assert diffusers_parameter(key) == name
+    for name in (
+        *("", "blocks.0", "blocks.0.self_attn", "blocks.x.self_attn.q", "xblocks.0.self_attn.q", "head"),
+        *("blocks.0.self_attn.q.weight", "blocks.0.self_attn.k_img", "diffusion_model.blocks.0.ffn.0"),
+    ):
+        assert diffusers_module(name) is None, name
+
+
+def test_the_animate_adapters() -> None:
+    """All but the fused keys and values, against the reference; shapes of biases are its own business."""
+    config = transformer_config(ANIMATE)
+    shapes = reference_shapes("transformer", config)
+    convs = "motion_encoder.enc.net_app.convs"
+    keys = [
+        *original_keys(config),
+        *linear("pose_patch_embedding"),
+        *("motion_encoder.dec.direction.weight", f"{convs}.0.0.weight", f"{convs}.0.1.bias"),
+        f"{convs}.8.weight",
+        *(key for i in range(5) for key in linear(f"motion_encoder.enc.fc.{i}")),
+        *("face_encoder.padding_tokens", *linear("face_encoder.out_proj")),
+        *(key for name in ("conv1_local", "conv2", "conv3") for key in linear(f"face_encoder.{name}.conv")),
+    ]
+    for i in range(1, 8):
+        keys += [f"{convs}.{i}.{name}" for name in ("conv1.0.weight", "conv1.1.bias", "conv2.1.weight")]
+        keys += [f"{convs}.{i}.{name}" for name in ("conv2.2.bias", "skip.1.weight")]
+    for i in range(8):
+        block = f"face_adapter.fuser_blocks.{i}"
+        keys += [*linear(f"{block}.linear1_q"), *linear(f"{block}.linear2")]
+        keys += [f"{block}.q_norm.weight", f"{block}.k_norm.weight"]
+    constants = [f"{convs}.{i}.{name}.0.kernel" for i in range(1, 8) for name in ("conv2", "skip")]
+    names = diffusers_names(keys + constants)
+    fused = {
+        f"face_adapter.{i}.{p}.{w}" for i in range(8) for p in ("to_k", "to_v") for w in ("weight", "bias")
+    }
+    assert set(names) == set(keys)
+    assert sorted(names.values()) == sorted(shapes.keys() - fused)
+    state = {key: torch.empty(1, 4, 1, 1) if f"{convs}." in key else torch.empty(0) for key in keys}
+    assert sorted(convert_wan_transformer_to_diffusers(state)) == sorted(names.values())
+    with pytest.raises(SourceError, match=r"keys and values in one tensor: face_adapter.*0\.linear1_kv"):
+        diffusers_names([*keys, "face_adapter.fuser_blocks.0.linear1_kv.weight"])
+
+
+def test_the_table_is_one_to_one() -> None:
+    for rows in (MODULES, PARAMETERS):
+        assert len({original for original, _ in rows}) == len({new for _, new in rows}) == len(rows)
+    # An original name that is a diffusers name too would be ambiguous, unless it stays what it is.
+    originals, others = {a for a, b in MODULES if a != b}, {b for _, b in MODULES}
+    assert not originals & others
+
+
+# --- the config that shapes make ---------------------------------------------------------------------------
+
+
+def published(repository: str) -> dict[str, Any]:
+    """Every field but the version; 2.1 leaves out a field that has its default."""
+    config = {"pos_embed_seq_len": None, **transformer_config(repository)}
+    del config["_diffusers_version"]
+    return config
+
+
+def derived(repository: str, original: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    config = transformer_config(repository)
+    found = derive_config(
+        config["_class_name"], reference_shapes("transformer", config), "x.safetensors", original, "c.json"
+    )
+    return {"pos_embed_seq_len": None, **found}
+
+
+@pytest.mark.parametrize("repository", REPOSITORIES)
+def test_a_published_config_is_derived_field_by_field(repository: str) -> None:
+    assert derived(repository) == published(repository)
+    assert derived(repository, original_config(transformer_config(repository))) == published(repository)
+
+
+def test_the_original_config_counts_where_shapes_say_nothing() -> None:
+    repository = "Wan2.1-VACE-14B-diffusers"
+    stated = original_config(transformer_config(repository))
+    changes = {"eps": 1e-5, "num_heads": 20, "vace_layers": [0, 1, 2, 3, 4, 5, 6, 39]}
+    expected = {"eps": 1e-5, "num_attention_heads": 20, "attention_head_dim": 256}
+    found = derived(repository, {**stated, **changes})
+    assert found == {**published(repository), **expected, "vace_layers": changes["vace_layers"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ffn_dim": 13824}, "ffn_dim is 13824, the weights say 8960"),
+        ({"num_layers": 40}, "num_layers is 40, the weights say 30"),
+        ({"in_dim": 36, "out_dim": 48}, "in_channels is 36, .*out_channels is 48"),
+        ({"dim": 3072, "num_heads": 24}, "num_attention_heads is 24, the weights say 12"),
+        ({"text_len": 226}, "text_len is 226 and only 512"),
+        ({"num_heads": 7}, "not 7 whole heads"),
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"rope": "yarn"}, "unknown field rope"),
+        ({"dim": None}, "dim is None"),
+    ],
+)
+def test_an_original_config_that_does_not_fit(change: dict[str, Any], message: str) -> None:
+    repository = "Wan2.1-T2V-1.3B-Diffusers"
+    with pytest.raises(SourceError, match=message):
+        derived(repository, {**original_config(transformer_config(repository)), **change})
+
+
+@pytest.mark.parametrize(
+    ("class_name", "change", "message"),
+    [
+        ("WanTransformer3DModel", {"patch_embedding.weight": None}, "no patch_embedding.weight"),
+        ("WanTransformer3DModel", {"patch_embedding.weight": (1536, 16)}, "not whole patches"),
+        ("WanTransformer3DModel", {"patch_embedding.weight": (1500, 16, 1, 2, 2)}, "not whole heads of 128"),
+        (
+            "WanTransformer3DModel",
+            {"patch_embedding.weight": (1536, 16, 0, 2, 2)},
+            "64 output channels are not whole patches",
+        ),
+        ("WanTransformer3DModel", {"proj_out.weight": (64,)}, "not make one"),
+        ("WanVACETransformer3DModel", {}, "0 VACE blocks"),
+        ("WanAnimateTransformer3DModel", {}, "WanAnimateTransformer3DModel has fields"),
+    ],
+)
+def test_shapes_that_make_no_config(class_name: str, change: dict[str, Any], message: str) -> None:
+    shapes = reference_shapes("transformer", transformer_config("Wan2.1-T2V-1.3B-Diffusers")) | change
+    with pytest.raises(SourceError, match=f"x.safetensors has no config.json.*{message}.*-Diffusers"):
+        derive_config(class_name, {k: v for k, v in shapes.items() if v is not None}, "x.safetensors")
+
+
+def test_mixtures_are_refused() -> None:
+    with pytest.raises(SourceError, match=r"not a part of this model: model\.head\.head\.bias"):
+        diffusers_names(["model.head.head.bias", "head.head.bias"])
+    with pytest.raises(SourceError, match=r"among the original ones: blocks\.0\.norm2\.bias"):
+        diffusers_names(["blocks.0.norm3.bias", "blocks.0.norm2.bias"])

@@ -1,0 +1,37 @@
+"""Key lists of published weight files, from the reference classes."""
+
+from __future__ import annotations
+
+import inspect
+
+import diffusers
+import torch
+import transformers
+
+from wanbuild.published import Config
+
+_TRANSFORMERS = {
+    "text_encoder": (transformers.UMT5Config, transformers.UMT5EncoderModel),
+    "image_encoder": (transformers.CLIPVisionConfig, transformers.CLIPVisionModel),
+}
+
+
+def reference_shapes(component: str, config: Config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that the published weight file of a component holds.
+
+    The model is built on torch's meta device, so that nothing is allocated.
+    """
+    with torch.device("meta"):
+        if component in _TRANSFORMERS:
+            config_class, model_class = _TRANSFORMERS[component]
+            model = model_class(config_class(**config))
+        else:
+            cls = getattr(diffusers, config["_class_name"])
+            fields = set(inspect.signature(cls.__init__).parameters)  # as from_config drops the others
+            model = cls(**{name: value for name, value in config.items() if name in fields})
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    # transformers lists both names of a tied tensor; the published file has one.
+    shapes.pop("encoder.embed_tokens.weight", None)
+    if component == "image_encoder":  # as published; transformers 5 saves them without the prefix
+        shapes = {f"vision_model.{name.removeprefix('vision_model.')}": s for name, s in shapes.items()}
+    return shapes
