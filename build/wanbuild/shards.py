@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 def _weight_candidates(folder: Path, base: str) -> list[Path]:
     """The plain weight file and index if there are, else those of a named variant (fp16, ...)."""
     plain = [folder / f"{base}.safetensors", folder / f"{base}.safetensors.index.json"]
-    found = [path for path in plain if path.exists()]
+    found = [path for path in plain if os.path.lexists(path)]
     if found:
         return found
     single = re.compile(re.escape(base) + r"\.[\w-]+\.safetensors")

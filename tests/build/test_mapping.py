@@ -110,6 +110,10 @@ def test_layers_are_ordered_by_number() -> None:
             ["model: layers.1.scale and layers.01.scale both fill blocks/scale"],
         ),
         (
+            {"layers.\u0663.scale": (4,)},  # a digit of another script
+            ["model: unexpected key layers.\u0663.scale is not a part of this model"],
+        ),
+        (
             {"table": (4, 8)},
             ["model: table has shape [4, 8], table needs [8, 4]"],
         ),

@@ -62,7 +62,7 @@ def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str, int | None, str
     """(path, layer, transform) of every rule that matches a key."""
     found = []
     for rule in rules:
-        if match := re.fullmatch(rule.pattern, key):
+        if match := re.fullmatch(rule.pattern, key, re.ASCII):
             groups = match.groupdict()
             layer = groups.pop("layer", None)
             found.append(
