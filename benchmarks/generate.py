@@ -20,37 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import ensure_checkpoint
+from peers import diffusers
 
 PROMPT = "A red fox runs through fresh snow at dawn"
-
-REFERENCE = """
-import json, sys, time
-start = time.perf_counter()
-import torch
-from diffusers import WanPipeline
-imported = time.perf_counter()
-source, width, height, frames, steps = sys.argv[1], *map(int, sys.argv[2:6])
-pipe = WanPipeline.from_pretrained(source, dtype=torch.bfloat16, local_files_only=True)
-pipe.vae.to(torch.float32)
-pipe.set_progress_bar_config(disable=True)
-loaded = time.perf_counter()
-marks = [loaded]
-def on_step(pipe, step, timestep, kwargs):
-    marks.append(time.perf_counter())
-    return kwargs
-latents = pipe(prompt=sys.argv[6], height=height, width=width, num_frames=frames, num_inference_steps=steps,
-               guidance_scale=5.0, output_type="latent", callback_on_step_end=on_step).frames
-denoised = time.perf_counter()
-with torch.no_grad():
-    pipe.vae.decode(latents.float())
-print(json.dumps({
-    "import_seconds": imported - start,
-    "load_seconds": loaded - imported,
-    "start_to_first_step_seconds": marks[1] - start,
-    "step_seconds": [b - a for a, b in zip(marks[1:], marks[2:])],
-    "decode_seconds": time.perf_counter() - denoised,
-}))
-"""
 
 
 def _timed(*command: object) -> float:
@@ -100,11 +72,10 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     ]
     theirs: list[float | None] = [None] * len(rows)
     if options.reference:
-        width, height = options.size.split("x")
-        command = [sys.executable, "-W", "ignore", "-c", REFERENCE, str(checkpoint), width, height]
-        command += [str(options.frames), str(options.steps), PROMPT]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        reference = figures["reference"] = json.loads(output.splitlines()[-1])
+        width, height = map(int, options.size.split("x"))
+        reference = figures["reference"] = diffusers(
+            checkpoint, (width, height), options.frames, (PROMPT, ""), steps=options.steps, decode=True
+        )
         theirs = [
             reference["start_to_first_step_seconds"],
             reference["import_seconds"] + reference["load_seconds"],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,15 @@ from damage import Refused, one_error
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Nor read or write the user's cache, also not while fixtures of a module are made.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="wanrun-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has an empty cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")
@@ -138,6 +149,6 @@ def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: object) -> None:
         raise AssertionError("weights are read")
 
-    from wanrun import pipeline
+    from wanrun import loader
 
-    monkeypatch.setattr(pipeline, "Restore", read)
+    monkeypatch.setattr(loader, "Restore", read)

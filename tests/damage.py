@@ -14,7 +14,9 @@ import pytest
 from wanrun.manifest import read_manifest
 
 PROFILE = "96x64x9-b1-cfg"
-PROGRAMS = ("decode_video", "denoise_step", "encode_text", "prepare")
+USED = ("decode_video", "denoise_step", "encode_text_64", "prepare")
+"""The programs that a run with short prompts loads."""
+PROGRAMS = tuple(sorted((*USED, "encode_text_128", "encode_text_256", "encode_text")))
 
 Refused = Callable[..., str]
 

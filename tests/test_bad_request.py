@@ -93,6 +93,7 @@ def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Pa
         (["--solver", "ddim"], ["--solver", "'ddim'", "'unipc', 'dpm++', 'euler'"]),
         (["--steps", "0"], ["number of steps", "at least 1", "found 0"]),
         (["--steps", "-3"], ["number of steps", "found -3"]),
+        (["--steps", "10001"], ["number of steps is too large", "at most 10000", "found 10001"]),
         (["--seed", "-1"], ["the seed is out of range", "0 to 2**64 - 1", "found -1"]),
         (["--seed", str(2**64)], ["the seed is out of range", f"found {2**64}"]),
         (["--seed", "x"], ["--seed", "'x'"]),
@@ -137,6 +138,43 @@ def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Pa
     cases.append(([], ["no prompt was given; pass --prompt TEXT (an empty one is allowed)"]))
     requests.append(["--prompt", "a fox"])
     cases.append(([], ["--artifact", "wanrun --help"]))
+
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "two.txt").write_text("a fox\na cat\n")
+    two, trace = tmp_path / "two.txt", tmp_path / "here.mp4" / "trace"
+    with_a_file: list[tuple[list[object], list[str]]] = [
+        (
+            ["--prompts", missing / "p.txt"],
+            [f"the prompts file {missing / 'p.txt'} cannot be read", "No such file"],
+        ),
+        (["--prompts", tmp_path], [f"the prompts file {tmp_path} cannot be read", "Is a directory"]),
+        (["--prompts", tmp_path / "here.mp4", "--seed", "-1"], ["the seed is out of range", "found -1"]),
+        (["--prompts", tmp_path / "empty.txt"], ["empty.txt has no prompt", "write one prompt a line"]),
+        (["--prompts", saved["good"], "--steps", "0"], ["number of steps", "at least 1"]),
+        (["--prompts", two, "--prompt", "a fox"], ["--prompt and --prompts exclude each other"]),
+        (["--prompts", two, "--output", "{a}.mp4"], ["--output {a}.mp4 has an unknown field", "{slug}"]),
+        (["--prompts", two, "--output", "{index}.avi"], ["1.avi has no known video format"]),
+        (["--prompts", two, "--output", missing / "o.gif"], [in_folder]),
+        (
+            ["--prompts", two, "--output", read_only / "o.gif"],
+            [f"the output folder {read_only} is not writable"],
+        ),
+        (["--prompts", two, "--save-latents", "{z}.npy"], ["--save-latents {z}", "unknown field"]),
+        (["--prompts", two, "--save-latents", read_only / "z.npy"], ["--save-latents", "cannot be written"]),
+        (["--prompts", two, "--latents", saved["shape"]], [f"{latents_fit} float32 (1, 16, 2, 8, 12)"]),
+        (["--prompts", two, "--timing-json", two], [f"the output {two} is also that of --prompts"]),
+        (
+            ["--prompts", two, "--trace", trace],
+            [f"--trace {trace} cannot be written", "here.mp4, which is no folder"],
+        ),
+        (["--prompts", two, "--trace", read_only / "a"], [f"{read_only}, which is not writable"]),
+        (["--prompts", two, "--trace", toy_artifact / "t"], ["lies inside the artifact"]),
+        (["--prompts", two, "--memory", "much"], ["--memory", "'auto', 'low'"]),
+        (["--prompts", two, "--text-encoder", "tf"], ["--text-encoder", "'jax', 'torch'"]),
+        (["--prompt", "a fox", "--output", tmp_path / "{x}.gif"], ["unknown field", "found {x}"]),
+    ]
+    requests += [["--artifact", str(toy_artifact), *map(str, options)] for options, _ in with_a_file]
+    cases += with_a_file
 
     before = sorted(tmp_path.rglob("*"))
     for (options, parts), (code, err, printed, heavy, seconds) in zip(cases, run_all(requests), strict=True):

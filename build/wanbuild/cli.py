@@ -153,6 +153,23 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
 
 @wanbuild.command()
 @_ARTIFACT
+@click.option(
+    "--prompt", "prompts", multiple=True, help="Repeatable.  [default: the artifact's negative prompt]"
+)
+@_DEBUG
+def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
+    """Adds prompt embeddings, so that a run with these prompts does not read the text encoder."""
+    from wanbuild.embed import embed_prompts
+
+    def warn(message: str) -> None:
+        click.echo(f"warning: {message}", err=True)
+
+    manifest = embed_prompts(artifact, prompts, click.echo, warn)
+    click.echo(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
+
+
+@wanbuild.command()
+@_ARTIFACT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_DEBUG
 def inspect(artifact: Path, as_json: bool) -> None:

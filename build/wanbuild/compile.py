@@ -301,7 +301,7 @@ def _build_target(
                 ledger[program_name, program.sha256] = compiled
                 report(_line(name, program_name, compiled.statistics, spec))
             elif name in wanted:
-                report(f"{name}  {program_name:<14} up to date")
+                report(f"{name}  {program_name:<15} up to date")
             executables.setdefault(name, {})[program_name] = compiled.executable
             statistics.setdefault(name, {})[program_name] = compiled.statistics
     target = Target(compiler.folder, spec.environment, executables, statistics)
@@ -337,14 +337,14 @@ def _usable_entries(
 def _line(profile: str, program: str, statistics: dict[str, Any], target: TargetSpec) -> str:
     gigabytes = (statistics["argument_bytes"] + statistics["temporary_bytes"]) / 1e9
     return (
-        f"{profile}  {program:<14} compiled in {statistics['compile_seconds']:.1f} s, "
+        f"{profile}  {program:<15} compiled in {statistics['compile_seconds']:.1f} s, "
         f"{statistics['flops'] / 1e9:.1f} GFLOP, arguments + temporaries {gigabytes:.3f} GB "
         f"of {target.memory_bytes / 1e9:.1f} GB"
     )
 
 
 def _remove_unlisted(artifact: Path, manifest: Manifest) -> None:
-    """Deletes programs, executables and golden files that the manifest does not list."""
+    """Deletes programs, executables, golden files and embeddings that the manifest does not list."""
     listed = {
         program.file
         for profile in manifest.profiles.values()
@@ -357,8 +357,8 @@ def _remove_unlisted(artifact: Path, manifest: Manifest) -> None:
         for entries in target.executables.values()
         for entry in entries.values()
     }
-    listed |= {record["file"] for record in manifest.golden.values()}
-    for name in ("programs", "executables", "golden"):
+    listed |= {record["file"] for record in (*manifest.golden.values(), *manifest.embeddings.values())}
+    for name in ("programs", "executables", "golden", "embeddings"):
         root = artifact / name
         for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():
             if path.is_dir():

@@ -26,8 +26,9 @@ from wanbuild.staging import build_lock, building_folder, check_free_space, comm
 from wanbuild.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanrun import __version__
 from wanrun.console import Progress
+from wanrun.embeddings import embedding_file, embedding_key
 from wanrun.errors import ArtifactError, SourceError, UsageError
-from wanrun.files import canonical_json, sha256_of, write_durable
+from wanrun.files import canonical_json, digest_found, sha256_of, write_durable
 from wanrun.manifest import MANIFEST, Manifest, read_manifest
 
 SPARE_BYTES = 64 * 2**20
@@ -215,7 +216,7 @@ def _write_components(
 
 
 def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
-    """Takes over programs and executables from the artifact being replaced, where they still fit.
+    """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
 
     Weights are arguments of a program, so it stays valid as long as the model's facts, configs, dtypes
     and parameters' shapes are the same.
@@ -224,6 +225,7 @@ def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
         previous = read_manifest(old)
     except ArtifactError:
         return new  # whatever is wrong with the old artifact, it is being replaced
+    new = _keep_embeddings(old, previous, new, building)
 
     def signature(manifest: Manifest) -> Any:
         layouts = {
@@ -238,6 +240,20 @@ def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
         if (old / folder).is_dir():
             shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
     return new.changed(profiles=previous.profiles, targets=previous.targets)
+
+
+def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
+    """Takes over the embeddings that this text encoder and tokenizer would give: their keys say so."""
+    kept: dict[str, Mapping[str, Any]] = {}
+    for key, record in previous.embeddings.items():
+        source = old / record["file"]
+        fits = embedding_key(new, record["prompt"], record["dtype"]) == key
+        if fits and digest_found(source) == record["sha256"]:
+            target = building / embedding_file(key)
+            target.parent.mkdir(exist_ok=True)
+            _link_or_copy(str(source), str(target))
+            kept[key] = {**record, "file": embedding_file(key)}
+    return new.changed(embeddings=kept)
 
 
 def _link_or_copy(source: str, target: str) -> None:

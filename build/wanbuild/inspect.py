@@ -48,6 +48,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         }
         for name, target in manifest.targets.items()
     }
+    embeddings = manifest.embeddings.values()
     return {
         "content_digest": manifest.content_digest,
         "model": dict(manifest.model),
@@ -57,6 +58,10 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "components": components,
         "profiles": profiles,
         "targets": targets,
+        "embeddings": sorted(
+            ({name: record[name] for name in ("prompt", "dtype", "length")} for record in embeddings),
+            key=lambda record: (record["prompt"], record["dtype"]),
+        ),
         "tool": dict(manifest.tool),
         "times": dict(manifest.times),
     }
@@ -94,6 +99,12 @@ def table(manifest: Manifest) -> Iterator[str]:
         yield f"{name:<24} {targets or 'none':<12} {'yes' if profile['recorded'] else 'no':<7} {options}"
     if not data["profiles"]:
         yield "none: run wanbuild compile"
+    for number, item in enumerate(data["embeddings"]):
+        if number == 0:
+            yield ""
+            yield f"{'embedding':<10} {'tokens':>6}  prompt"
+        prompt = item["prompt"] if len(item["prompt"]) <= 80 else item["prompt"][:77] + "..."
+        yield f"{item['dtype']:<10} {item['length']:>6}  {prompt!r}"
     for name, target in data["targets"].items():
         environment = target["environment"]
         packages = ", ".join(f"{key} {value}" for key, value in sorted(environment["packages"].items()))

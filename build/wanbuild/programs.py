@@ -33,6 +33,9 @@ One, not two: 512 tokens already saturate the matmuls, and a cached or unused ne
 nothing (BUILD_NOTES.md, "encode_text").
 """
 
+TEXT_LENGTHS = (64, 128, 256)
+"""Tokens of the shorter ``encode_text`` programs: most prompts are short; padding costs what text does."""
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -188,18 +191,23 @@ class ProgramBuilder:
 
     def programs(self) -> tuple[ProgramSpec, ...]:
         """Every program of the profile."""
-        return (self.encode_text(), self.prepare(), self.denoise_step(), self.decode_video())
+        texts = [self.encode_text(length) for length in (*TEXT_LENGTHS, self._max_length)]
+        return (*texts, self.prepare(), self.denoise_step(), self.decode_video())
 
-    def encode_text(self) -> ProgramSpec:
-        """ids, mask (P, 512) int32 -> embeddings (P, 512, text_dim), zero past each prompt's length."""
+    def encode_text(self, length: int) -> ProgramSpec:
+        """ids, mask (1, L) int32 -> embeddings (1, L, text_dim), zero past the prompt's length.
+
+        Args:
+            length: L. Padding is masked, so a prompt of n tokens has the same embedding for every L >= n.
+        """
         module: UMT5Encoder = self._modules["text_encoder"]
-        tokens = jax.ShapeDtypeStruct((ENCODE_BATCH, self._max_length), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((ENCODE_BATCH, length), jnp.int32)
 
         def encode_text(weights: Any, ids: jax.Array, mask: jax.Array) -> dict[str, Any]:
             return {"embeddings": bind(module, weights)(ids, mask, self._dtype)}
 
         return ProgramSpec(
-            "encode_text",
+            "encode_text" if length == self._max_length else f"encode_text_{length}",
             encode_text,
             ("text_encoder", "ids", "mask"),
             (self._weights["text_encoder"], tokens, tokens),

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.embed import open_profile
 from wanbuild.hub import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source import open_source
 from wanrun.errors import UsageError, VerificationError
 from wanrun.manifest import Manifest, read_manifest
 from wanrun.noise import initial_noise
-from wanrun.pipeline import Pipeline, load
+from wanrun.pipeline import Pipeline
 from wanrun.prompt import clean_prompt
 from wanrun.select import select_profile
 
@@ -251,13 +252,7 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
         select_profile(manifest, artifact)  # raises, saying what to do
     assert profile is not None
     pipe = _load_reference(_readable_source(manifest, source))
-    with load(
-        artifact,
-        size=(profile.width, profile.height),
-        num_frames=profile.num_frames,
-        num_videos=profile.num_videos,
-        guidance=profile.guidance,
-    ) as pipeline:
+    with open_profile(artifact, profile) as pipeline:
         comparison = _Comparison(pipeline, pipe)
         report(f"{profile.name}, {profile.options['dtype']} against diffusers in float32")
         report(f"{'component':<14} {'error':>10} {'limit':>10}")

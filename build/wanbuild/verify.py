@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from wanbuild.embed import add_embeddings, open_profile, remove_unlisted, runnable_profiles
 from wanbuild.staging import build_lock
+from wanrun.embeddings import ArtifactEmbeddings
 from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables import check_entry, read_program
 from wanrun.files import digest_found, replace_file, sha256_of
 from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.pipeline import Pipeline, load
 from wanrun.restore import Restore, default_threads
 from wanrun.select import select_target
 
@@ -117,22 +118,17 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
                 found=found,
                 remedy="copy the artifact again or rebuild it",
             )
-
-
-def _open(artifact: Path, profile: Profile) -> Pipeline:
-    return load(
-        artifact,
-        size=(profile.width, profile.height),
-        num_frames=profile.num_frames,
-        num_videos=profile.num_videos,
-        guidance=profile.guidance,
-    )
+    embeddings = ArtifactEmbeddings(artifact, manifest)
+    for key in manifest.embeddings:
+        embeddings.read(key)
+    if manifest.embeddings:
+        report(f"{len(manifest.embeddings)} prompt embedding(s) intact")
 
 
 def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     """Runs one profile from the fixed seed."""
     environment = select_target(manifest, profile).target.environment
-    with _open(artifact, profile) as pipeline:
+    with open_profile(artifact, profile) as pipeline:
         result = pipeline.generate(PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=STEPS)
     flat = result.latents.reshape(-1)
     samples = flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
@@ -146,21 +142,10 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     )
 
 
-def _runnable(manifest: Manifest, report: Report) -> list[Profile]:
-    """Profiles that have executables for this machine, in the order of building."""
-    profiles = []
-    for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
-        try:
-            select_target(manifest, profile)
-        except ArtifactError as error:
-            report(f"{profile.name}: not run, {error}")
-        else:
-            profiles.append(profile)
-    return profiles
-
-
 def record(artifact: Path, report: Report) -> None:
     """Checks every file, runs what can run here, and commits the results to golden/.
+
+    Also embeds the default negative prompt.
 
     Raises:
         ArtifactError: if the artifact is damaged, or no profile can run here.
@@ -170,7 +155,7 @@ def record(artifact: Path, report: Report) -> None:
         manifest = read_manifest(artifact)
         check_files(artifact, manifest, report)
         golden = dict(manifest.golden)
-        profiles = _runnable(manifest, report)
+        profiles = runnable_profiles(manifest, report)
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
@@ -181,7 +166,9 @@ def record(artifact: Path, report: Report) -> None:
             replace_file(artifact / file, text.encode())
             golden[profile.name] = {"file": file, "sha256": digest}
             report(f"{profile.name}: recorded")
-        manifest.changed(golden=golden).write(artifact)
+        manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
+        manifest.write(artifact)
+        remove_unlisted(artifact, manifest)
         listed = {record["file"] for record in golden.values()}
         for path in (artifact / "golden").iterdir():
             if path.relative_to(artifact).as_posix() not in listed:
@@ -233,7 +220,7 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
     manifest = read_manifest(artifact)
     check_files(artifact, manifest, report)
     outcomes: dict[str, str] = {}
-    for profile in _runnable(manifest, report):
+    for profile in runnable_profiles(manifest, report):
         if profile.name not in manifest.golden:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,20 +10,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wanrun import __version__
-from wanrun.console import SIZE, Progress, run
+from wanrun.console import SIZE, run
+from wanrun.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-
-def _warn(message: str) -> None:
-    click.echo(f"warning: {message}", err=True)
+    from wanrun.batch import Batch
+    from wanrun.preflight import Plan
+    from wanrun.timing import Timings
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option("--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit.")
 @click.option("--prompt", help="What to show.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="A file of prompts, one a line, or JSON lines with prompt and optionally negative_prompt, seed, "
+    "steps, guidance_scale, flow_shift, solver, fps, output; - reads standard input. What a line leaves out "
+    "is the option's. A line that fails is reported, the others are made; what is there already is skipped.",
+)
 @click.option("--negative-prompt", help="What to avoid.  [default: the artifact's]")
 @click.option("--size", type=SIZE, help="Width x height in pixels.  [default: the first built]")
 @click.option("--frames", type=int, help="Frames.  [default: the first built]")
@@ -32,7 +39,9 @@ def _warn(message: str) -> None:
 )
 @click.option("--flow-shift", type=float, help="Shift of the sigmas.  [default: the artifact's]")
 @click.option("--solver", type=click.Choice(["unipc", "dpm++", "euler"]), help="[default: the artifact's]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the initial noise.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the initial noise, of every prompt."
+)
 @click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
 @click.option(
     "--latents", type=click.Path(path_type=Path), help="Initial noise, float32 .npy (B, C, T, h, w)."
@@ -44,7 +53,8 @@ def _warn(message: str) -> None:
     type=click.Path(path_type=Path),
     default=Path("out.mp4"),
     show_default=True,
-    help=".mp4, .gif, .webp, .png or .npy.",
+    help=".mp4, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the prompt's first "
+    "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--target", help="A built target.  [default: the one that matches this machine]")
@@ -58,16 +68,41 @@ def _warn(message: str) -> None:
     show_default=True,
     help="Checksums of the weights to check while reading.",
 )
+@click.option(
+    "--memory",
+    type=click.Choice(["auto", "low"]),
+    default="auto",
+    show_default=True,
+    help="low: let go of the text encoder when the prompts are encoded.",
+)
+@click.option(
+    "--text-encoder",
+    type=click.Choice(["jax", "torch"]),
+    default="jax",
+    show_default=True,
+    help="torch needs the torch extra.",
+)
+@click.option("--text-encoder-device", default="cpu", show_default=True, help="Device of the torch encoder.")
+@click.option(
+    "--no-embedding-cache", is_flag=True, help="Neither read nor write the user's cache of prompt embeddings."
+)
+@click.option("--weights", metavar="URL", help="Where the weights lie.  [default: in the artifact]")
+@click.option("--warmup", is_flag=True, help="Execute every program once before the first prompt.")
 @click.option("--timing", is_flag=True, help="Print a timing summary.")
 @click.option("--timing-json", type=click.Path(path_type=Path), help="Write the timings to this file.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write a jax.profiler trace of the generation to this folder.",
+)
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 @click.version_option(__version__, prog_name="wanrun")
-def wanrun(list_only: bool, artifact: Path, **options: Any) -> None:
-    """Makes a video from an artifact: restores, executes, writes. No model code, tracing or compiling."""
-    if list_only:
-        _print_list(artifact)
-    else:
-        _generate(artifact, **options)
+def wanrun(list_only: bool, artifact: Path, **options: Any) -> int:
+    """Makes videos from an artifact: restores, executes, writes. No model code, tracing or compiling."""
+    if not list_only:
+        return _generate(artifact, options)
+    _print_list(artifact)
+    return 0
 
 
 def _print_list(artifact: Path) -> None:
@@ -82,15 +117,43 @@ def _print_list(artifact: Path) -> None:
         click.echo("no profiles: run wanbuild compile")
 
 
-def _generate(artifact: Path, **options: Any) -> None:
-    from wanrun.pipeline import load
+def _generate(artifact: Path, options: dict[str, Any]) -> int:
+    """Makes what was asked for, and returns the exit code."""
     from wanrun.preflight import preflight
     from wanrun.timing import Timings
-    from wanrun.video import write_video
 
     timings = Timings()
     timings.add("import", 0.0, timings.now())
-    manifest, profile, outputs, noise = preflight(artifact, options)
+    plan = preflight(artifact, options)
+    with timings.phase("import"):
+        from wanrun.batch import Batch
+
+    batch = Batch(plan, options["overwrite"])
+    batch.report_plan()
+    try:
+        if plan.jobs:
+            _run(artifact, options, plan, batch, timings)
+    except Exception:
+        if options["timing_json"] is not None:
+            with contextlib.suppress(UsageError):  # what ended the run is what is told
+                timings.write_json(options["timing_json"])
+        raise
+    finally:
+        batch.report_count()
+    if options["timing_json"] is not None:
+        timings.write_json(options["timing_json"])
+    if options["timing"]:
+        click.echo(timings.summary())
+    return batch.exit_code
+
+
+def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timings: Timings) -> None:
+    """Loads, and makes what is not there yet."""
+    with timings.phase("import"):
+        from wanrun.batch import tracing
+        from wanrun.pipeline import load
+
+    profile, low = plan.profile, options["memory"] == "low"
     with load(
         artifact,
         size=(profile.width, profile.height),
@@ -100,56 +163,20 @@ def _generate(artifact: Path, **options: Any) -> None:
         target=options["target"],
         allow_compile=options["allow_compile"],
         verify=options["verify"],
+        memory=options["memory"],
+        text_encoder=options["text_encoder"],
+        text_encoder_device=options["text_encoder_device"],
+        embeddings="artifact" if options["no_embedding_cache"] else "all",
+        weights=options["weights"],
+        # What load is told of is encoded before the first step: all of it where the text encoder goes then.
+        prompts=plan.first_prompts(None if low else 1),
         timings=timings,
-        warn=_warn,
+        warn=batch.warn,
     ) as pipeline:
-        steps = options["steps"] or manifest.model["defaults"]["num_steps"]
-        with Progress(steps, "denoise") as progress:
-            result = pipeline.generate(
-                options["prompt"],
-                options["negative_prompt"],
-                seed=options["seed"],
-                num_steps=options["steps"],
-                guidance_scale=options["guidance_scale"],
-                flow_shift=options["flow_shift"],
-                solver=options["solver"],
-                latents=noise,
-                on_step=lambda step, total: progress.advance(),
-            )
-    fps = manifest.model["defaults"]["fps"] if options["fps"] is None else options["fps"]
-    metadata = {**result.options, "fps": fps, "wanrun": __version__}
-    if noise is not None:
-        metadata |= {"seed": None, "latents": options["latents"].name}
-    with timings.phase("encode_video"):
-        for index, path in enumerate(outputs):
-            facts = {**metadata, "video": index}
-            write_video(result.frames[index], path, fps, facts, options["overwrite"])
-    if options["save_latents"] is not None:
-        _save_latents(options["save_latents"], result.latents)
-    if options["timing_json"] is not None:
-        timings.write_json(options["timing_json"])
-    start = f"seed {options['seed']}" if noise is None else f"latents {options['latents']}"
-    for path in outputs:
-        click.echo(f"wrote {path} ({profile.name}, {start})")
-    if options["timing"]:
-        click.echo(timings.summary())
-
-
-def _save_latents(path: Path, latents: np.ndarray) -> None:
-    """Writes the latents atomically, under exactly this name."""
-    import io
-
-    import numpy as np
-
-    from wanrun.errors import UsageError
-    from wanrun.files import replace_file
-
-    buffer = io.BytesIO()
-    np.save(buffer, latents)
-    try:
-        replace_file(path, buffer.getvalue())
-    except OSError as error:
-        raise UsageError(f"the latents {path} cannot be written", found=error.strerror) from error
+        if options["warmup"]:
+            pipeline.warmup()
+        with tracing(options["trace"]):
+            batch.run(pipeline)
 
 
 def main() -> None:

@@ -256,19 +256,28 @@ def configure_jax(platform_name: str) -> None:
 
 
 @contextlib.contextmanager
-def using_cache(cache: Path) -> Iterator[None]:
-    """Points JAX's compilation cache at a folder, and back: what else a process compiles stays out of it."""
+def using_cache(cache: Path, write: bool = True) -> Iterator[None]:
+    """Points JAX's compilation cache at a folder, and back: what else a process compiles stays out of it.
+
+    Args:
+        cache: the folder.
+        write: whether what is compiled meanwhile, by any thread, is kept in it.
+    """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    before = jax.config.values["jax_compilation_cache_dir"]
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
     jax.config.update("jax_compilation_cache_dir", str(cache))
+    if not write:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     # Once initialised, the cache keeps its folder until it is reset.
     compilation_cache.reset_cache()
     try:
         yield
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()
 
 

@@ -211,8 +211,27 @@ def overlay_folder(manifest: Manifest, target: str) -> Path:
     return folder
 
 
+class LoadedProgram:
+    """An executable that takes its inputs by name.
+
+    Args:
+        compiled: the executable.
+        inputs: argument names in order.
+    """
+
+    def __init__(self, compiled: jax.stages.Compiled, inputs: Sequence[str]) -> None:
+        self._compiled, self.inputs = compiled, tuple(inputs)
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Runs it; arguments that it does not take are left out."""
+        return self._compiled(*(arguments[name] for name in self.inputs))
+
+
 class Executables:
-    """The loaded executables of one profile.
+    """The executables of one profile, loaded when they are asked for.
+
+    Every program's StableHLO and every cache entry is checked against its digest here, so that one that is
+    damaged is found before anything is computed, also when it is loaded late.
 
     Args:
         artifact: the artifact's folder.
@@ -221,6 +240,9 @@ class Executables:
         device: where they run.
         overlay: makes the cache to compile into where the artifact has no fitting entry; None is strict.
         warn: told when something had to be compiled.
+
+    Raises:
+        ArtifactError: if a program or a cache entry is missing or damaged; the entry only without an overlay.
     """
 
     def __init__(
@@ -236,15 +258,19 @@ class Executables:
         self._profile, self._device, self._overlay, self._warn = profile, device, overlay, warn
         self.hits = 0
         self.misses = 0
+        self._programs = profile.programs[target.environment["platform"]]
+        self._data = {name: read_program(artifact, name, program) for name, program in self._programs.items()}
+        if overlay is None:
+            for name in self._programs:
+                self._entry(name)
 
-    def load(self, name: str) -> Callable[..., Any]:
-        """Loads one program; the result takes the program's inputs by name.
+    def load(self, name: str) -> LoadedProgram:
+        """Loads one program.
 
         Raises:
             ArtifactError: if the entry is missing, damaged, or the cache does not find it.
         """
-        program = self._profile.programs[self._target.environment["platform"]][name]
-        data = read_program(self._artifact, name, program)
+        program, data = self._programs[name], self._data[name]
         with _LOADING:
             try:
                 compiled = self._load_entry(name, data, program)
@@ -252,15 +278,10 @@ class Executables:
                 if self._overlay is None:
                     raise
                 compiled = self._compile_to_overlay(name, data, program, self._overlay(), error.what)
-        inputs = program.inputs
+        return LoadedProgram(compiled, program.inputs)
 
-        def call(**arguments: Any) -> Any:
-            return compiled(*(arguments[argument] for argument in inputs))
-
-        return call
-
-    def _load_entry(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
-        """The executable from the artifact's cache."""
+    def _entry(self, name: str) -> Executable:
+        """The checked cache entry of a program."""
         entry = self._target.executables.get(self._profile.name, {}).get(name)
         if entry is None:
             raise ArtifactError(
@@ -268,8 +289,18 @@ class Executables:
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
         check_entry(self._artifact, self._target, name, entry)
-        with using_cache(self._artifact / self._target.folder):
-            return self._from_cache(name, data, program)
+        return entry
+
+    def _load_entry(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
+        """The executable from the artifact's cache."""
+        self._entry(name)  # again, right before it is loaded
+        try:
+            with warnings.catch_warnings(), using_cache(self._artifact / self._target.folder, write=False):
+                # JAX warns of an entry that it cannot read, and takes it for a miss.
+                warnings.simplefilter("ignore")
+                return self._from_cache(name, data, program)
+        finally:
+            self._entry(name)  # JAX opened it by its name: it must not have changed meanwhile
 
     def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         lowered = lower(data, name, program.donate, self._device)

@@ -259,7 +259,7 @@ class Manifest:
         profiles: programs by profile name.
         targets: executables by target name.
         golden: file and sha256 of the recorded outputs, by profile name.
-        embeddings: precomputed prompt embeddings.
+        embeddings: file, sha256, prompt, dtype and length of every precomputed prompt embedding, by key.
         tool: name and version of the tool that wrote the artifact.
         times: when each part was made; no digest covers them.
     """
@@ -320,6 +320,8 @@ class Manifest:
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         for where, record in (("the tokenizer", data["tokenizer"]), *data["golden"].items()):
             plain_relative(record["file"], where)
+        for key, record in data["embeddings"].items():
+            _check_embedding(key, record)
         return cls(
             model=data["model"],
             configs=data["configs"],
@@ -344,6 +346,16 @@ class Manifest:
         """Commits the artifact: replaces manifest.json atomically and durably."""
         text = json.dumps(self.as_json(), sort_keys=True, indent=1, allow_nan=False)
         replace_file(artifact / MANIFEST, text.encode("utf-8") + b"\n")
+
+
+def _check_embedding(key: str, record: Mapping[str, Any]) -> None:
+    """Raises unless a precomputed embedding's record has every field, of its type."""
+    plain_relative(record["file"], "a prompt embedding")
+    fields = {name: type(record[name]) for name in ("sha256", "prompt", "dtype", "length")}
+    if fields != {"sha256": str, "prompt": str, "dtype": str, "length": int} or record["length"] < 1:
+        raise ValueError(f"the record of the prompt embedding {key}")
+    if record["dtype"] not in ("bfloat16", "float32"):
+        raise ValueError(f"the prompt embedding {key} is of dtype {record['dtype']}")
 
 
 def read_manifest(artifact: Path) -> Manifest:

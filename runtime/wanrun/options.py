@@ -22,6 +22,33 @@ def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, 
     )
 
 
+_MAX_GUIDANCE = float(np.finfo(np.float32).max)  # a float: NumPy would cast what it is compared with
+_MAX_STEPS = 10_000  # a table of ten times more takes seconds, and nothing is gained by it
+
+
+def check_numbers(
+    steps: int | None, guidance_scale: float | None, fps: float | None, prefix: str = ""
+) -> None:
+    """Refuses what no profile and no video can have; None is the artifact's default.
+
+    Args:
+        steps: denoising steps.
+        guidance_scale: strength of the guidance.
+        fps: frames per second.
+        prefix: what stands before an option's name in messages.
+
+    Raises:
+        UsageError: naming the option that is out of range.
+    """
+    if fps is not None and not 0.1 <= fps <= 240:  # what every container can hold
+        raise UsageError(f"{prefix}fps is out of range", expected="0.1 to 240", found=fps)
+    if guidance_scale is not None and not abs(guidance_scale) <= _MAX_GUIDANCE:
+        name = "guidance-scale" if prefix else "guidance_scale"
+        raise UsageError(f"{prefix}{name} is out of range", expected="a number", found=guidance_scale)
+    if steps is not None and steps > _MAX_STEPS:
+        raise UsageError("the number of steps is too large", expected=f"at most {_MAX_STEPS}", found=steps)
+
+
 def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
     """Raises UsageError unless latents are finite float32 of this shape."""
     if latents.shape != shape or latents.dtype != np.float32:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,21 +13,23 @@ from typing import Any, Self
 
 import numpy as np
 
-from wanrun.environment import configure_jax, device_mismatches
-from wanrun.errors import ArtifactError, Mismatch, WanError, artifact_mismatch
-from wanrun.executables import Executables, check_entries, overlay_folder
-from wanrun.files import digest_found
+from wanrun.denoise import OnStep, denoise, start_state, velocity_table
+from wanrun.device import open_device
+from wanrun.embeddings import ArtifactEmbeddings, EmbeddingCache
+from wanrun.executables import check_entries
+from wanrun.loader import Loader
+from wanrun.loading import Loading
 from wanrun.manifest import Manifest, Profile, read_manifest
+from wanrun.memory import DTYPES, Memory
 from wanrun.noise import initial_noise
 from wanrun.options import check_latents, latents_shape, resolve_options
-from wanrun.prompt import PromptTokenizer, clean_prompt
-from wanrun.restore import Restore, default_threads
+from wanrun.prompt import clean_prompt
 from wanrun.select import SelectedTarget, select_profile, select_target
-from wanrun.solvers import COLUMNS, SolverTable, solver_table
+from wanrun.solvers import solver_table
+from wanrun.text import EmbeddingStore, PromptEncoder
+from wanrun.text_backends import ArtifactTextEncoder, TextBackend, TorchBackend, environment_of
 from wanrun.timing import Timings
-
-HISTORY = ("last", "m1", "m2")
-"""Solver history: the last corrected sample and the two newest data predictions."""
+from wanrun.tokenizer import ArtifactTokenizer
 
 Warn = Callable[[str], None]
 
@@ -56,7 +56,7 @@ class Result:
 
 
 class Pipeline:
-    """One profile of an artifact, loaded on its device; made by ``load``."""
+    """One profile of an artifact on its device; made by ``load``."""
 
     def __init__(
         self,
@@ -64,118 +64,110 @@ class Pipeline:
         manifest: Manifest,
         profile: Profile,
         selected: SelectedTarget,
-        *,
-        allow_compile: bool = False,
-        verify: str = "fast",
-        timings: Timings | None = None,
-        warn: Warn = _no_warning,
+        loading: Loading,
+        timings: Timings,
+        warn: Warn,
     ) -> None:
         self.artifact, self.manifest, self.profile = artifact, manifest, profile
-        self.timings = Timings() if timings is None else timings
-        self._selected, self._warn = selected, warn
-        self._allow_compile, self._verify = allow_compile, verify
-        self._tokenizer = self._load_tokenizer()
-        self._programs: dict[str, Callable[..., Any]] = {}
-        self._weights: dict[str, Any] = {}
-        self._device = self._open_device()
-        self._load()
-
-    def _load_tokenizer(self) -> PromptTokenizer:
-        record = self.manifest.tokenizer
-        path = self.artifact / record["file"]
-        found = digest_found(path)
-        if found != record["sha256"]:
-            raise ArtifactError(
-                f"the tokenizer {path} is damaged",
-                expected=f"sha256 {record['sha256']}",
-                found=found,
-                remedy="copy the artifact again or rebuild it",
-            )
-        return PromptTokenizer(path, record["max_length"], record["pad_id"])
-
-    def _open_device(self) -> Any:
-        """Imports jax, sets its flags and checks the device, before any weight is read."""
-        target = self._selected.target
-        if not self._allow_compile:  # or what is missing is compiled
-            check_entries(self.artifact, target, self.profile.name)
-        with self.timings.phase("import"):
-            import jax
-            import jax.export
-        with self.timings.phase("device"):
-            configure_jax(target.environment["platform"])
-            try:
-                devices = jax.devices(target.environment["platform"])
-            except RuntimeError as error:
-                raise ArtifactError(
-                    f"there is no {target.environment['platform']} device: {error}",
-                    remedy="run where there is one, or compile a target for this machine",
-                ) from None
-        mismatches: Sequence[Mismatch] = device_mismatches(target.environment, devices)
-        if mismatches and not self._allow_compile:
-            raise artifact_mismatch(f"target {self._selected.name}", mismatches)
-        self._foreign = bool(mismatches or self._selected.mismatches)
-        if self._foreign:
-            reasons = "; ".join(map(str, [*self._selected.mismatches, *mismatches]))
-            self._warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
-        return devices[0]
-
-    def _load(self) -> None:
-        """Reads weights with a pool of threads while this thread loads executables."""
-        import jax
-
-        with ThreadPoolExecutor(default_threads(), thread_name_prefix="restore") as pool:
-            # In the order of use: the pool takes files in the order they were asked for.
-            names = [
-                name for name in ("text_encoder", "transformer", "vae") if name in self.manifest.components
-            ]
-            started = self.timings.now()
-            restores = [
-                Restore(
-                    self.artifact,
-                    name,
-                    self.manifest.components[name],
-                    pool,
-                    self._verify,
-                    clock=self.timings.now,
-                )
-                for name in names
-            ]
-            try:
-                with self.timings.phase("executables"):
-                    self._load_programs()
-                programs = self.profile.programs[self._selected.target.environment["platform"]]
-                bits = any(program.weight_bits for program in programs.values())
-                for restore in restores:
-                    tree = restore.result(bits)
-                    self.timings.add("restore", started, restore.finished_at)
-                    with self.timings.phase("transfer"):
-                        self._weights[restore.name] = jax.device_put(tree, self._device)
-                    if restore.name == "transformer":
-                        self.timings.mark_ready()
-            except BaseException:
-                for restore in restores:
-                    restore.cancel()
-                raise
-
-    def _load_programs(self) -> None:
-        target = self._selected.target
-        if self._foreign:
-            target = dataclasses.replace(target, executables={})
-        overlay = functools.partial(overlay_folder, self.manifest, self._selected.name)
-        executables = Executables(
-            self.artifact,
-            target,
-            self.profile,
-            self._device,
-            overlay if self._allow_compile else None,
-            self._warn,
-        )
+        self.timings, self._loading = timings, loading
+        if not loading.allow_compile:  # or what is missing is compiled
+            check_entries(artifact, selected.target, profile.name)
+        self._tokenizer = ArtifactTokenizer(artifact, manifest)
+        self._width = manifest.configs["text_encoder"]["d_model"]
+        self._dtype = DTYPES[profile.options["dtype"]]
+        self._text_expected = True
+        memory = Memory(manifest.components["transformer"])
+        if not loading.lazy:
+            memory.touch_ahead()  # while jax is imported
         try:
-            for name in self.profile.programs[target.environment["platform"]]:
-                self._programs[name] = executables.load(name)
-        finally:
-            self.timings.cache_hits += executables.hits
-            self.timings.cache_misses += executables.misses
+            opened = open_device(selected, loading.allow_compile, timings, warn)
+        except BaseException:
+            memory.stop()
+            raise
+        self._loader = Loader(
+            artifact,
+            manifest,
+            profile,
+            selected,
+            opened,
+            weights=loading.weights,
+            memories={"transformer": memory},
+            allow_compile=loading.allow_compile,
+            verify=loading.verify,
+            timings=timings,
+            warn=warn,
+        )
+        environment = environment_of(selected.target.environment, opened.foreign, opened.device)
+        self._backend = self._text_backend(environment, warn)
+        self._prompts = PromptEncoder(
+            self._tokenizer,
+            self._backend,
+            self._stores(warn),
+            length=self._tokenizer.max_length,
+            width=self._width,
+            dtype=self._dtype,
+            warn=warn,
+        )
+
+    def _text_backend(self, environment: Mapping[str, Any], warn: Warn) -> TextBackend:
+        if self._loading.text_encoder == "torch":
+            return TorchBackend(
+                self.artifact,
+                self.manifest,
+                self.profile.options["dtype"],
+                self._loading.text_encoder_device,
+                verify=self._loading.verify,
+                weights=self._loading.weights,
+                timings=self.timings,
+                warn=warn,
+            )
+        return ArtifactTextEncoder(self._loader, self._tokenizer.max_length, environment)
+
+    def _stores(self, warn: Warn) -> list[EmbeddingStore]:
+        stores: list[EmbeddingStore] = []
+        if self._loading.embeddings != "none":
+            stores.append(ArtifactEmbeddings(self.artifact, self.manifest))
+        if self._loading.embeddings == "all":
+            stores.append(EmbeddingCache(self.manifest, self._backend.made_by(), warn=warn))
+        return stores
+
+    def start(self, prompts: Sequence[str] | None) -> None:
+        """Loads until the first step could run; what comes after it goes on loading in the background.
+
+        Args:
+            prompts: the prompts that are going to be used, which are encoded while the transformer is
+                read; the text encoder is not read where all their embeddings are at hand. None: any
+                prompt may come.
+
+        Raises:
+            ArtifactError: if something that is needed is missing or damaged.
+        """
+        if self._loading.lazy:
+            return
+        waiting: list[Future[Any]] = []
+        missing: list[str] = []
+        if prompts is None:
+            self._tokenizer.load()
+            if self._loading.memory != "low":
+                waiting += self._backend.request()
+        elif missing := [clean_prompt(prompt) for prompt in self._prompts.missing(prompts)]:
+            self._tokenizer.start(missing)
+            waiting += self._backend.request(())
+        else:
+            self._text_expected = False
+        waiting += self._loader.request(components=["transformer"])
+        if missing:
+            waiting += self._backend.request(self._tokenizer(missing).lengths)
+        waiting += self._loader.request(programs=["prepare", "denoise_step"])
+        _when_done(waiting, self.timings.mark_ready)
+        if missing:
+            with self.timings.phase("text"):
+                self._prompts.fetch(missing)
+                if self._loading.memory == "low":
+                    self._backend.release()
+        for future in waiting:
+            future.result()
+        self._loader.request(programs=["decode_video"], components=["vae"])
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
@@ -185,32 +177,25 @@ class Pipeline:
     def encode_prompts(self, prompts: Sequence[str]) -> np.ndarray:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
         with self.timings.phase("text"):
-            tokens = self._tokenizer([clean_prompt(prompt) for prompt in prompts])
-            for cut in tokens.cut:
-                if cut is not None:
-                    length = self.manifest.tokenizer["max_length"]
-                    self._warn(f"the prompt is longer than {length} tokens; this was cut: {cut!r}")
-            embeddings = [
-                self._run("encode_text", ids=tokens.ids[i : i + 1], mask=tokens.mask[i : i + 1])["embeddings"]
-                for i in range(len(prompts))
-            ]
-            return np.concatenate([np.asarray(embedding) for embedding in embeddings])
+            embeddings = self._prompts(prompts)
+            if self._loading.memory == "low":
+                self._backend.release()
+            return embeddings
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """A component's weights on the device, as nested dicts by path."""
-        return self._weights[name]
+        return self._loader.weights(name)
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
         """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
+        decode_video = self._loader.bound("decode_video")
         with self.timings.phase("decode"):
-            return np.stack([np.asarray(self._run("decode_video", latents=one)["frames"]) for one in latents])
+            return np.stack([np.asarray(decode_video(latents=one)["frames"]) for one in latents])
 
     def velocity(
         self, latents: np.ndarray, prompts: Sequence[str], timestep: float, guidance_scale: float
     ) -> np.ndarray:
         """The model's guided output at these latents, for comparing it with another implementation.
-
-        A step with σ = 1 that returns the data prediction m0 = x − v, so no program of its own is needed.
 
         Args:
             latents: float32 (B, C, T, h, w).
@@ -221,16 +206,36 @@ class Pipeline:
         Returns:
             float32 of latents' shape.
         """
-        row = np.zeros(len(COLUMNS), np.float32)
-        row[[COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
-        table = SolverTable("velocity", np.array([timestep], np.float32), row[None], np.zeros(2))
-        prepared = self._run("prepare", embeddings=self.encode_prompts(prompts))
-        options = {"guidance_scale": guidance_scale}
-        return latents - self._denoise(latents, table, prepared, options, lambda step, total: None)
+        constant = self._prepare(self.encode_prompts(prompts), guidance_scale)
+        step, table = self._loader.bound("denoise_step"), velocity_table(timestep)
+        return latents - denoise(step, latents, table, constant, self.timings, lambda step, total: None)
 
-    def _run(self, name: str, **values: Any) -> dict[str, Any]:
-        """Runs one program; a component's weights are passed under its name."""
-        return self._programs[name](**values, **self._weights)
+    def _prepare(self, embeddings: np.ndarray, guidance_scale: float) -> dict[str, Any]:
+        """What every step takes, from embeddings (P, 512, text_dim)."""
+        with self.timings.phase("prepare"):
+            constant = dict(self._loader.bound("prepare")(embeddings=embeddings))
+        if self.profile.guidance:
+            constant["guidance_scale"] = np.float32(guidance_scale)
+        return constant
+
+    def warmup(self) -> None:
+        """Executes every program once, so that the first request pays for nothing new.
+
+        The text encoder is left out where ``load`` was told the prompts and had all their embeddings.
+        """
+        with self.timings.phase("warmup"):
+            if self._text_expected:
+                self._backend.warm_up()
+                if self._loading.memory == "low":
+                    self._backend.release()
+            prompts = 2 if self.profile.guidance else 1
+            embeddings = np.zeros((prompts, self._tokenizer.max_length, self._width), self._dtype)
+            constant = self._prepare(embeddings, 1.0)
+            table, noise = velocity_table(500.0), initial_noise(0, self.latents_shape)
+            row, timestep = table.coefficients[0], np.float32(table.timesteps[0])
+            step = self._loader.bound("denoise_step")
+            state = step(**constant, **start_state(noise), timestep=timestep, coefficients=row)
+            self.decode(np.asarray(state["latents"])[:1])
 
     def generate(
         self,
@@ -243,7 +248,7 @@ class Pipeline:
         flow_shift: float | None = None,
         solver: str | None = None,
         latents: np.ndarray | None = None,
-        on_step: Callable[[int, int], None] = lambda step, total: None,
+        on_step: OnStep = lambda step, total: None,
     ) -> Result:
         """Generates the profile's number of videos for one prompt.
 
@@ -282,11 +287,15 @@ class Pipeline:
         noise = initial_noise(seed, self.latents_shape) if latents is None else latents
         check_latents(noise, self.latents_shape)
         prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
-        embeddings = self.encode_prompts(prompts)
-        with self.timings.phase("prepare"):
-            prepared = self._run("prepare", embeddings=embeddings)
+        constant = self._prepare(self.encode_prompts(prompts), options["guidance_scale"])
+        step = self._loader.bound("denoise_step")
+
+        def after_step(done: int, total: int) -> None:
+            self._loader.raise_failures()  # of what loads behind the steps
+            on_step(done, total)
+
         with self.timings.phase("denoise"):
-            final = self._denoise(noise, table, prepared, options, on_step)
+            final = denoise(step, noise, table, constant, self.timings, after_step)
         return Result(
             self.decode(final),
             final,
@@ -294,45 +303,10 @@ class Pipeline:
             self.timings,
         )
 
-    def _denoise(
-        self,
-        noise: np.ndarray,
-        table: SolverTable,
-        prepared: Mapping[str, Any],
-        options: Mapping[str, Any],
-        on_step: Callable[[int, int], None],
-    ) -> np.ndarray:
-        import jax
-
-        state: dict[str, Any] = {
-            "latents": noise,
-            "history": {name: np.zeros_like(noise) for name in HISTORY},
-        }
-        constant = dict(prepared)
-        if self.profile.guidance:
-            constant["guidance_scale"] = np.float32(options["guidance_scale"])
-        total = len(table.timesteps)
-        for step, (timestep, coefficients) in enumerate(
-            zip(table.timesteps, table.coefficients, strict=True)
-        ):
-            started = time.perf_counter()
-            state = self._run(
-                "denoise_step", **constant, **state, timestep=np.float32(timestep), coefficients=coefficients
-            )
-            jax.block_until_ready(state)
-            self.timings.step(time.perf_counter() - started)
-            if step == 0:
-                self.timings.mark_first_step()
-                _check_finite(np.asarray(state["latents"]), "after the first step")
-            on_step(step + 1, total)
-        final = np.asarray(state["latents"])
-        _check_finite(final, "at the end")
-        return final
-
     def close(self) -> None:
         """Lets go of weights and executables."""
-        self._programs.clear()
-        self._weights.clear()
+        self._backend.release()
+        self._loader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -343,16 +317,22 @@ class Pipeline:
         self.close()
 
 
-def _check_finite(latents: np.ndarray, when: str) -> None:
-    """Raises WanError for NaN or infinity: checked early, and before anything is decoded from them."""
-    wrong = latents.size - np.count_nonzero(np.isfinite(latents))
-    if wrong:
-        raise WanError(
-            f"the latents are not finite {when}",
-            expected="numbers",
-            found=f"{wrong} NaN or infinite of {latents.size} values",
-            remedy="check the weights with wanbuild verify, or build with --dtype float32",
-        )
+def _when_done(futures: Sequence[Future[Any]], done: Callable[[], None]) -> None:
+    """Calls done in the moment when all have succeeded, if they do."""
+    lock, left = threading.Lock(), len(futures)
+
+    def count(future: Future[Any]) -> None:
+        nonlocal left
+        if future.cancelled() or future.exception() is not None:
+            return
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            done()
+
+    for future in futures:
+        future.add_done_callback(count)
 
 
 def load(
@@ -363,12 +343,12 @@ def load(
     num_videos: int = 1,
     guidance: bool = True,
     target: str | None = None,
-    allow_compile: bool = False,
-    verify: str = "fast",
+    prompts: Sequence[str] | None = None,
     timings: Timings | None = None,
     warn: Warn = _no_warning,
+    **loading: Any,
 ) -> Pipeline:
-    """Loads one profile of an artifact, ready to generate.
+    """Loads one profile of an artifact until its first step could run; the VAE follows in the background.
 
     Args:
         artifact: the artifact's folder.
@@ -377,28 +357,27 @@ def load(
         num_videos: videos per prompt.
         guidance: whether classifier-free guidance is on.
         target: a target's name; the one that matches this machine where None.
-        allow_compile: compile from the StableHLO where no executable fits, into the user's cache.
-        verify: 'fast' checks every row's crc32c while reading; 'sha256' also every parameter's sha256.
+        prompts: the prompts, negative ones too, that are going to be used: they are encoded meanwhile, and
+            the text encoder is not read if all their embeddings are at hand. None: any may come.
         timings: where to record what it took.
         warn: told what does not stop the run but should be known.
+        loading: fields of ``Loading``.
 
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
+        UsageError: for a choice that there is not, or a text encoder or weights that cannot be had.
     """
-    folder = Path(artifact).resolve()
+    folder, how = Path(artifact).resolve(), Loading(**loading)
     if timings is None:
         timings = Timings()
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
         profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance)
-        selected = select_target(manifest, profile, target, allow_compile)
-    return Pipeline(
-        folder,
-        manifest,
-        profile,
-        selected,
-        allow_compile=allow_compile,
-        verify=verify,
-        timings=timings,
-        warn=warn,
-    )
+        selected = select_target(manifest, profile, target, how.allow_compile)
+    pipeline = Pipeline(folder, manifest, profile, selected, how, timings, warn)
+    try:
+        pipeline.start(prompts)
+    except BaseException:
+        pipeline.close()
+        raise
+    return pipeline

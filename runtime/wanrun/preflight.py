@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-import math
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wanrun.errors import UsageError
+from wanrun.files import sha256_of
+from wanrun.jobs import Job, JobMaker
 from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.noise import initial_noise
-from wanrun.options import check_latents, latents_shape, resolve_options
+from wanrun.options import check_latents, check_numbers, latents_shape
+from wanrun.outputs import check_file, check_new_folder, usable_names
+from wanrun.requests import located, read_requests, request_from_options
 from wanrun.select import select_profile
-from wanrun.solvers import solver_table
-from wanrun.video import check_output, metadata_sidecar
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run has to do.
+
+    Attributes:
+        manifest: the artifact's.
+        profile: the chosen one.
+        jobs: what is to be made, in order.
+        finished: what is there already.
+        failures: what is wrong with the other lines of the prompts file, in order.
+        noise: the initial latents, float32 (B, C, T, h, w), where they were given.
+        many: whether the prompts come from a file.
+    """
+
+    manifest: Manifest
+    profile: Profile
+    jobs: Sequence[Job]
+    finished: Sequence[Job]
+    failures: Sequence[UsageError]
+    noise: np.ndarray | None
+    many: bool
+
+    def first_prompts(self, jobs: int | None = None) -> list[str]:
+        """The prompts of the first jobs (None: of all), the negative ones too, each once."""
+        texts = [job.options[name] for job in self.jobs[:jobs] for name in ("prompt", "negative_prompt")]
+        return list(dict.fromkeys(text for text in texts if text is not None))
 
 
 def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -34,91 +62,72 @@ def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(latents)
 
 
-def _check_file_target(path: Path | None, option: str, overwrite: bool) -> None:
-    """Finds out before the work whether a file can be written."""
-    if path is None:
-        return
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{option} {path} exists", remedy="pass --overwrite to replace it")
+def _influences(options: Mapping[str, Any], noise: np.ndarray | None) -> dict[str, Any]:
+    """What besides a prompt's own options decides what its video shows."""
+    facts: dict[str, Any] = {"text_encoder": options["text_encoder"]}
+    if noise is not None:
+        facts |= {
+            "seed": None,
+            "latents": options["latents"].name,
+            "latents_sha256": sha256_of(noise.tobytes()),
+        }
+    return facts
 
 
-def _check_numbers(fps: float | None, guidance_scale: float | None) -> None:
-    """Refuses what no profile and no video can have."""
-    if fps is not None and not 0.1 <= fps <= 240:  # what every container can hold
-        raise UsageError("--fps is out of range", expected="0.1 to 240", found=fps)
-    if guidance_scale is not None and not math.isfinite(guidance_scale):
-        raise UsageError("--guidance-scale is out of range", expected="a number", found=guidance_scale)
-
-
-def _check_distinct(paths: Sequence[Path | None]) -> None:
-    """Refuses to write two results into one file."""
-    names = [os.path.realpath(path) for path in paths if path is not None]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(
-                f"two outputs are the same file, {name}",
-                remedy="give --output, --save-latents and --timing-json names of their own",
-            )
-
-
-def _check_outside(artifact: Path, paths: Sequence[Path | None]) -> None:
-    """Refuses to write into the artifact: its files are what its manifest says."""
-    for path in paths:
-        if path is not None and path.resolve().is_relative_to(artifact.resolve()):
-            raise UsageError(f"{path} lies inside the artifact", remedy="write the results elsewhere")
-
-
-def preflight(
-    artifact: Path, options: Mapping[str, Any]
-) -> tuple[Manifest, Profile, list[Path], np.ndarray | None]:
+def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
     """Checks everything that can be found wrong before jax is imported and a weight is read.
 
     Args:
         artifact: the artifact's folder.
         options: the command line's options by name.
 
-    Returns:
-        The manifest, the chosen profile, the path of each video, and the initial latents if they were given.
-
     Raises:
-        UsageError: for an option out of range, latents that do not fit, or an output that cannot be written.
+        UsageError: for an option out of range, latents that do not fit, a prompts file that cannot be read,
+            or an output that cannot be written. What is wrong with one line of the prompts file is a failure
+            of the plan instead.
         ArtifactError: if the artifact cannot be read or has no such profile.
     """
-    if options["prompt"] is None:
-        raise UsageError("no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed)")
-    _check_numbers(options["fps"], options["guidance_scale"])
+    prompt, file = options["prompt"], options["prompts"]
+    if prompt is not None and file is not None:
+        raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
+    if prompt is None and file is None:
+        raise UsageError(
+            "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
+        )
+    shared = request_from_options(options, prompt or "")
+    check_numbers(shared.steps, shared.guidance_scale, shared.fps, prefix="--")
     manifest = read_manifest(artifact)
-    defaults = manifest.model["defaults"]
-    scale = options["guidance_scale"]
-    guidance = (defaults["guidance_scale"] if scale is None else scale) > 1
+    scale = shared.guidance_scale
+    guidance = (manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1
     profile = select_profile(
         manifest, artifact, options["size"], options["frames"], options["num_videos"], guidance
     )
-    try:
-        outputs = check_output(options["output"], options["overwrite"], options["num_videos"])
-        _check_file_target(options["save_latents"], "--save-latents", options["overwrite"])
-        _check_file_target(options["timing_json"], "--timing-json", overwrite=True)
-    except OSError as error:  # a name that is too long for the file system
-        raise UsageError(
-            f"{error.filename} cannot be written", found=error.strerror, remedy="choose another name"
-        ) from None
-    sidecars = [metadata_sidecar(path) for path in outputs]
-    _check_distinct([*outputs, *sidecars, options["save_latents"], options["timing_json"]])
-    _check_outside(artifact, [*outputs, options["save_latents"], options["timing_json"]])
-    initial_noise(options["seed"], (1,))  # refuses a bad seed
-    resolved = resolve_options(
-        manifest,
-        profile,
-        guidance_scale=scale,
-        num_steps=options["steps"],
-        flow_shift=options["flow_shift"],
-        solver=options["solver"],
-        negative_prompt=None,
-    )
-    train = manifest.model["num_train_timesteps"]
-    solver_table(resolved["solver"], resolved["num_steps"], resolved["flow_shift"], train)
+    requests, bad = ([shared], {}) if file is None else read_requests(file, options)
     latents = options["latents"]
     noise = None if latents is None else _read_latents(latents, latents_shape(manifest, profile))
-    return manifest, profile, outputs, noise
+    maker = JobMaker(artifact, manifest, profile, options, file is not None, _influences(options, noise))
+    if file is not None:
+        maker.reserve(file, "--prompts")
+        maker.check_shared(shared, requests)
+    with usable_names():
+        check_file(options["timing_json"], "--timing-json", overwrite=True)
+        check_new_folder(options["trace"], "--trace")
+    maker.take([options["timing_json"]], "--timing-json")
+    maker.take([options["trace"]], "--trace")
+    jobs = []
+    for request in requests:
+        try:
+            jobs.append(maker(request))
+        except UsageError as error:
+            if file is None:
+                raise
+            bad[request.index] = located(error, request.where)
+    return Plan(
+        manifest,
+        profile,
+        [job for job in jobs if not job.finished],
+        [job for job in jobs if job.finished],
+        [bad[index] for index in sorted(bad)],
+        noise,
+        file is not None,
+    )

@@ -1,39 +1,33 @@
 """Restores a component: chunk files are read in parallel straight into their final place.
 
-Every parameter lies in one anonymous memory block per component, each at a 64-byte boundary, so that
-the CPU backend aliases it and no second host copy is made. A block of a chunk file is checksummed while
-it is still in cache.
+A block of a chunk file is checksummed while it is still in cache.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
-import numpy as np
 from crc32c import crc32c
 
 from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError
-from wanrun.layout import ALIGNMENT, CRC_BYTES, ArrayLayout, array_folder
+from wanrun.layout import CRC_BYTES, array_folder
 from wanrun.manifest import Component, Parameter
+from wanrun.memory import Memory
+
+if TYPE_CHECKING:
+    from wanrun.tensorstore_restore import TensorStoreReader
 
 BLOCK_BYTES = 512 * 2**10
 """Read and checksummed at a time: small enough that the checksum reads from the second-level cache."""
-
-DTYPES = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype("f2"),
-}
 
 VERIFY_MODES = ("fast", "sha256")
 
@@ -68,8 +62,14 @@ class _Chunk:
     destination: memoryview
 
 
-def _damage(chunk: _Chunk, what: str, expected: object, found: object) -> ArtifactError:
-    return ArtifactError(
+class _NotAChunkError(ArtifactError):
+    """There is no chunk file, or none of the right size: the array may have been saved in another form."""
+
+
+def _damage(
+    chunk: _Chunk, what: str, expected: object, found: object, kind: type[ArtifactError] = ArtifactError
+) -> ArtifactError:
+    return kind(
         f"weights are damaged: {chunk.name}, {what} in {chunk.file}",
         expected=expected,
         found=found,
@@ -94,11 +94,13 @@ def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
     try:
         descriptor = os.open(chunk.file, os.O_RDONLY)
     except OSError as error:
-        raise _damage(chunk, f"the file cannot be read ({error.strerror})", "a chunk file", "none") from None
+        what = f"the file cannot be read ({error.strerror})"
+        raise _damage(chunk, what, "a chunk file", "none", _NotAChunkError) from None
     try:
         size = os.fstat(descriptor).st_size
         if size != layout.chunk_bytes + CRC_BYTES:
-            raise _damage(chunk, "the file has the wrong size", layout.chunk_bytes + CRC_BYTES, size)
+            expected_size = layout.chunk_bytes + CRC_BYTES
+            raise _damage(chunk, "the file has the wrong size", expected_size, size, _NotAChunkError)
         whole = 0
         for row in range(layout.rows_per_chunk):
             checksum = 0
@@ -129,22 +131,10 @@ def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
     return digests
 
 
-def _allocate(parameters: Iterable[tuple[str, Parameter]]) -> tuple[mmap.mmap, dict[str, int]]:
-    """One anonymous block for all parameters and the offset of each."""
-    offsets: dict[str, int] = {}
-    total = 0
-    for path, parameter in parameters:
-        offsets[path] = total
-        total += -(-parameter.layout.nbytes // ALIGNMENT) * ALIGNMENT
-    block = mmap.mmap(-1, max(total, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # First touch of 4 KiB pages runs at 2 GB/s, of huge pages several times that.
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block, offsets
-
-
 class Restore:
     """A component being read by a thread pool; ``result`` waits for it.
+
+    What does not lie there as chunk files in the layout of ``wanrun.layout`` is read through TensorStore.
 
     Args:
         artifact: the artifact's folder.
@@ -152,11 +142,13 @@ class Restore:
         component: its entry in the manifest.
         pool: threads to read with.
         verify: 'fast' checks every row's crc32c; 'sha256' every parameter's sha256 too.
-        clock: tells the time for ``finished_at``.
-    """
+        clock: tells the time for ``started_at`` and ``finished_at``.
+        weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
+        memory: where to, if it was made already.
 
-    finished_at: float
-    """When the last chunk file was read, by the clock."""
+    Raises:
+        UsageError: if weights is neither an existing folder nor the URL of one.
+    """
 
     def __init__(
         self,
@@ -166,42 +158,71 @@ class Restore:
         pool: ThreadPoolExecutor,
         verify: str = "fast",
         clock: Callable[[], float] = time.monotonic,
+        weights: str | None = None,
+        memory: Memory | None = None,
     ) -> None:
         if verify not in VERIFY_MODES:
             raise ValueError(f"verify must be one of {VERIFY_MODES}, not {verify!r}")
         self.name, self._component, self._verify = name, component, verify
         parameters = sorted(component.parameters.items())
-        self._clock, self.finished_at = clock, clock()
-        self._block, self._offsets = _allocate(parameters)
-        view = memoryview(self._block)
-        root = artifact / component.folder
-        self._futures: dict[str, list[Future[list[bytes]]]] = {}
-        for path, parameter in parameters:
-            layout, start = parameter.layout, self._offsets[path]
-            folder = root / array_folder(path)
-            self._futures[path] = [
-                pool.submit(
-                    self._read,
-                    _Chunk(
-                        f"{name}/{path}",
-                        folder / layout.chunk_file(index),
-                        parameter,
-                        index,
-                        view[start + index * layout.chunk_bytes : start + (index + 1) * layout.chunk_bytes],
-                    ),
-                )
-                for index in range(layout.chunks)
+        self._clock = clock
+        self.started_at = self.finished_at = clock()
+        self._root = _component_root(artifact, component, weights)
+        if memory is None:
+            memory = Memory(component)
+            memory.touch_ahead()
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._reader: TensorStoreReader | None = None
+        self._stored: set[str] = set()
+        self._cancelled = False
+        self._idle = True
+        self._futures: dict[str, list[Future[list[bytes]]]] = {
+            path: [
+                pool.submit(self._read, path, parameter, index) for index in range(parameter.layout.chunks)
             ]
+            for path, parameter in parameters
+        }
 
-    def _read(self, chunk: _Chunk) -> list[bytes]:
-        digests = _read_chunk(chunk, self._verify)
-        self.finished_at = self._clock()
-        return digests
+    def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
+        """Reads one chunk, and returns the sha256 digests of its rows if they are asked for."""
+        if self._idle:
+            self._idle, self.started_at = False, self._clock()
+        layout, root = parameter.layout, self._root
+        try:
+            if not isinstance(root, Path):
+                return self._read_stored(path, parameter)
+            folder = root / array_folder(path)
+            begin, end = index * layout.chunk_bytes, (index + 1) * layout.chunk_bytes
+            file, destination = folder / layout.chunk_file(index), self._memory.view(path, layout)[begin:end]
+            try:
+                return _read_chunk(
+                    _Chunk(f"{self.name}/{path}", file, parameter, index, destination), self._verify
+                )
+            except _NotAChunkError:
+                from wanrun.tensorstore_restore import needs_tensorstore
 
-    def _array(self, path: str, layout: ArrayLayout, bits: bool) -> np.ndarray:
-        dtype = np.dtype(np.uint16) if bits and layout.dtype == "bfloat16" else DTYPES[layout.dtype]
-        count = layout.nbytes // dtype.itemsize
-        return np.frombuffer(self._block, dtype, count, self._offsets[path]).reshape(layout.shape)
+                if not needs_tensorstore(folder, layout):
+                    raise
+            return self._read_stored(path, parameter)
+        finally:
+            self.finished_at = self._clock()
+
+    def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
+        """Reads a whole parameter through TensorStore, once, whichever of its chunks asks first."""
+        from wanrun.tensorstore_restore import TensorStoreReader
+
+        with self._lock:
+            if path in self._stored:
+                return []
+            self._stored.add(path)
+            if self._cancelled:
+                raise CancelledError
+            if self._reader is None:
+                self._reader = TensorStoreReader(self._root, self.name)
+            reader = self._reader
+        reader.read(path, parameter, self._memory.view(path, parameter.layout), self._verify)
+        return []
 
     def result(self, bits: bool = False) -> Tree:
         """Waits, and returns the parameters as nested dicts of arrays that share one memory block.
@@ -216,7 +237,7 @@ class Restore:
             arrays = {}
             for path, parameter in self._component.parameters.items():
                 digests = [digest for future in self._futures[path] for digest in future.result()]
-                if self._verify == "sha256":
+                if self._verify == "sha256" and path not in self._stored:  # where the reader has checked it
                     found = hashlib.sha256(b"".join(digests)).hexdigest()
                     if found != parameter.sha256:
                         raise ArtifactError(
@@ -225,7 +246,7 @@ class Restore:
                             found=found,
                             remedy="copy the artifact again or rebuild it with wanbuild convert --force",
                         )
-                arrays[path] = self._array(path, parameter.layout, bits)
+                arrays[path] = self._memory.array(path, parameter.layout, bits)
             return nest(arrays)
         except BaseException:
             self.cancel()
@@ -236,3 +257,16 @@ class Restore:
         for futures in self._futures.values():
             for future in futures:
                 future.cancel()
+        self._memory.stop()
+        with self._lock:
+            self._cancelled = True
+            if self._reader is not None:
+                self._reader.cancel()
+
+
+def _component_root(artifact: Path, component: Component, weights: str | None) -> Path | str:
+    if weights is None:
+        return artifact / component.folder
+    from wanrun.tensorstore_restore import component_location
+
+    return component_location(weights, component.folder)

@@ -69,7 +69,8 @@ def solver_table(
     if num_train_timesteps < 2:
         raise UsageError("too few training timesteps", expected="at least 2", found=num_train_timesteps)
     grid, rows = SOLVERS[name]
-    sigmas, timesteps = grid(num_steps, float(flow_shift), num_train_timesteps)
+    with np.errstate(all="ignore"):  # a shift beyond float64 gives sigmas that are refused below
+        sigmas, timesteps = grid(num_steps, float(flow_shift), num_train_timesteps)
     if not (np.diff(sigmas) < 0).all():
         raise UsageError(
             f"{num_steps} {name} steps at flow shift {flow_shift:g} are not distinct in float32",

@@ -15,6 +15,7 @@ from typing import Any
 
 from wanrun.errors import UsageError
 from wanrun.files import replace_file
+from wanrun.waterfall import Span, gaps, length, waterfall
 
 _IMPORTED = time.monotonic()
 
@@ -30,6 +31,9 @@ PHASES = (
     "encode_video",
 )
 """The phases that are always reported, as 0 where nothing was spent on them."""
+
+SCALE = 1.5
+"""The waterfall ends with the first step, or earlier: at so many times what it took to begin with it."""
 
 _LABELS = {"denoise": "denoise total", "decode": "VAE decode", "encode_video": "encode video"}
 
@@ -80,7 +84,7 @@ class Timings:
     def __init__(self) -> None:
         self._origin = time.monotonic() - process_start_seconds_ago()
         self._lock = threading.Lock()
-        self._spans: dict[str, list[tuple[float, float]]] = {}
+        self._spans: list[Span] = []
         self._steps: list[float] = []
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
@@ -91,18 +95,23 @@ class Timings:
         return time.monotonic() - self._origin
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Times a block, also one that raises. Phases may overlap, in one thread or several."""
+    def phase(self, name: str, label: str | None = None) -> Iterator[None]:
+        """Times a block, also one that raises. Phases may overlap, in one thread or several.
+
+        Args:
+            name: of the phase, such as ``restore``.
+            label: what it was about, such as ``transformer``, where there are several.
+        """
         start = self.now()
         try:
             yield
         finally:
-            self.add(name, start, self.now())
+            self.add(name, start, self.now(), label)
 
-    def add(self, name: str, start: float, end: float) -> None:
+    def add(self, name: str, start: float, end: float, label: str | None = None) -> None:
         """Adds a span to a phase; start and end are seconds since the process started."""
         with self._lock:
-            self._spans.setdefault(name, []).append((start, end))
+            self._spans.append(Span(name, label, start, end))
 
     def step(self, seconds: float) -> None:
         """Adds one denoising step, synchronised with the device."""
@@ -122,15 +131,41 @@ class Timings:
             self._marks.setdefault(name, self.now())
 
     @property
+    def labelled_spans(self) -> list[Span]:
+        """Every span so far, by its start."""
+        with self._lock:
+            return sorted(self._spans, key=lambda span: (span.start, span.end))
+
+    @property
     def spans(self) -> Mapping[str, list[tuple[float, float]]]:
         """(start, end) of every span by phase, in seconds since the process started."""
+        spans: dict[str, list[tuple[float, float]]] = {}
         with self._lock:
-            return {name: list(spans) for name, spans in self._spans.items()}
+            for span in self._spans:
+                spans.setdefault(span.phase, []).append((span.start, span.end))
+        return spans
 
     @property
     def seconds(self) -> Mapping[str, float]:
         """Wall time of each recorded phase; spans that overlap, in threads, count once."""
-        return {name: _union(spans) for name, spans in self.spans.items()}
+        return {name: length(spans) for name, spans in self.spans.items()}
+
+    @property
+    def unaccounted_seconds(self) -> float | None:
+        """Of the time to the end of the first step, what no span covers; None before that."""
+        until = self._marks.get("process_to_first_step_seconds")
+        if until is None:
+            return None
+        return length(gaps(((span.start, span.end) for span in self.labelled_spans), until))
+
+    @property
+    def loop_overhead_seconds(self) -> float | None:
+        """What a denoising step takes besides its synchronised execution, on average: the loop in Python.
+
+        None without steps, or where not all of them were taken in the phase ``denoise``.
+        """
+        steps, denoise = self.step_seconds, self.seconds.get("denoise", 0.0)
+        return (denoise - sum(steps)) / len(steps) if steps and denoise >= sum(steps) else None
 
     @property
     def step_seconds(self) -> list[float]:
@@ -139,22 +174,31 @@ class Timings:
             return list(self._steps)
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object with stable keys: a phase without spans is 0, a moment not reached is None."""
+        """One flat object with stable keys: a phase without spans is 0, a moment not reached is None.
+
+        ``spans`` lists every span as [phase or "phase label", start, end], by its start.
+        """
         seconds = self.seconds
         names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
         return {
             **{f"{name}_seconds": seconds.get(name, 0.0) for name in names},
             "process_to_ready_seconds": self._marks.get("process_to_ready_seconds"),
             "process_to_first_step_seconds": self._marks.get("process_to_first_step_seconds"),
+            "unaccounted_seconds": self.unaccounted_seconds,
             "step_seconds": self.step_seconds,
+            "loop_overhead_seconds": self.loop_overhead_seconds,
             "total_seconds": self.now(),
             "cache_hits": self.cache_hits,
             "cache_misses": self.cache_misses,
             "peak_rss_bytes": peak_rss_bytes(),
+            "spans": [[span.name, span.start, span.end] for span in self.labelled_spans],
         }
 
     def summary(self) -> str:
-        """The TIMING SUMMARY table. Phases may overlap, so that they need not add up to the total."""
+        """The TIMING SUMMARY table, and below it when each span began and ended.
+
+        Phases may overlap, so that they need not add up to the total.
+        """
         values = self.as_json()
         rows: list[tuple[str, str]] = []
         for key in values:
@@ -165,14 +209,30 @@ class Timings:
                 steps = values["step_seconds"]
                 rows.append(("  first step", f"{steps[0]:9.2f} s"))
                 rows.append(("  median step", f"{statistics.median(steps):9.2f} s  of {len(steps)}"))
-        for name in ("process_to_ready", "process_to_first_step"):
+                if (overhead := values["loop_overhead_seconds"]) is not None:
+                    rows.append(("  between steps", f"{overhead * 1e3:9.2f} ms each"))
+        for name in ("process_to_ready", "process_to_first_step", "unaccounted"):
             if values[f"{name}_seconds"] is not None:
                 rows.append((name.replace("_", " "), f"{values[f'{name}_seconds']:9.2f} s"))
         rows.append(("total", f"{values['total_seconds']:9.2f} s"))
         rows.append(("peak RSS", f"{values['peak_rss_bytes'] / 1e9:9.2f} GB"))
         rows.append(("cache", f"{self.cache_hits:9d} hits, {self.cache_misses} misses"))
         width = max(len(label) for label, _ in rows)
-        return "\n".join(["TIMING SUMMARY", *(f"  {label:<{width}}  {value}" for label, value in rows)])
+        table = [f"  {label:<{width}}  {value}" for label, value in rows]
+        return "\n".join(["TIMING SUMMARY", *table, *self._waterfall()])
+
+    def _waterfall(self) -> list[str]:
+        """The spans as bars, on a scale that shows the start: the rest may take a thousand times as long."""
+        spans = self.labelled_spans
+        marks = {
+            label: self._marks[f"{name}_seconds"]
+            for name, label in (("process_to_ready", "ready"), ("process_to_first_step", "first step"))
+            if f"{name}_seconds" in self._marks
+        }
+        until = marks.get("first step", max((span.end for span in spans), default=0.0))
+        begun = min((span.start for span in spans if span.phase == "denoise"), default=until)
+        lines = waterfall(spans, min(until, SCALE * begun) if begun > 0 else until, marks)
+        return ["", "WATERFALL  seconds since the process started", *lines] if lines else []
 
     def write_json(self, path: Path) -> None:
         """Writes ``as_json`` as indented JSON, atomically.
@@ -188,13 +248,3 @@ class Timings:
                 found=error.strerror or error,
                 remedy="choose another --timing-json",
             ) from error
-
-
-def _union(spans: list[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
-    total, covered = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        if end > covered:
-            total += end - max(start, covered)
-            covered = end
-    return total

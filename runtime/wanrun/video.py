@@ -10,7 +10,8 @@ The suffix chooses the format:
 | .png  | APNG, lossless; a plain PNG for one frame | tEXt chunk "Comment" |
 | .npy  | uint8 (T, H, W, 3), lossless | ``<name>.npy.json`` beside it |
 
-The animated formats join equal neighbouring frames into one that is shown longer.
+The animated formats join equal neighbouring frames into one that is shown longer. Pillow and ffmpeg are
+imported by the formats that need them, so that a start does not wait for them.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import imageio_ffmpeg
 import numpy as np
-from PIL import Image, PngImagePlugin
 
 from wanrun.errors import UsageError
 from wanrun.files import fsync_directory, replace_file
+from wanrun.outputs import metadata_sidecar
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _MAX_EMBEDDED_BYTES = (
     100_000  # one command line argument may be 128 KiB on Linux; longer goes beside the video
@@ -55,43 +58,6 @@ _H264 = (
     "-f", "mp4",
 )
 # fmt: on
-
-
-def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:
-    """Checks, before any work is spent, that the results can be written.
-
-    Args:
-        path: the output path that was asked for.
-        overwrite: whether files that exist may be replaced.
-        count: how many videos; for more than one they become ``name-0.ext``, ``name-1.ext`` and so on.
-
-    Returns:
-        The path of each video.
-
-    Raises:
-        UsageError: if the suffix is unknown, the folder is missing or not writable, or a file is in the way.
-    """
-    if path.suffix.lower() not in _ENCODERS:
-        raise UsageError(
-            f"{path} has no known video format",
-            expected="a name that ends in " + ", ".join(_ENCODERS),
-            found=repr(path.suffix),
-        )
-    folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(f"the output folder {folder} is not there", remedy=f"mkdir -p {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"the output folder {folder} is not writable", remedy="choose another --output")
-    paths = [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
-    for video in paths:
-        for file in (video, metadata_sidecar(video)) if video.suffix.lower() == ".npy" else (video,):
-            if file.is_dir():
-                raise UsageError(f"the output {file} is a folder", remedy="choose another --output")
-            if file.exists() and not overwrite:
-                raise UsageError(
-                    f"the output {file} exists", remedy="pass --overwrite to replace it, or another --output"
-                )
-    return paths
 
 
 def write_video(
@@ -122,13 +88,14 @@ def write_video(
     # ASCII with escapes, because the containers disagree on anything else.
     comment = json.dumps(dict(metadata), sort_keys=True, default=str)
     beside = path.suffix.lower() == ".npy" or len(comment) > _MAX_EMBEDDED_BYTES
+    sidecar = None
+    if beside:
+        text = json.dumps(json.loads(comment), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+        # A lone surrogate, from a byte of argv that is no UTF-8, becomes its JSON escape.
+        sidecar = text.encode("utf-8", errors="backslashreplace")
     try:
-        with _replacing(path, overwrite) as temporary:
+        with _replacing(path, overwrite, sidecar) as temporary:
             encode(np.ascontiguousarray(frames), temporary, fps, "" if beside else comment)
-        if beside:
-            text = json.dumps(json.loads(comment), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
-            # A lone surrogate, from a byte of argv that is no UTF-8, becomes its JSON escape.
-            replace_file(metadata_sidecar(path), text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UsageError(
@@ -156,24 +123,28 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return data
 
 
-def metadata_sidecar(path: Path) -> Path:
-    """Where the metadata goes that a video's file cannot hold."""
-    return path.with_name(path.name + ".json")
-
-
 @contextlib.contextmanager
-def _replacing(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a new file's path in the same folder; it becomes ``path``, durably, or on any error goes."""
+def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[Path]:
+    """Yields a new file's path in the same folder; it becomes ``path``, durably, or on any error goes.
+
+    A new video's sidecar is there before it, so that whatever ends the process, no video lacks its metadata.
+    A replaced video's comes after it, so that the old one is never taken for the new one.
+    """
     temporary = path.absolute().with_name(f".wanrun-{secrets.token_hex(6)}{path.suffix.lower()}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        if path.exists() and not overwrite:
+        replaces = path.exists()
+        if replaces and not overwrite:
             spare = path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
             temporary.rename(spare)
             raise UsageError(f"{path} appeared while the video was made", remedy=f"the new video is {spare}")
+        if sidecar is not None and not replaces:
+            replace_file(metadata_sidecar(path), sidecar)
         temporary.replace(path)
+        if sidecar is not None and replaces:
+            replace_file(metadata_sidecar(path), sidecar)
     except BaseException:  # Ctrl-C too: nothing half-written is left behind
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
@@ -190,6 +161,8 @@ def _ffmpeg(arguments: list[str], frames: np.ndarray | None = None) -> bytes:
     Raises:
         OSError: with the last line that ffmpeg wrote.
     """
+    import imageio_ffmpeg
+
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-y", "-v", "error", *arguments]
     # In a session of its own Ctrl-C does not reach it: it is ended here.
     with subprocess.Popen(
@@ -236,6 +209,8 @@ def _read_mp4_comment(path: Path) -> str:
 
 
 def _images(frames: np.ndarray) -> tuple[Image.Image, list[Image.Image]]:
+    from PIL import Image
+
     first, *rest = (Image.fromarray(frame) for frame in frames)
     return first, rest
 
@@ -260,6 +235,8 @@ def _write_gif(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
 
 
 def _write_webp(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+    from PIL import Image
+
     exif = Image.Exif()
     if comment:
         exif.get_ifd(_EXIF_IFD)[_USER_COMMENT] = _ASCII + comment.encode("ascii")
@@ -278,6 +255,8 @@ def _write_webp(frames: np.ndarray, path: Path, fps: float, comment: str) -> Non
 
 
 def _write_png(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+    from PIL import PngImagePlugin
+
     text = PngImagePlugin.PngInfo()
     if comment:
         text.add_text("Comment", comment)
@@ -296,6 +275,8 @@ def _write_npy(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
 
 
 def _read_image_comment(path: Path) -> str:
+    from PIL import Image
+
     with Image.open(path) as image:
         if image.format == "GIF":
             return bytes(image.info.get("comment", b"")).decode("ascii")

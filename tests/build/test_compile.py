@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from damage import PROGRAMS
 from wanbuild import verify
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.programs import BuildOptions
@@ -55,7 +56,7 @@ def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:
     stray = artifact_copy / "executables" / "cpu" / "jit_stray-0-cache"
     stray.write_bytes(b"left by a killed build")
     after, lines = compile_again(artifact_copy)
-    assert len(lines) == 4 and all("up to date" in line for line in lines)
+    assert len(lines) == len(PROGRAMS) and all("up to date" in line for line in lines)
     assert after.content_digest == before.content_digest
     assert after.targets["cpu"].executables == before.targets["cpu"].executables
     assert files_below(artifact_copy) == listed_files(artifact_copy, after)
@@ -64,7 +65,7 @@ def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:
 def test_programs_hold_no_paths(toy_artifact: Path) -> None:
     """The same program has the same digest wherever the toolchain is installed."""
     files = list((toy_artifact / "programs").rglob("*.stablehlo"))
-    assert len(files) == 4
+    assert len(files) == len(PROGRAMS)
     for file in files:
         data = file.read_bytes()
         assert b".py" not in data and str(REPOSITORY).encode() not in data and b"site-packages" not in data
@@ -74,7 +75,8 @@ def test_programs_hold_no_paths(toy_artifact: Path) -> None:
 
 def test_the_manifest_says_what_a_program_takes(toy_artifact: Path) -> None:
     programs = read_manifest(toy_artifact).profiles[PROFILE].programs["cpu"]
-    assert set(programs) == {"encode_text", "prepare", "denoise_step", "decode_video"}
+    assert set(programs) == set(PROGRAMS)
+    assert programs["encode_text_64"].avals["outputs"]["embeddings"] == "float32[1,64,32]"
     step = programs["denoise_step"]
     assert [step.inputs[index] for index in step.donate] == ["latents", "history"]
     assert step.avals["inputs"]["guidance_scale"] == "float32[]"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import T5TokenizerFast  # type: ignore[attr-defined]
 
@@ -147,3 +149,10 @@ def test_refuses_a_missing_file_and_a_missing_pad_token(folder: Path, tmp_path: 
         PromptTokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(ArtifactError, match="no token 99999 to pad with"):
         PromptTokenizer(folder / "tokenizer.json", pad_id=99999)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.characters(max_codepoint=127)))
+def test_plain_text_takes_a_shortcut_to_the_same(text: str) -> None:
+    """ASCII without an ampersand does not go through ftfy."""
+    assert clean_prompt(text) == prompt_clean(text)

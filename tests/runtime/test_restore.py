@@ -311,7 +311,7 @@ def test_device_put_aliases(tmp_path: Path, dtype: np.dtype) -> None:
         assert same_bits(placed, arrays[path])
 
 
-def test_the_clock_tells_when_the_last_file_was_read(converted: tuple[Path, Manifest]) -> None:
+def test_the_clock_tells_when_files_were_read(converted: tuple[Path, Manifest]) -> None:
     artifact, manifest = converted
     ticks = iter(range(1, 10_000))
     with ThreadPoolExecutor(1) as pool:
@@ -319,7 +319,7 @@ def test_the_clock_tells_when_the_last_file_was_read(converted: tuple[Path, Mani
         reading = Restore(artifact, "text_encoder", component, pool, clock=lambda: float(next(ticks)))
         reading.result()
     chunks = sum(parameter.layout.chunks for parameter in component.parameters.values())
-    assert reading.finished_at == 1 + chunks
+    assert (reading.started_at, reading.finished_at) == (2, 2 + chunks)
 
 
 # --- damage -------------------------------------------------------------------------------------------------

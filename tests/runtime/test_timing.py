@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from wanrun import timing
 from wanrun.errors import UsageError
 from wanrun.timing import PHASES, Timings, peak_rss_bytes, process_start_seconds_ago
+from wanrun.waterfall import WIDTH
 
 # What benchmarks and users read: a key may be added, none may go or change its name.
 KEYS = {
@@ -34,6 +36,9 @@ KEYS = {
     "cache_misses",
     "peak_rss_bytes",
     "total_seconds",
+    "unaccounted_seconds",
+    "loop_overhead_seconds",
+    "spans",
 }
 
 
@@ -174,7 +179,7 @@ def test_summary() -> None:
         timings.step(seconds)
     timings.cache_hits, timings.cache_misses = 5, 1
     timings.mark_ready()
-    lines = timings.summary().splitlines()
+    lines = timings.summary().partition("\n\n")[0].splitlines()
     assert lines[0] == "TIMING SUMMARY"
     rows = {}
     for line in lines[1:]:
@@ -199,6 +204,136 @@ def test_summary() -> None:
     }
     assert "process to ready" in rows
     assert "process to first step" not in rows
+
+
+def labelled() -> Timings:
+    """A start as it is: overlapping reads, executables beside them, minutes of denoising after it."""
+    timings = Timings()
+    for name, start, end, label in [
+        ("import", 0.0, 1.0, None),
+        ("restore", 2.0, 4.0, "transformer"),
+        ("restore", 1.5, 2.0, "text_encoder"),
+        ("restore", 3.0, 5.0, "transformer"),
+        ("executables", 3.0, 6.0, "denoise_step"),
+        ("denoise", 6.0, 306.0, None),
+        ("restore", 6.5, 200.0, "vae"),
+        ("decode", 306.0, 366.5, None),
+    ]:
+        timings.add(name, start, end, label)
+    return timings
+
+
+def at(timings: Timings, name: str, moment: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks a moment other than now."""
+    monkeypatch.setattr(timings, "now", lambda: moment)
+    getattr(timings, name)()
+
+
+def test_labels_split_the_spans_and_not_the_phases() -> None:
+    timings = labelled()
+    assert timings.seconds["restore"] == 0.5 + 3.0 + 193.5
+    assert timings.spans["restore"] == [(2.0, 4.0), (1.5, 2.0), (3.0, 5.0), (6.5, 200.0)]
+    assert timings.as_json()["spans"] == [
+        ["import", 0.0, 1.0],
+        ["restore text_encoder", 1.5, 2.0],
+        ["restore transformer", 2.0, 4.0],
+        ["restore transformer", 3.0, 5.0],
+        ["executables denoise_step", 3.0, 6.0],
+        ["denoise", 6.0, 306.0],
+        ["restore vae", 6.5, 200.0],
+        ["decode", 306.0, 366.5],
+    ]
+    with timings.phase("transfer", "vae"):
+        pass
+    assert timings.labelled_spans[-1].name == "decode"
+    assert "transfer vae" in {span.name for span in timings.labelled_spans}
+
+
+def test_time_of_no_span_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = Timings()
+    assert timings.unaccounted_seconds is None
+    for start, end in [(1.0, 2.0), (1.5, 3.0), (4.0, 5.0), (7.0, 20.0)]:
+        timings.add("restore", start, end)
+    at(timings, "mark_first_step", 8.0, monkeypatch)
+    assert timings.unaccounted_seconds == timings.as_json()["unaccounted_seconds"] == 1.0 + 1.0 + 2.0
+    timings.add("text", 0.0, 30.0)
+    assert timings.unaccounted_seconds == 0.0
+    late = Timings()
+    late.add("restore", 2.0, 3.0)
+    late.add("decode", 20.0, 30.0)
+    at(late, "mark_first_step", 10.0, monkeypatch)
+    assert late.unaccounted_seconds == 9.0
+
+
+def test_the_loop_s_own_time() -> None:
+    timings = Timings()
+    assert timings.loop_overhead_seconds is None
+    timings.step(2.0)
+    assert timings.loop_overhead_seconds is None  # a step outside of the phase: nothing is known
+    timings.step(3.0)
+    timings.add("denoise", 1.0, 6.5)
+    assert timings.loop_overhead_seconds == timings.as_json()["loop_overhead_seconds"] == 0.25
+    timings.add("denoise", 10.0, 12.5)
+    timings.step(1.5)
+    timings.step(0.5)
+    assert timings.loop_overhead_seconds == 0.25
+
+
+# A column is 9 s / 52: of 1.5 times what it took until denoising began.
+WATERFALL = """
+                                start  seconds  |0         |2          |4         |6          |8
+  import                        0.000    1.000  ######
+  restore text encoder          1.500    0.500          .###
+  restore transformer           2.000    3.000             .#################
+  executables denoise step      3.000    3.000                   ##################
+  denoise                       6.000    300.0                                    .################>
+  restore vae                   6.500    193.5                                       .#############>
+  decode                        306.0   60.500  -> from 306.0 s, 60.500 s long
+  unaccounted                   1.000    0.500       .###
+  ready                         5.800                                            ^
+  first step                   16.000           ->
+"""
+
+
+def test_waterfall(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = labelled()
+    at(timings, "mark_ready", 5.8, monkeypatch)
+    at(timings, "mark_first_step", 16.0, monkeypatch)
+    _, found = timings.summary().split("\nWATERFALL  seconds since the process started\n")
+    assert found.splitlines() == WATERFALL.strip("\n").splitlines()
+
+
+def test_the_waterfall_ends_with_a_first_step_that_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = labelled()
+    at(timings, "mark_first_step", 7.0, monkeypatch)
+    lines = timings.summary().splitlines()
+    assert lines[-1].split() == ["first", "step", "7.000", "^"]
+    assert len(lines[-1]) == WIDTH
+    (denoise,) = (line for line in lines if line.startswith("  denoise ") and "#" in line)
+    assert len(denoise) == WIDTH and denoise.endswith("#>")
+
+
+def test_a_span_of_no_length_is_seen() -> None:
+    timings = Timings()
+    timings.add("import", 0.0, 1.0)
+    timings.add("transfer", 0.5, 0.5)
+    assert timings.summary().splitlines()[-1] == f"  {'transfer':<26} {'0.500':>8} {'0.000':>8}  {'.':>27}"
+
+
+def test_a_waterfall_of_anything_fits_and_is_plain() -> None:
+    rng = random.Random(0)
+    for count in [0, *range(1, 60)]:
+        timings = Timings()
+        for _ in range(count):
+            start = rng.choice([0.0, rng.expovariate(1), rng.expovariate(1e-4)])
+            end = start + rng.choice([0.0, rng.expovariate(1e3), rng.expovariate(1e-3)])
+            name = rng.choice(["restore", "text", "denoise", "a_name_of_great_length_" * 3])
+            timings.add(name, start, end, rng.choice([None, "vae", "日本語"]))
+        summary = timings.summary()
+        assert max(map(len, summary.splitlines())) <= WIDTH
+        assert summary.isascii()
+        # A span of no length at 0 alone is nothing to draw.
+        assert ("WATERFALL" in summary) == any(span.end > 0 for span in timings.labelled_spans)
 
 
 def test_import_is_light() -> None:

@@ -20,9 +20,16 @@ from PIL import Image, ImageSequence
 
 from wanrun import video
 from wanrun.errors import UsageError
-from wanrun.video import check_output, read_metadata, write_video
+from wanrun.outputs import SUFFIXES as KNOWN
+from wanrun.outputs import check_output
+from wanrun.video import read_metadata, write_video
 
 SUFFIXES = [".mp4", ".gif", ".webp", ".png", ".npy"]
+
+
+def test_every_known_suffix_has_a_writer() -> None:
+    assert list(KNOWN) == SUFFIXES == list(video._ENCODERS)
+
 
 METADATA = {
     "prompt": "A \"cat\" at C:\\dir;\n# a=b\t猫が歩く 🐈 'quoted' %d {x}",
@@ -236,16 +243,22 @@ except KeyboardInterrupt:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_names(tmp_path: Path) -> None:
-    path = tmp_path / "my.clip.mp4"
-    assert check_output(path, overwrite=False) == [path]
-    assert [p.name for p in check_output(path, overwrite=False, count=3)] == [
-        "my.clip-0.mp4",
-        "my.clip-1.mp4",
-        "my.clip-2.mp4",
-    ]
-    assert check_output(tmp_path / "A.MP4", overwrite=False) == [tmp_path / "A.MP4"]
-    assert list(tmp_path.iterdir()) == []
+def test_no_moment_shows_a_video_with_another_ones_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may end between the two files: a new video comes last, a replaced one first."""
+    path, seen = tmp_path / "a.npy", []
+    write = video.replace_file
+
+    def observed(sidecar: Path, data: bytes) -> None:
+        seen.append(np.load(path)[0, 0, 0, 0] if path.exists() else None)
+        write(sidecar, data)
+
+    monkeypatch.setattr(video, "replace_file", observed)
+    for value in (1, 2):
+        write_video(np.full((2, 4, 4, 3), value, np.uint8), path, 16, {"value": value})
+        assert read_metadata(path) == {"value": value}
+    assert seen == [None, 2]
 
 
 def test_relative_and_odd_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,37 +268,6 @@ def test_relative_and_odd_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_video(clip(2), path, 16, {"name": name})
         assert read_metadata(path) == {"name": name}
     assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_output_refusals(tmp_path: Path) -> None:
-    (tmp_path / "folder.mp4").mkdir()
-    (tmp_path / "file").write_bytes(b"")
-    for name in ("old.mp4", "old-1.gif", "new.npy.json"):
-        (tmp_path / name).write_bytes(b"old")
-
-    def refusal(name: str, overwrite: bool = False, count: int = 1) -> str:
-        with pytest.raises(UsageError) as caught:
-            check_output(tmp_path / name, overwrite, count)
-        return str(caught.value)
-
-    listed = "ends in .mp4, .gif, .webp, .png, .npy"
-    assert f"{listed}; found '.avi'" in refusal("a.avi")
-    assert f"{listed}; found ''" in refusal("mp4")
-    assert "is not there; mkdir -p" in refusal("missing/a.mp4")
-    assert "is not there" in refusal("file/a.mp4")
-    assert "old.mp4 exists; pass --overwrite" in refusal("old.mp4")
-    assert "old-1.gif exists" in refusal("old.gif", count=2)
-    assert "new.npy.json exists" in refusal("new.npy")
-    assert "folder.mp4 is a folder" in refusal("folder.mp4", overwrite=True)
-    assert check_output(tmp_path / "old.mp4", overwrite=True) == [tmp_path / "old.mp4"]
-    assert check_output(tmp_path / "new.npy", overwrite=True) == [tmp_path / "new.npy"]
-
-
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The tests may run as root, who may write anywhere: answer for the system.
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UsageError, match="is not writable; choose another --output"):
-        check_output(tmp_path / "a.mp4", overwrite=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Puts files into the page cache or out of it, and looks whether that worked."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+BLOCK_BYTES = 2**20
+READ_THREADS = 4
+COLD_FRACTION = 0.01
+"""A file set with no more than this resident counts as cold: what is shared or locked cannot be dropped."""
+
+
+def resident_fraction(files: Sequence[Path]) -> float:
+    """The part of these files' pages that is in the page cache, by mincore(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pages = resident = 0
+    for path in files:
+        size = path.stat().st_size
+        if not size:
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapping:
+            view = np.frombuffer(mapping, np.uint8)
+            found = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+            failed = libc.mincore(
+                ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(found.ctypes.data)
+            )
+            del view  # or the mapping cannot be closed
+            if failed:
+                raise OSError(ctypes.get_errno(), f"mincore of {path}")
+        pages += found.size
+        resident += int(np.count_nonzero(found & 1))
+    return resident / max(pages, 1)
+
+
+def _read(path: Path) -> None:
+    buffer = bytearray(BLOCK_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def warm(files: Sequence[Path]) -> float:
+    """Reads every file once; returns the resident fraction."""
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        list(pool.map(_read, files))
+    return resident_fraction(files)
+
+
+def _drop(files: Sequence[Path]) -> None:
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def cold(files: Sequence[Path]) -> float:
+    """Drops every file from the page cache; returns the resident fraction, which should be about 0."""
+    _drop(files)
+    fraction = resident_fraction(files)
+    if fraction > COLD_FRACTION:  # pages that are not written yet cannot be dropped
+        os.sync()
+        _drop(files)
+        fraction = resident_fraction(files)
+    return fraction

@@ -1,0 +1,150 @@
+"""What start.py measures, each in a process of its own: ``python probes.py NAME JSON``.
+
+Only light modules of the standard library are imported at the top: they are part of the start that is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+BUILD_PACKAGES = ("wanbuild", "flax", "torch", "transformers", "orbax", "tensorstore")
+"""What a local start has no business importing."""
+
+
+def leave(arguments: dict[str, Any], result: dict[str, Any]) -> NoReturn:
+    """Writes the result and ends the process at once, whatever its other threads are doing."""
+    spent = os.times()
+    cpu = {"cpu_user_seconds": spent.user, "cpu_system_seconds": spent.system}
+    Path(arguments["result"]).write_text(json.dumps({**result, **cpu}))
+    os._exit(0)
+
+
+def floor(arguments: dict[str, Any]) -> NoReturn:
+    """Process start, import jax, and the files read in parallel into fresh memory."""
+    spawned = arguments["spawned"]
+    started = time.monotonic()
+    import jax  # noqa: F401
+
+    imported = time.monotonic()
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    def read(item: tuple[str, int]) -> Any:
+        path, size = item
+        buffer = np.empty(size, np.uint8)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            view, done = buffer.data, 0
+            while done < size:
+                count = file.readinto(view[done:])
+                if not count:
+                    raise EOFError(path)
+                done += count
+        return buffer
+
+    with ThreadPoolExecutor(arguments["threads"]) as pool:
+        buffers = list(pool.map(read, arguments["files"]))
+    finished = time.monotonic()
+    nbytes = sum(buffer.nbytes for buffer in buffers)
+    leave(
+        arguments,
+        {
+            "interpreter_seconds": started - spawned,
+            "import_jax_seconds": imported - started,
+            "read_seconds": finished - imported,
+            "floor_seconds": finished - spawned,
+            "bytes": nbytes,
+            "read_gb_per_second": nbytes / 1e9 / (finished - imported),
+        },
+    )
+
+
+def _io_bytes() -> int:
+    """What this process has asked the system to read so far, from the page cache or not; 0 if not told."""
+    try:
+        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields["rchar"])
+
+
+def command(arguments: dict[str, Any]) -> NoReturn:
+    """The wanrun command itself, ended where its timings say ready, or after some steps.
+
+    The command runs as installed, with its own parsing, checks and progress; only the two methods by which it
+    records that moment are wrapped, so that a start costs no generation.
+    """
+    stop, events = arguments["stop"], []
+    if arguments.get("listen"):
+        import jax
+
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, duration_secs, **facts: events.append(
+                [event, facts.get("fun_name", ""), duration_secs]
+            )
+        )
+    import wanrun.cli
+    from wanrun.timing import Timings
+
+    def finish(timings: Timings) -> NoReturn:
+        elapsed = time.monotonic() - arguments["spawned"]
+        leave(
+            arguments,
+            {
+                "timing": timings.as_json(),
+                "elapsed_seconds": elapsed,
+                "io_bytes": _io_bytes(),
+                "events": events,
+                "modules": list(sys.modules) if arguments.get("modules") else None,
+                "build_packages": [name for name in BUILD_PACKAGES if name in sys.modules],
+            },
+        )
+
+    mark_ready, step = Timings.mark_ready, Timings.step
+    steps = []
+
+    def mark_ready_and_stop(self: Timings) -> None:
+        mark_ready(self)
+        finish(self)
+
+    def step_and_stop(self: Timings, seconds: float) -> None:
+        step(self, seconds)
+        steps.append(seconds)
+        if len(steps) == stop:
+            finish(self)
+
+    if stop == "ready":
+        Timings.mark_ready = mark_ready_and_stop  # type: ignore[method-assign]
+    else:
+        Timings.step = step_and_stop  # type: ignore[method-assign]
+    sys.argv = ["wanrun", *arguments["arguments"]]
+    wanrun.cli.main()
+    raise SystemExit(f"wanrun ended before {stop}")
+
+
+def imports(arguments: dict[str, Any]) -> NoReturn:
+    """Imports modules in this order; a name that exists only while its parent makes it is left out."""
+    from importlib import import_module
+
+    missing = []
+    started = time.monotonic()
+    for name in arguments["modules"]:
+        try:
+            import_module(name)
+        except ImportError:
+            missing.append(name)
+    leave(arguments, {"import_seconds": time.monotonic() - started, "missing": missing})
+
+
+def main() -> None:
+    probe = {"floor": floor, "command": command, "imports": imports}[sys.argv[1]]
+    probe(json.loads(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Times the text encoder: the program that JAX compiles beside transformers' model in torch, on this CPU.
+
+Both take the same converted weights: UMT5-XXL's width, few layers, random values. Every figure is the median
+time for two prompts that fill the length in the first column but for one token, one after the other or as
+one batch; the variants take turns, so that what else the machine does hits all of them.
+
+    python benchmarks/text.py --layers 2 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.convert import ConvertRequest, convert
+from wanbuild.models.params import bind
+from wanbuild.published import PUBLISHED_TEXT_ENCODER
+from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+from wanrun.manifest import read_manifest
+from wanrun.restore import Restore
+from wanrun.torch_text import TorchTextEncoder
+
+LENGTHS = (64, 128, 256, 512)
+PROMPTS = 2
+MAX_LENGTH = 512
+
+Encode = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def make_artifact(folder: Path, layers: int) -> Path:
+    """Converts a random checkpoint whose text encoder has the published width and a small vocabulary."""
+    sizes = {**PUBLISHED_TEXT_ENCODER, "num_layers": layers, "vocab_size": TOY_TEXT_ENCODER["vocab_size"]}
+    text = {name: sizes[name] for name in TOY_TEXT_ENCODER if name in sizes and name != "torch_dtype"}
+    width = {"text_dim": sizes["d_model"]}
+    write_toy(folder / "checkpoint", text_encoder=text, transformer=width, dtype="bfloat16")
+    convert(ConvertRequest(folder / "checkpoint", folder / "artifact"))
+    return folder / "artifact"
+
+
+def random_prompts(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """ids and mask (PROMPTS, MAX_LENGTH) of prompts that leave one of length columns free."""
+    ids = np.random.default_rng(length).integers(2, TOY_TEXT_ENCODER["vocab_size"], (PROMPTS, MAX_LENGTH))
+    mask = np.broadcast_to(np.arange(MAX_LENGTH) < length - 1, ids.shape)
+    return np.where(mask, ids, 0).astype(np.int32), mask.astype(np.int32)
+
+
+def jax_encoder(artifact: Path) -> Encode:
+    """The ``encode_text`` program as it is built for the CPU, for any static shape."""
+    manifest, kind = read_manifest(artifact), KINDS["text_encoder"]
+    config = kind.parse(manifest.configs["text_encoder"], "text_encoder")
+    module = kind.module(config, DtypePolicy(**manifest.dtypes["text_encoder"]))
+    with ThreadPoolExecutor(2) as pool:
+        tree = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool).result(bits=True)
+    weights = jax.device_put(tree)
+
+    @jax.jit
+    def encode_text(weights: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        return bind(module, weights)(ids, mask, jnp.bfloat16)
+
+    def encode(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        length = int(mask.sum(axis=1).max()) + 1
+        embeddings = np.asarray(encode_text(weights, ids[:, :length], mask[:, :length]))
+        return np.pad(embeddings, ((0, 0), (0, MAX_LENGTH - length), (0, 0)))
+
+    return encode
+
+
+def one_by_one(encode: Encode) -> Encode:
+    def each(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        return np.concatenate([encode(ids[i : i + 1], mask[i : i + 1]) for i in range(len(ids))])
+
+    return each
+
+
+def seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    started = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - started
+
+
+def torch_compile_seconds(artifact: Path) -> dict[str, float]:
+    """The first call of an encoder: with nothing in torch's cache, and with its cache on disk alone."""
+    import torch
+
+    times = {}
+    for cache in ("cold", "warm"):
+        torch.compiler.reset()
+        encoder = TorchTextEncoder(artifact, read_manifest(artifact), warn=print)
+        ids, mask = random_prompts(LENGTHS[0])
+        times[f"one prompt, {cache} cache"] = seconds(encoder.encode, ids[:1], mask[:1])
+        times[f"then two prompts, {cache} cache"] = seconds(encoder.encode, ids, mask)
+        encoder.close()
+        gc.collect()
+    return times
+
+
+def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
+    a, b = np.asarray(value, np.float64), np.asarray(reference, np.float64)
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def measure(artifact: Path, rounds: int) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
+    """Median seconds by variant and length, and how far compiled torch is from the program, by length."""
+    manifest = read_manifest(artifact)
+    program = jax_encoder(artifact)
+    eager, compiled = (
+        TorchTextEncoder(artifact, manifest, compile=wanted, warn=print).encode for wanted in (False, True)
+    )
+    variants: dict[str, Encode] = {}
+    for name, encode in (("jax", program), ("torch eager", eager), ("torch compiled", compiled)):
+        variants[f"{name}, one by one"] = one_by_one(encode)
+        variants[f"{name}, one batch"] = encode
+    times: dict[str, dict[int, list[float]]] = {name: {n: [] for n in LENGTHS} for name in variants}
+    errors: dict[str, float] = {}
+    for turn in range(rounds + 1):
+        for length in LENGTHS:
+            ids, mask = random_prompts(length)
+            if turn == 0:  # compiles, and is not counted
+                results = {name: encode(ids, mask) for name, encode in variants.items()}
+                errors[str(length)] = relative_error(
+                    results["torch compiled, one by one"], results["jax, one by one"]
+                )
+                continue
+            for name, encode in variants.items():
+                times[name][length].append(seconds(encode, ids, mask))
+    medians = {
+        name: {length: statistics.median(values) for length, values in rows.items()}
+        for name, rows in times.items()
+    }
+    return medians, errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="wan-text-") as temporary:
+        folder = Path(temporary)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")  # cold, and gone afterwards
+        artifact = make_artifact(folder, options.layers)
+        first_calls = torch_compile_seconds(artifact)
+        medians, errors = measure(artifact, options.rounds)
+    print(f"{PROMPTS} prompts through {options.layers} layers, bfloat16, seconds, median of {options.rounds}")
+    print(f"{'tokens':<28}" + "".join(f"{length:>9}" for length in LENGTHS))
+    for name, row in medians.items():
+        print(f"{name:<28}" + "".join(f"{row[length]:9.3f}" for length in LENGTHS))
+    print(f"{'compiled torch from jax':<28}" + "".join(f"{errors[str(length)]:9.1e}" for length in LENGTHS))
+    print("first call of compiled torch, seconds")
+    for name, value in first_calls.items():
+        print(f"  {name:<36} {value:6.1f}")
+    record = {"layers": options.layers, "rounds": options.rounds, "seconds": medians}
+    print(json.dumps({**record, "first_call_seconds": first_calls, "relative_error": errors}))
+
+
+if __name__ == "__main__":
+    main()

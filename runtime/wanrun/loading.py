@@ -1,0 +1,48 @@
+"""The choices of how a pipeline is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wanrun.errors import UsageError
+
+MEMORY = ("auto", "low")
+TEXT_ENCODERS = ("jax", "torch")
+EMBEDDINGS = ("all", "artifact", "none")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a pipeline is loaded.
+
+    Args:
+        allow_compile: compile from the StableHLO where no executable fits, into the user's cache.
+        verify: 'fast' checks every row's crc32c while reading; 'sha256' also every parameter's sha256.
+        memory: 'auto' keeps all that was loaded; 'low' frees the text encoder after encoding.
+        text_encoder: 'jax' runs the artifact's programs; 'torch' the same weights with transformers.
+        text_encoder_device: torch device of the latter.
+        embeddings: which stored prompt embeddings may be used: the artifact's and the user's cache
+            ('all'), the 'artifact' ones, or 'none'.
+        weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
+        lazy: load nothing before it is used.
+    """
+
+    allow_compile: bool = False
+    verify: str = "fast"
+    memory: str = "auto"
+    text_encoder: str = "jax"
+    text_encoder_device: str = "cpu"
+    embeddings: str = "all"
+    weights: str | None = None
+    lazy: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("memory", MEMORY),
+            ("text_encoder", TEXT_ENCODERS),
+            ("embeddings", EMBEDDINGS),
+        ):
+            if getattr(self, name) not in choices:
+                raise UsageError(
+                    f"{name} cannot be {getattr(self, name)!r}", expected="one of " + ", ".join(choices)
+                )

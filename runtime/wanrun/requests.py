@@ -1,0 +1,215 @@
+"""What to make: one prompt of the command line, or the lines of a prompts file.
+
+A prompts file is UTF-8 text, and blank lines are skipped. It is either one prompt a line, or JSON lines: one
+object a line, where the file's name ends in ``.jsonl`` or the first line starts with ``{``.
+
+| key | type | replaces |
+|---|---|---|
+| prompt | string, required | |
+| negative_prompt | string | --negative-prompt |
+| seed, steps | integer | --seed, --steps |
+| guidance_scale, flow_shift, fps | number | --guidance-scale, --flow-shift, --fps |
+| solver | string | --solver |
+| output | string, may hold fields | --output |
+
+What a line leaves out is the command line's: so all lines have its --seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from wanrun.errors import UsageError, WanError
+
+_Error = TypeVar("_Error", bound=WanError)
+
+_MAX_BYTES = 64 << 20  # a prompts file of this size is something else
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and its options; None where the artifact's default is asked for.
+
+    Attributes:
+        where: file and line, for messages; empty for a prompt of the command line.
+        index: which of the file's prompts it is, from 1. Lines that cannot be used count too, so that
+            correcting one does not rename the others' outputs.
+        total: how many prompts the file has.
+        output: the line's own output name; None where it is --output's.
+    """
+
+    prompt: str
+    negative_prompt: str | None = None
+    seed: int = 0
+    steps: int | None = None
+    guidance_scale: float | None = None
+    flow_shift: float | None = None
+    solver: str | None = None
+    fps: float | None = None
+    output: str | None = None
+    where: str = ""
+    index: int = 1
+    total: int = 1
+
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "prompt": ((str,), "a string"),
+        "negative_prompt": ((str,), "a string"),
+        "seed": ((int,), "an integer"),
+        "steps": ((int,), "an integer"),
+        "guidance_scale": ((int, float), "a number"),
+        "flow_shift": ((int, float), "a number"),
+        "solver": ((str,), "a string"),
+        "fps": ((int, float), "a number"),
+        "output": ((str,), "a string"),
+    }
+)
+
+_PROFILE_KEYS = ("size", "width", "height", "frames", "num_frames", "num_videos")
+
+
+def located(error: _Error, where: str) -> _Error:
+    """The same error, of the same kind, said of a line of a file."""
+    return type(error)(
+        f"{where}: {error.what}", expected=error.expected, found=error.found, remedy=error.remedy
+    )
+
+
+def request_from_options(options: Mapping[str, Any], prompt: str) -> Request:
+    """A prompt with the command line's options."""
+    shared = ("negative_prompt", "seed", "steps", "guidance_scale", "flow_shift", "solver", "fps")
+    return Request(prompt, **{name: options[name] for name in shared})
+
+
+def read_requests(path: Path, options: Mapping[str, Any]) -> tuple[list[Request], dict[int, UsageError]]:
+    """Reads a prompts file.
+
+    Args:
+        path: the file, or ``-`` for standard input. A pipe will do.
+        options: the command line's options by name: what a line leaves out.
+
+    Returns:
+        The requests, and by index what is wrong with the other lines.
+
+    Raises:
+        UsageError: if the file cannot be read, is no text in UTF-8, or has no prompt.
+    """
+    name, data = _read(path)
+    lines = [(number, line.strip()) for number, line in enumerate(data.split(b"\n"), 1)]
+    filled = [(number, line) for number, line in lines if line]
+    if not filled:
+        raise UsageError(f"the prompts file {name} has no prompt", remedy="write one prompt a line")
+    as_json = path.suffix.lower() == ".jsonl" or filled[0][1].startswith(b"{")
+    requests, failures = [], {}
+    for index, (number, line) in enumerate(filled, 1):
+        where = f"{name}:{number}"
+        try:
+            values = _decode_json(line) if as_json else {"prompt": _decode(line)}
+        except UsageError as error:
+            failures[index] = located(error, where)
+            continue
+        base = request_from_options(options, "")
+        requests.append(dataclasses.replace(base, **values, where=where, index=index, total=len(filled)))
+    return requests, failures
+
+
+def _read(path: Path) -> tuple[str, bytes]:
+    """The name for messages and the content, without a byte order mark."""
+    name = "standard input" if str(path) == "-" else str(path)
+    try:
+        if str(path) == "-":
+            data = b"" if sys.stdin is None else sys.stdin.buffer.read(_MAX_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"the prompts file {name} cannot be read", found=reason) from None
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"the prompts file {name} is too large", expected=f"at most {_MAX_BYTES >> 20} MiB")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UsageError(f"the prompts file {name} is UTF-16", remedy="save it as UTF-8")
+    return name, data.removeprefix(b"\xef\xbb\xbf")
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            "the line is not UTF-8", found=f"byte 0x{line[error.start]:02x}", remedy="save the file as UTF-8"
+        ) from None
+
+
+def _decode_json(line: bytes) -> dict[str, Any]:
+    """The values of one JSON line; all that is wrong with it is one error."""
+    text = _decode(line)
+    try:
+        pairs = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the line is not JSON ({error})",
+            expected='an object such as {"prompt": "a fox"}',
+            found=_short(text),
+        ) from None
+    if not isinstance(pairs, _Pairs):
+        raise UsageError("the line is not a JSON object", expected='{"prompt": "..."}', found=_short(text))
+    values: dict[str, Any] = {}
+    problems = []
+    for key, value in pairs:
+        if key in values:
+            problems.append(UsageError(f"{key} is given twice"))
+        values[key] = value
+        problems += _problems(key, value)
+    if "prompt" not in values:
+        problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise UsageError("; ".join(map(str, problems)))
+    return {key: _number(value) if float in _KINDS[key][0] else value for key, value in values.items()}
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as it is written: a dict would hide that a key is there twice."""
+
+
+def _problems(key: str, value: Any) -> Iterator[UsageError]:
+    if key in _PROFILE_KEYS:
+        yield UsageError(
+            f"{_short(key)} cannot be set by line: a run has one profile",
+            remedy="pass --size, --frames and --num-videos, and run wanrun again for another",
+        )
+    elif key not in _KINDS:
+        yield UsageError(f"unknown key {_short(key)}", expected="one of " + ", ".join(_KINDS))
+    else:
+        types, kind = _KINDS[key]
+        if type(value) not in types:  # not isinstance: True is an int
+            found = "an object" if isinstance(value, _Pairs) else _cut(json.dumps(value))
+            yield UsageError(f"{key} has the wrong type", expected=kind, found=found)
+        elif key == "output" and not (value and value.isprintable()):
+            yield UsageError("output is no file name", found=_cut(json.dumps(value)))
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _cut(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def _short(text: str) -> str:
+    """A quotation for a message."""
+    return repr(_cut(text))

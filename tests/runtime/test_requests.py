@@ -1,0 +1,176 @@
+"""Prompts files: every line becomes a request or is reported, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wanrun.errors import UsageError
+from wanrun.requests import Request, read_requests
+
+OPTIONS: dict[str, Any] = {
+    "negative_prompt": "blurry",
+    "seed": 3,
+    "steps": 20,
+    "guidance_scale": None,
+    "flow_shift": None,
+    "solver": "euler",
+    "fps": 24.0,
+}
+
+
+def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Request], dict[int, str]]:
+    """The requests of a file, and what is wrong with the other lines, with the file's name cut off."""
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    requests, failures = read_requests(path, OPTIONS)
+    return requests, {index: str(error).removeprefix(f"{path}:") for index, error in failures.items()}
+
+
+def test_text(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbfa fox\r\n\n  \t\r\n  two  words \n" + "猫 \x0b\u2028 x".encode() + b"\n{a}"
+    requests, failures = read(tmp_path, content)
+    assert failures == {}
+    assert [request.prompt for request in requests] == ["a fox", "two  words", "猫 \x0b\u2028 x", "{a}"]
+    assert [request.where.rpartition(":")[2] for request in requests] == ["1", "4", "5", "6"]
+    assert [(request.index, request.total) for request in requests] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    first = requests[0]
+    assert (first.negative_prompt, first.seed, first.steps, first.solver) == ("blurry", 3, 20, "euler")
+    assert (first.guidance_scale, first.fps, first.output) == (None, 24.0, None)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    line = {"prompt": "a fox", "negative_prompt": "", "seed": 2**64 - 1, "steps": 4, "guidance_scale": 3}
+    line |= {"flow_shift": 5.5, "solver": "unipc", "fps": 12, "output": "fox/猫.gif"}
+    content = json.dumps(line) + "\n\n" + '{"prompt": ""}\r\n'
+    for name in ("p.jsonl", "p.JSONL", "p.txt", "p"):  # the first line tells, where the name does not
+        (full, bare), failures = read(tmp_path, content, name)
+        assert failures == {}
+        where = str(tmp_path / name)
+        assert full == Request(**line, where=f"{where}:1", index=1, total=2)
+        assert type(full.guidance_scale) is type(full.fps) is float
+        assert bare == Request("", **OPTIONS, where=f"{where}:3", index=2, total=2)
+
+
+BAD = [
+    ("a fox", "the line is not JSON (Expecting value"),
+    ('{"prompt": "a"', "the line is not JSON"),
+    ('{"prompt": "a"} {"prompt": "b"}', "the line is not JSON (Extra data"),
+    ("[" * 100_000, "the line is not JSON"),
+    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "the line is not JSON (Exceeds the limit"),
+    ("null", "the line is not a JSON object"),
+    ('["prompt", "a"]', "the line is not a JSON object"),
+    ("[]", "the line is not a JSON object"),
+    ("{}", 'there is no prompt; expected "prompt": "..."'),
+    ('{"seed": 1}', "there is no prompt"),
+    ('{"prompt": null}', "prompt has the wrong type; expected a string; found null"),
+    ('{"prompt": {"a": [1]}}', "prompt has the wrong type; expected a string; found an object"),
+    ('{"prompt": "a", "seed": 1.0}', "seed has the wrong type; expected an integer; found 1.0"),
+    ('{"prompt": "a", "seed": true}', "seed has the wrong type; expected an integer; found true"),
+    ('{"prompt": "a", "seed": "1"}', 'seed has the wrong type; expected an integer; found "1"'),
+    ('{"prompt": "a", "steps": NaN}', "steps has the wrong type; expected an integer; found NaN"),
+    ('{"prompt": "a", "fps": "24"}', 'fps has the wrong type; expected a number; found "24"'),
+    (
+        '{"prompt": "a", "guidance_scale": [5]}',
+        "guidance_scale has the wrong type; expected a number; found [5]",
+    ),
+    ('{"prompt": "a", "negative_prompt": 3}', "negative_prompt has the wrong type"),
+    ('{"prompt": "a", "output": ""}', 'output is no file name; found ""'),
+    ('{"prompt": "a", "output": "a\\u0000.mp4"}', 'output is no file name; found "a\\u0000.mp4"'),
+    ('{"prompt": "a", "output": "\\ud800.mp4"}', "output is no file name"),
+    ('{"prompt": "a", "prompt": "b"}', "prompt is given twice"),
+    ('{"prompt": "a", "num_steps": 4}', "unknown key 'num_steps'; expected one of prompt, negative_prompt, "),
+    ('{"prompt": "a", "Seed": 4}', "unknown key 'Seed'"),
+    ('{"prompt": "a", "size": "64x64"}', "'size' cannot be set by line: a run has one profile; pass --size"),
+    ('{"prompt": "a", "frames": 9}', "'frames' cannot be set by line: a run has one profile"),
+    (
+        '{"prompt": "a", "fps": "x", "tint": 1}',
+        'fps has the wrong type; expected a number; found "x"; unknown',
+    ),
+]
+
+
+def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
+    lines = ['{"prompt": "first"}', *(line for line, _ in BAD), '{"prompt": "last"}']
+    requests, failures = read(tmp_path, "\n".join(lines), "p.jsonl")
+    assert [(request.prompt, request.index) for request in requests] == [("first", 1), ("last", len(lines))]
+    assert sorted(failures) == list(range(2, len(lines)))
+    for index, (line, message) in enumerate(BAD, 2):
+        assert failures[index].startswith(f"{index}: {message}"), (line, failures[index])
+        assert "\n" not in failures[index] and len(failures[index]) < 400
+
+
+def test_a_line_that_is_no_utf8(tmp_path: Path) -> None:
+    requests, failures = read(tmp_path, b"a fox\n caf\xe9\n\nlast\n")
+    assert [request.prompt for request in requests] == ["a fox", "last"]
+    assert failures == {2: "2: the line is not UTF-8; found byte 0xe9; save the file as UTF-8"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n\t\n", b"\xef\xbb\xbf", "a fox\n".encode("utf-16")])
+def test_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
+    reason = "is UTF-16; save it as UTF-8" if len(content) > 10 else "has no prompt; write one prompt a line"
+    with pytest.raises(UsageError, match=reason):
+        read(tmp_path, content)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file")):
+        with pytest.raises(UsageError, match=f"the prompts file {path} cannot be read; found {reason}"):
+            read_requests(path, OPTIONS)
+    with pytest.raises(UsageError, match="/dev/zero is too large; expected at most 64 MiB"):
+        read_requests(Path("/dev/zero"), OPTIONS)
+
+
+def test_a_pipe_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"a\nb\n",))
+    writer.start()
+    requests, _ = read_requests(tmp_path / "pipe", OPTIONS)
+    writer.join()
+    assert [request.prompt for request in requests] == ["a", "b"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "c"}\nx')))
+    requests, failures = read_requests(Path("-"), OPTIONS)
+    assert [(request.prompt, request.where) for request in requests] == [("c", "standard input:1")]
+    assert str(failures[2]).startswith("standard input:2: the line is not JSON")
+    monkeypatch.setattr(sys, "stdin", None)  # closed, as with <&-
+    with pytest.raises(UsageError, match="standard input has no prompt"):
+        read_requests(Path("-"), OPTIONS)
+
+
+keys = st.sampled_from(["prompt", "seed", "steps", "fps", "output", "solver", "size", "other"]) | st.text()
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=4,
+)
+lines = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.dictionaries(keys, values, max_size=4).map(lambda line: json.dumps({"prompt": "a", **line}).encode()),
+)
+
+
+@given(st.lists(lines, max_size=6), st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+def test_whatever_is_in_a_file(tmp_path: Path, content: list[bytes], as_json: bool) -> None:
+    data = b"\n".join(content)
+    path = tmp_path / ("p.jsonl" if as_json else "p.txt")
+    path.write_bytes(data)
+    try:
+        requests, failures = read_requests(path, OPTIONS)
+    except UsageError:
+        assert data[:2] in (b"\xff\xfe", b"\xfe\xff") or not data.removeprefix(b"\xef\xbb\xbf").strip()
+        return
+    total = sum(1 for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
+    assert sorted([*failures, *(request.index for request in requests)]) == list(range(1, total + 1))
+    assert all(request.total == total and type(request.prompt) is str for request in requests)
+    assert all(type(request.seed) is int and type(request.fps) is float for request in requests)
