@@ -116,7 +116,7 @@ class Starts:
     def _wanrun_arguments(self, *more: object) -> list[str]:
         size, frames = self.options.size, self.options.frames
         words = ["--artifact", self.artifact, "--size", size, "--frames", frames, "--prompt", PROMPT]
-        words += ["--negative-prompt", NEGATIVE_PROMPT, "--steps", 3, "--target", "cpu"]
+        words += ["--negative-prompt", NEGATIVE_PROMPT, "--steps", 4, "--target", "cpu"]
         return [str(word) for word in [*words, *more]]
 
     def _wanrun(self, variant: str, stop: int | str, **more: Any) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Starts:
             for _, state in itertools.product(range(self.options.step_repeat), self.options.step_caches):
                 for variant in self.variants if "step" in only else ():
                     resident = self.set_cache(state, self.artifact)
-                    figures = {"resident": resident, **self._wanrun(variant, 2)}
+                    figures = {"resident": resident, **self._wanrun(variant, 3)}
                     self._keep("step", "wanrun", variant, state, figures)
                     if reference and variant == "encoded":
                         figures = self._diffusers(state, steps=3, stop_after=2)
@@ -224,7 +224,7 @@ class Starts:
                 words = self._wanrun_arguments("--output", Path(scratch) / "out.npy")
                 words += ["--timing-json", str(timing)]
                 environment = {**self.environment, "XDG_CACHE_HOME": scratch}
-                seconds = run_timed([command("wanrun"), *words, "--steps", 2], LONG, environment)
+                seconds = run_timed([command("wanrun"), *words, "--steps", 3], LONG, environment)
                 figures = {"resident": resident, "wall_seconds": seconds}
                 figures["timing"] = json.loads(timing.read_text())
             self._keep("decode", "wanrun", "encoded", "warm", figures)

@@ -177,8 +177,13 @@ def interrupts(builds: Builds) -> None:
     assert codes[130] >= 3 and codes[143] >= 1, codes
 
 
-def counted(stop: int | None, function: Callable[[], Any]) -> list[str]:
-    """Runs with every change to the file system counted; killed before the event of this number.
+Stop = int | tuple[str, int]
+"""The number of an event, or ("before", n) or ("after", n) for the moment before or after the n-th rename,
+from 0 before and from 1 after."""
+
+
+def counted(stop: Stop | None, function: Callable[[], Any]) -> list[str]:
+    """Runs with every change to the file system counted; killed before the event of this number, or then.
 
     Counts from the first mkdir on, so not what a build clears away before it begins.
     """
@@ -188,7 +193,8 @@ def counted(stop: int | None, function: Callable[[], Any]) -> list[str]:
         original = getattr(os, name)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if len(trace) == stop:
+            moment = "before" if name == "rename" else "", trace.count("rename")
+            if stop in (len(trace), moment, ("after", trace.count("rename"))):
                 os.kill(os.getpid(), signal.SIGKILL)
             if trace or name == "mkdir":
                 trace.append(name)
@@ -218,9 +224,10 @@ def kills_at_events(builds: Builds) -> None:
     trace = os.read(reader, 1 << 20).decode().split()
     moves = [index for index, name in enumerate(trace) if name == "rename"]
     assert len(moves) == 2, trace  # the old one aside, the new one into place
-    stops = [stop for index in moves for stop in (index, index + 1)]
-    stops += [len(trace) - 1, moves[1] + 20, trace.index("fsync") + 3]
-    stops += random_numbers.sample(range(len(trace)), 3)
+    # By name, for threads that make folders at once may need a call more or less before them.
+    stops: list[Stop] = [("before", 0), ("after", 1), ("before", 1), ("after", 2)]
+    stops += [len(trace) - 10, moves[1] + 20, trace.index("fsync") + 3]
+    stops += random_numbers.sample(range(len(trace) - 10), 3)
     for number, stop in enumerate(stops):
         build = partial(builds.build, builds.checkpoints[number % 2])
         assert wait(fork(partial(counted, stop, build))) == -signal.SIGKILL, stop
@@ -228,7 +235,7 @@ def kills_at_events(builds: Builds) -> None:
     assert found[False] == 2, found  # between the two renames
     # The next build, forced or not, puts the old one back before it does anything else.
     build = partial(builds.build, builds.checkpoints[1])
-    assert wait(fork(partial(counted, moves[0] + 1, build))) == -signal.SIGKILL
+    assert wait(fork(partial(counted, ("after", 1), build))) == -signal.SIGKILL
     assert not builds.artifact.exists() and builds.replaced.exists()
     before = builds.whole(builds.replaced)
     assert wait(fork(lambda: builds.build(builds.checkpoints[1], force=False))) == 2

@@ -181,8 +181,9 @@ def test_what_is_there_is_not_encoded_again(
     assert command("--artifact", two, "--prompt", " a  fox", "--prompt", "", "--prompt", "a fox ") == 0
     assert encoded[2:] == ["a fox", "a fox"]
     manifest = check_whole(two)
-    records = [manifest.embeddings[embedding_key(manifest, "a fox", dtype)] for dtype in DTYPES]
-    assert [record["dtype"] for record in records] == list(DTYPES)
+    dtypes = ["bfloat16", "float32"]
+    records = [manifest.embeddings[embedding_key(manifest, "a fox", dtype)] for dtype in dtypes]
+    assert [record["dtype"] for record in records] == dtypes
     assert all(record["prompt"] == "a fox" and record["length"] > 2 for record in records)
 
 

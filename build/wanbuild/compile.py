@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.programs import BuildOptions, ProgramBuilder, ProgramSpec, Shape
-from wanbuild.staging import build_lock
+from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets import TargetSpec, resolve_target
 from wanrun import __version__
 from wanrun.environment import configure_jax, using_cache
@@ -259,7 +258,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
             ProgramBuilder(manifest, shape, request.options, targets[0].kernels)
         for target in targets:
             manifest = _build_target(artifact, manifest, target, shapes, request.options, report)
-        _remove_unlisted(artifact, manifest)
+        remove_unlisted(artifact, manifest)
     return manifest
 
 
@@ -341,30 +340,3 @@ def _line(profile: str, program: str, statistics: dict[str, Any], target: Target
         f"{statistics['flops'] / 1e9:.1f} GFLOP, arguments + temporaries {gigabytes:.3f} GB "
         f"of {target.memory_bytes / 1e9:.1f} GB"
     )
-
-
-def _remove_unlisted(artifact: Path, manifest: Manifest) -> None:
-    """Deletes programs, executables, golden files and embeddings that the manifest does not list."""
-    listed = {
-        program.file
-        for profile in manifest.profiles.values()
-        for programs in profile.programs.values()
-        for program in programs.values()
-    }
-    listed |= {
-        f"{target.folder}/{entry.file}"
-        for target in manifest.targets.values()
-        for entries in target.executables.values()
-        for entry in entries.values()
-    }
-    listed |= {record["file"] for record in (*manifest.golden.values(), *manifest.embeddings.values())}
-    for name in ("programs", "executables", "golden", "embeddings"):
-        root = artifact / name
-        for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():
-            if path.is_dir():
-                with contextlib.suppress(OSError):  # not empty
-                    path.rmdir()
-            elif path.relative_to(artifact).as_posix() not in listed:
-                path.unlink()
-    for leftover in (artifact / "executables").glob(".building-*"):
-        shutil.rmtree(leftover, ignore_errors=True)

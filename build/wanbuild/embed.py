@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from wanbuild.staging import build_lock
+from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_file
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import replace_file, sha256_of
@@ -185,12 +185,3 @@ def _intact(stored: ArtifactEmbeddings, prompt: str, dtype: str) -> bool:
 def _shown(prompt: str) -> str:
     """A prompt in a line of a report."""
     return repr(prompt if len(prompt) <= 60 else f"{prompt[:57]}...")
-
-
-def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
-    """Deletes embedding files that the manifest does not list."""
-    folder = artifact / "embeddings"
-    listed = {record["file"] for record in manifest.embeddings.values()}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_file() and path.relative_to(artifact).as_posix() not in listed:
-            path.unlink()

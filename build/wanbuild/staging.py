@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import fsync_directory
-from wanrun.manifest import MANIFEST
+from wanrun.manifest import MANIFEST, Manifest
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""
@@ -116,6 +116,33 @@ def commit(artifact: Path) -> None:
     building.rename(artifact)
     fsync_directory(artifact.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
+    """Deletes programs, executables, golden files and embeddings that the manifest does not list."""
+    listed = {
+        program.file
+        for profile in manifest.profiles.values()
+        for programs in profile.programs.values()
+        for program in programs.values()
+    }
+    listed |= {
+        f"{target.folder}/{entry.file}"
+        for target in manifest.targets.values()
+        for entries in target.executables.values()
+        for entry in entries.values()
+    }
+    listed |= {record["file"] for record in (*manifest.golden.values(), *manifest.embeddings.values())}
+    for name in ("programs", "executables", "golden", "embeddings"):
+        root = artifact / name
+        for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():
+            if path.is_dir():
+                with contextlib.suppress(OSError):  # not empty
+                    path.rmdir()
+            elif path.relative_to(artifact).as_posix() not in listed:
+                path.unlink()
+    for leftover in (artifact / "executables").glob(".building-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def check_free_space(folder: Path, needed: int) -> None:

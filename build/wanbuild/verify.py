@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from wanbuild.embed import add_embeddings, open_profile, remove_unlisted, runnable_profiles
-from wanbuild.staging import build_lock
+from wanbuild.embed import add_embeddings, open_profile, runnable_profiles
+from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.embeddings import ArtifactEmbeddings
 from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError, VerificationError

@@ -26,21 +26,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from wanrun.environment import host_environment, usable_cores
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, sha256_of
 from wanrun.manifest import Manifest
+from wanrun.memory import DTYPES
 
-COMPONENT = "text_encoder"
-DTYPES: Mapping[str, np.dtype] = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-}
+TEXT_ENCODER = "text_encoder"
+"""The component whose embeddings these are."""
+
 STORED: Mapping[str, np.dtype] = {"bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
-"""What NumPy's own format holds for each dtype."""
+"""The dtypes that an embedding may have, and what NumPy's own format holds for each."""
 
 FACTS, ROWS = "facts.json", "rows.npy"
 OVERHEAD_BYTES = 8 * 1024
@@ -57,10 +55,10 @@ Warn = Callable[[str], None]
 
 def text_digest(manifest: Manifest) -> str:
     """sha256 of what turns a cleaned prompt into numbers: tokenizer, the encoder's config and weights."""
-    parameters = manifest.components[COMPONENT].as_json()["parameters"]
+    parameters = manifest.components[TEXT_ENCODER].as_json()["parameters"]
     content = {
         "parameters": parameters,
-        "config": manifest.configs[COMPONENT],
+        "config": manifest.configs[TEXT_ENCODER],
         "tokenizer": manifest.tokenizer,
     }
     return sha256_of(canonical_json(content))
@@ -210,7 +208,7 @@ class _Format:
     def __init__(self, manifest: Manifest) -> None:
         self.text = text_digest(manifest)
         self.max_length: int = manifest.tokenizer["max_length"]
-        self.width: int = manifest.configs[COMPONENT]["d_model"]
+        self.width: int = manifest.configs[TEXT_ENCODER]["d_model"]
 
     def limit(self, cleaned_prompt: str) -> int:
         """Bytes that the file of a prompt has at most."""

@@ -114,7 +114,34 @@ def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> 
         return exported.call(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
-    return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
+    with contextlib.nullcontext() if b"lapack" in data else _without_lapack():
+        return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _without_lapack() -> Iterator[None]:
+    """Keeps JAX from importing scipy.linalg when this thread lowers an exported program for the CPU.
+
+    It does so to register LAPACK, a quarter of what ``import jax`` takes, for programs that call none of it.
+    There is no public way to say so; where a version of JAX does it otherwise, this changes nothing.
+    """
+    from jax._src.export import _export
+
+    name, thread = "_ensure_backends_initialized", threading.get_ident()
+    initialize = getattr(_export, name, None)
+    if initialize is None:
+        yield
+        return
+
+    def unless_ours(platforms: Sequence[str]) -> None:
+        if threading.get_ident() != thread:
+            initialize(platforms)
+
+    setattr(_export, name, unless_ours)
+    try:
+        yield
+    finally:
+        setattr(_export, name, initialize)
 
 
 def check_entries(artifact: Path, target: Target, profile: str) -> None:

@@ -24,8 +24,8 @@ DTYPES = {
     "float16": np.dtype("f2"),
 }
 
-TOUCHED_BYTES = 8 * 2**20
-"""Touched at a time: the kernel holds a lock meanwhile that loading a library waits for."""
+TOUCHED_BYTES = 2 * 2**20
+"""Touched at a time, one huge page: the kernel holds a lock meanwhile that loading a library waits for."""
 
 HUGE_BYTES_PER_SECOND = 1.2e9
 """Huge pages are given up where first touch of them is slower than this. With memory at hand it is 8 GB/s; in

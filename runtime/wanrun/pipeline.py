@@ -132,7 +132,7 @@ class Pipeline:
         return stores
 
     def start(self, prompts: Sequence[str] | None) -> None:
-        """Loads until the first step could run; what comes after it goes on loading in the background.
+        """Loads until the first step could run; what comes after it is loaded behind the second step.
 
         Args:
             prompts: the prompts that are going to be used, which are encoded while the transformer is
@@ -167,7 +167,6 @@ class Pipeline:
                     self._backend.release()
         for future in waiting:
             future.result()
-        self._loader.request(programs=["decode_video"], components=["vae"])
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
@@ -292,6 +291,7 @@ class Pipeline:
 
         def after_step(done: int, total: int) -> None:
             self._loader.raise_failures()  # of what loads behind the steps
+            self._loader.request(programs=["decode_video"], components=["vae"])
             on_step(done, total)
 
         with self.timings.phase("denoise"):
@@ -348,7 +348,7 @@ def load(
     warn: Warn = _no_warning,
     **loading: Any,
 ) -> Pipeline:
-    """Loads one profile of an artifact until its first step could run; the VAE follows in the background.
+    """Loads one profile of an artifact until its first step could run; the VAE follows later.
 
     Args:
         artifact: the artifact's folder.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wanrun.embeddings import made_by_jax
+from wanrun.embeddings import TEXT_ENCODER, made_by_jax
 from wanrun.environment import device_environment, host_environment
 from wanrun.files import canonical_json, sha256_of
 from wanrun.loader import Loader
@@ -24,8 +24,6 @@ from wanrun.timing import Timings
 
 if TYPE_CHECKING:
     from wanrun.torch_text import TorchTextEncoder
-
-TEXT_ENCODER = "text_encoder"
 
 
 class TextBackend(Protocol):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from wanrun.embeddings import TEXT_ENCODER
 from wanrun.environment import cpu_features, usable_cores
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.manifest import Manifest
@@ -34,7 +35,6 @@ from wanrun.restore import Restore, Tree, default_threads
 if TYPE_CHECKING:
     import torch
 
-COMPONENT = "text_encoder"
 DTYPES = ("bfloat16", "float32")
 
 TOKEN_MULTIPLE = 64
@@ -211,11 +211,11 @@ class TorchTextEncoder:
             raise ValueError(f"dtype must be one of {DTYPES}, not {dtype!r}")
         check_torch(device)
         self.dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
-        self._config = manifest.configs[COMPONENT]
+        self._config = manifest.configs[TEXT_ENCODER]
         self._device, self._warn = device, warn
         with ThreadPoolExecutor(default_threads(), thread_name_prefix="restore") as pool:
             restore = Restore(
-                artifact, COMPONENT, manifest.components[COMPONENT], pool, verify, clock, weights
+                artifact, TEXT_ENCODER, manifest.components[TEXT_ENCODER], pool, verify, clock, weights
             )
             try:
                 model = _abstract_model(self._config)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wanrun.embeddings import DTYPES
 from wanrun.errors import ArtifactError, WanError
+from wanrun.memory import DTYPES
 from wanrun.prompt import PromptTokenizer, TokenizedPrompts
 from wanrun.text import PromptEncoder
 
