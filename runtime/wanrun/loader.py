@@ -117,7 +117,10 @@ class Loader:
         tree = restore.result(self._bits)
         self._timings.add("restore", restore.started_at, restore.finished_at, restore.name)
         with self._timings.phase("transfer", restore.name):
-            return jax.block_until_ready(jax.device_put(tree, self._device))
+            weights = jax.block_until_ready(jax.device_put(tree, self._device))
+        with self._lock:  # so that a device with memory of its own does not cost the host's too
+            self._restores.pop(restore.name, None)
+        return weights
 
     def _load_program(self, name: str) -> LoadedProgram:
         hits, misses = self._executables.hits, self._executables.misses
@@ -160,7 +163,6 @@ class Loader:
         """Lets go of a component, which frees its memory; it can be asked for again."""
         with self._lock:
             self._weights.pop(component, None)
-            self._restores.pop(component, None)
 
     def close(self) -> None:
         """Drops what has not started and lets go of everything."""

@@ -30,7 +30,7 @@ TOUCHED_BYTES = 2 * 2**20
 HUGE_BYTES_PER_SECOND = 1.2e9
 """Huge pages are given up where first touch of them is slower than this. With memory at hand it is 8 GB/s; in
 a virtual machine that has handed its free memory back to the host a huge page costs 2 to 10 ms, and small
-ones are several times faster (BUILD_NOTES.md, "wanrun")."""
+ones are several times faster (BUILD_NOTES.md, "Start")."""
 
 MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE = 14, 15, 23
 """linux/mman.h; the last since 5.14."""
