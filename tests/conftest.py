@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from damage import Refused, one_error
+from damage import Refused, linked, one_error
 
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -132,14 +132,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 @pytest.fixture
 def artifact(toy_artifact: Path, tmp_path: Path) -> Path:
     """The toy artifact with a manifest of its own; its folders are links until a test calls ``own``."""
-    folder = tmp_path / "artifact"
-    folder.mkdir()
-    for entry in toy_artifact.iterdir():
-        if entry.is_dir():
-            (folder / entry.name).symlink_to(entry)
-        else:
-            shutil.copy(entry, folder)
-    return folder
+    return linked(toy_artifact, tmp_path / "artifact")
 
 
 @pytest.fixture

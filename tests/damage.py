@@ -21,6 +21,17 @@ PROGRAMS = tuple(sorted((*USED, "encode_text_128", "encode_text_256", "encode_te
 Refused = Callable[..., str]
 
 
+def linked(artifact: Path, folder: Path) -> Path:
+    """Makes folder an artifact with a manifest of its own, whose folders are links to another's."""
+    folder.mkdir()
+    for entry in artifact.iterdir():
+        if entry.is_dir():
+            (folder / entry.name).symlink_to(entry)
+        else:
+            shutil.copy(entry, folder)
+    return folder
+
+
 def own(artifact: Path, folder: str) -> None:
     """Copies a folder that was a link, so that the test may damage what is in it."""
     path = artifact / folder

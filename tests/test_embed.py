@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from damage import edit, edit_environment, flip, one_error
+from damage import edit, edit_environment, flip, linked, one_error
 from wanbuild import embed, verify
 from wanbuild.cli import wanbuild
 from wanbuild.compile import CompileRequest, compile_artifact
@@ -64,13 +64,7 @@ def two_dtypes(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def two(two_dtypes: Path, tmp_path: Path) -> Path:
     """The same with a manifest of its own; its folders are links."""
-    folder = tmp_path / "two"
-    folder.mkdir()
-    for entry in two_dtypes.iterdir():
-        if entry.is_dir():
-            (folder / entry.name).symlink_to(entry)
-    shutil.copy(two_dtypes / "manifest.json", folder)
-    return folder
+    return linked(two_dtypes, tmp_path / "two")
 
 
 class FakePipeline:

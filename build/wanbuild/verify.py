@@ -23,7 +23,7 @@ from wanrun.embeddings import ArtifactEmbeddings
 from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables import check_entry, read_program
-from wanrun.files import digest_found, replace_file, sha256_of
+from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.restore import Restore, default_threads
 from wanrun.select import select_target
@@ -110,14 +110,8 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         report(f"target {target_name}: executables intact")
     for record in [manifest.tokenizer, *manifest.golden.values()]:
         path = artifact / record["file"]
-        found = digest_found(path)
-        if found != record["sha256"]:
-            raise ArtifactError(
-                f"{path} is damaged",
-                expected=f"sha256 {record['sha256']}",
-                found=found,
-                remedy="copy the artifact again or rebuild it",
-            )
+        remedy = "copy the artifact again or rebuild it"
+        check_digest(digest_found(path), record["sha256"], f"{path} is damaged", remedy)
     embeddings = ArtifactEmbeddings(artifact, manifest)
     for key in manifest.embeddings:
         embeddings.read(key)

@@ -30,7 +30,7 @@ import numpy as np
 
 from wanrun.environment import host_environment, usable_cores
 from wanrun.errors import ArtifactError
-from wanrun.files import canonical_json, sha256_of
+from wanrun.files import canonical_json, check_digest, sha256_of, user_cache
 from wanrun.manifest import Manifest
 from wanrun.memory import DTYPES
 
@@ -258,9 +258,7 @@ class ArtifactEmbeddings:
             ) from None
         except ValueError as error:
             raise ArtifactError(f"{what}: {error}", expected=expected, remedy=remedy) from None
-        digest = sha256_of(data)
-        if digest != record["sha256"]:
-            raise ArtifactError(what, expected=expected, found=digest, remedy=remedy)
+        check_digest(sha256_of(data), record["sha256"], what, remedy)
         try:
             if key != _key(self._format.text, prompt, dtype):
                 raise ValueError("its key is of another prompt or text encoder")
@@ -305,11 +303,9 @@ class EmbeddingCache:
         self._folder = folder
         if folder is None:
             try:
-                base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+                self._folder = user_cache() / "embeddings"
             except RuntimeError as error:  # a user without a home
                 self._unusable(error)
-            else:
-                self._folder = base / "wanrun" / "embeddings"
 
     def key(self, cleaned_prompt: str, dtype: str) -> str:
         """Hexadecimal name of an entry."""

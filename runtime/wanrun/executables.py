@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wanrun.environment import host_environment, using_cache
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import canonical_json, digest_found, sha256_of
+from wanrun.files import canonical_json, check_digest, digest_found, sha256_of, user_cache
 from wanrun.manifest import Executable, Manifest, Profile, Program, Target
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 HIT_EVENT = "/jax/compilation_cache/cache_hits"
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
 
+RECOMPILE = "copy the artifact again, or run wanbuild compile"
 
 _LOADING = threading.Lock()
 """Held while JAX's cache folder, log and events are ours: all three belong to the process."""
@@ -157,14 +158,14 @@ def check_entries(artifact: Path, target: Target, profile: str) -> None:
         except OSError:
             raise ArtifactError(
                 f"the executable of {name} for profile {profile} is missing: {path}",
-                remedy="copy the artifact again, or run wanbuild compile",
+                remedy=RECOMPILE,
             ) from None
         if size != entry.nbytes:
             raise ArtifactError(
                 f"the executable of {name} for profile {profile} is damaged: {path}",
                 expected=f"{entry.nbytes} bytes",
                 found=f"{size} bytes",
-                remedy="copy the artifact again, or run wanbuild compile",
+                remedy=RECOMPILE,
             )
 
 
@@ -175,14 +176,8 @@ def check_entry(artifact: Path, target: Target, name: str, entry: Executable) ->
         ArtifactError: if it is missing or differs.
     """
     path = artifact / target.folder / entry.file
-    found = digest_found(path)
-    if found != entry.sha256:
-        raise ArtifactError(
-            f"the executable of {name} is damaged: {path}",
-            expected=f"sha256 {entry.sha256}",
-            found=found,
-            remedy="copy the artifact again, or run wanbuild compile",
-        )
+    what, remedy = f"the executable of {name} is damaged: {path}", RECOMPILE
+    check_digest(digest_found(path), entry.sha256, what, remedy)
 
 
 def read_program(artifact: Path, name: str, program: Program) -> bytes:
@@ -198,14 +193,7 @@ def read_program(artifact: Path, name: str, program: Program) -> bytes:
         raise ArtifactError(
             f"program {name} cannot be read: {path}: {error.strerror}", remedy="copy the artifact again"
         ) from None
-    found = sha256_of(data)
-    if found != program.sha256:
-        raise ArtifactError(
-            f"program {name} is damaged: {path}",
-            expected=f"sha256 {program.sha256}",
-            found=found,
-            remedy="copy the artifact again, or run wanbuild compile",
-        )
+    check_digest(sha256_of(data), program.sha256, f"program {name} is damaged: {path}", RECOMPILE)
     return data
 
 
@@ -217,10 +205,9 @@ def overlay_folder(manifest: Manifest, target: str) -> Path:
     Raises:
         UsageError: if it cannot be written.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
     digest = manifest.content_digest.removeprefix("sha256:")
-    folder = base / "wanrun" / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
+    folder = user_cache() / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -65,6 +65,21 @@ def digest_found(path: Path) -> str:
         return error.strerror or str(error)
 
 
+def check_digest(found: str, expected: str, what: str, remedy: str) -> None:
+    """Raises ArtifactError(what) unless the sha256 that was found, or why there is none, is as expected."""
+    if found != expected:
+        raise ArtifactError(what, expected=f"sha256 {expected}", found=found, remedy=remedy)
+
+
+def user_cache() -> Path:
+    """This user's cache of what the runtime makes: $XDG_CACHE_HOME/wanrun, or ~/.cache/wanrun.
+
+    Raises:
+        RuntimeError: for a user without a home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wanrun"
+
+
 def plain_relative(name: Any, where: str) -> str:
     """Returns name if it is a plain relative path: no root, drive, '..', empty part or odd character.
 

@@ -163,8 +163,7 @@ class Pipeline:
         if missing:
             with self.timings.phase("text"):
                 self._prompts.fetch(missing)
-                if self._loading.memory == "low":
-                    self._backend.release()
+                self._spare_text_encoder()
         for future in waiting:
             future.result()
 
@@ -177,9 +176,13 @@ class Pipeline:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
         with self.timings.phase("text"):
             embeddings = self._prompts(prompts)
-            if self._loading.memory == "low":
-                self._backend.release()
+            self._spare_text_encoder()
             return embeddings
+
+    def _spare_text_encoder(self) -> None:
+        """Lets go of the text encoder where memory is low."""
+        if self._loading.memory == "low":
+            self._backend.release()
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """A component's weights on the device, as nested dicts by path."""
@@ -225,8 +228,7 @@ class Pipeline:
         with self.timings.phase("warmup"):
             if self._text_expected:
                 self._backend.warm_up()
-                if self._loading.memory == "low":
-                    self._backend.release()
+                self._spare_text_encoder()
             prompts = 2 if self.profile.guidance else 1
             embeddings = np.zeros((prompts, self._tokenizer.max_length, self._width), self._dtype)
             constant = self._prepare(embeddings, 1.0)

@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError
+from wanrun.files import check_digest, sha256_of
 from wanrun.layout import CRC_BYTES, array_folder
 from wanrun.manifest import Component, Parameter
 from wanrun.memory import Memory
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 512 * 2**10
 """Read and checksummed at a time: small enough that the checksum reads from the second-level cache."""
+
+REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
 
 VERIFY_MODES = ("fast", "sha256")
 
@@ -73,7 +76,7 @@ def _damage(
         f"weights are damaged: {chunk.name}, {what} in {chunk.file}",
         expected=expected,
         found=found,
-        remedy="copy the artifact again or rebuild it with wanbuild convert --force",
+        remedy=REBUILD,
     )
 
 
@@ -238,14 +241,8 @@ class Restore:
             for path, parameter in self._component.parameters.items():
                 digests = [digest for future in self._futures[path] for digest in future.result()]
                 if self._verify == "sha256" and path not in self._stored:  # where the reader has checked it
-                    found = hashlib.sha256(b"".join(digests)).hexdigest()
-                    if found != parameter.sha256:
-                        raise ArtifactError(
-                            f"weights are damaged: {self.name}/{path}",
-                            expected=f"sha256 {parameter.sha256}",
-                            found=found,
-                            remedy="copy the artifact again or rebuild it with wanbuild convert --force",
-                        )
+                    what = f"weights are damaged: {self.name}/{path}"
+                    check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
                 arrays[path] = self._memory.array(path, parameter.layout, bits)
             return nest(arrays)
         except BaseException:

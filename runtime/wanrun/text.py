@@ -94,9 +94,10 @@ class PromptEncoder:
         cleaned = list(dict.fromkeys(clean_prompt(prompt) for prompt in prompts))
         self._capacity = max(self._capacity, len(cleaned))
         missing = [prompt for prompt in cleaned if self._find(prompt) is None]
-        for begin in range(0, len(missing), FETCHED):
-            some = missing[begin : begin + FETCHED]
-            self._make(some, self._tokenize(some), range(len(some)))
+        if missing:
+            tokens = self._tokenize(missing)
+            for begin in range(0, len(missing), FETCHED):
+                self._make(missing, tokens, range(begin, min(begin + FETCHED, len(missing))))
 
     def __call__(self, prompts: Sequence[str]) -> np.ndarray:
         """Embeddings (P, L, D) in the compute dtype, zero past each prompt's length.

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.errors import ArtifactError
-from wanrun.files import sha256_of
+from wanrun.files import check_digest, sha256_of
 from wanrun.manifest import Manifest
 from wanrun.prompt import PromptTokenizer, TokenizedPrompts
 
@@ -87,13 +86,8 @@ class ArtifactTokenizer:
             found = sha256_of(data)
         except OSError as error:
             data, found = b"", error.strerror or str(error)
-        if found != self._record["sha256"]:
-            raise ArtifactError(
-                f"the tokenizer {self._path} is damaged",
-                expected=f"sha256 {self._record['sha256']}",
-                found=found,
-                remedy="copy the artifact again or rebuild it",
-            )
+        what, remedy = f"the tokenizer {self._path} is damaged", "copy the artifact again or rebuild it"
+        check_digest(found, self._record["sha256"], what, remedy)
         return data
 
 

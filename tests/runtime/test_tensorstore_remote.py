@@ -20,30 +20,17 @@ import pytest
 from stored_weights import (
     Server,
     Stored,
-    convert_transformer,
     flip,
     parameter_of,
     read,
     read_one,
     refusal,
-    write_plain,
 )
 from wanrun import tensorstore_restore
 from wanrun.errors import UsageError
 from wanrun.manifest import Parameter
 from wanrun.restore import Restore
 from wanrun.tensorstore_restore import TensorStoreReader, component_location
-
-
-@pytest.fixture(scope="module")
-def stored(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """The toy's transformer. Not to be changed."""
-    return convert_transformer(toy_checkpoint, tmp_path_factory.mktemp("converted") / "artifact")
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> tuple[Path, Parameter, np.ndarray]:
-    return write_plain(tmp_path / "model")
 
 
 @pytest.fixture

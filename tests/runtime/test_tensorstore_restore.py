@@ -22,13 +22,11 @@ from stored_weights import (
     BIG,
     LITTLE,
     Stored,
-    convert_transformer,
     flip,
     parameter_of,
     read,
     read_one,
     refusal,
-    write_plain,
     write_zarr3,
 )
 from wanrun import tensorstore_restore
@@ -37,12 +35,6 @@ from wanrun.layout import array_folder
 from wanrun.manifest import Component, Parameter
 from wanrun.restore import Restore
 from wanrun.tensorstore_restore import TensorStoreReader, needs_tensorstore
-
-
-@pytest.fixture(scope="module")
-def stored(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """The toy's transformer. Not to be changed."""
-    return convert_transformer(toy_checkpoint, tmp_path_factory.mktemp("converted") / "artifact")
 
 
 def tree_of(component: Component, values: Mapping[str, bytes]) -> dict[str, Any]:
@@ -223,11 +215,6 @@ def test_blocks_and_rows_need_not_fit(
 
 
 # --- damage -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> tuple[Path, Parameter, np.ndarray]:
-    return write_plain(tmp_path / "model")
 
 
 def test_a_flipped_byte_in_data_without_checksums(plain: tuple[Path, Parameter, np.ndarray]) -> None:

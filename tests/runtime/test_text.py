@@ -257,3 +257,17 @@ def test_threads(tokenizer: PromptTokenizer) -> None:
     for thread in threads:
         thread.join()
     assert wrong == [] and sum(encoder.batches) >= len(prompts)
+
+
+def test_many_prompts_are_fetched_in_batches_and_tokenized_once(
+    tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wanrun.text.FETCHED", 3)
+    encoder, calls = Encoder(tokenizer, remembered=2), []
+    encoder.prompts._tokenize = lambda texts: calls.append(list(texts)) or tokenizer(texts)
+    prompts = [f"fox number {number}" for number in range(7)]
+    encoder.prompts.fetch([*prompts, prompts[0]])
+    assert encoder.batches == [3, 3, 1] and calls == [prompts]
+    expected = Encoder(tokenizer).prompts(prompts)
+    assert encoder.prompts(prompts).tobytes() == expected.tobytes()  # all of them are remembered
+    assert encoder.batches == [3, 3, 1] and len(calls) == 1
