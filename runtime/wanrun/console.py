@@ -13,7 +13,9 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
+import gc
 import os
 import re
 import signal
@@ -47,7 +49,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _sigterm_raises():
+        with _signals_raise():
             code = _invoke(command, list(arguments))  # click empties the list it parses
             if sys.stdout is not None:  # a closed one, as with >&-
                 sys.stdout.flush()
@@ -105,23 +107,39 @@ def _one_line(text: str) -> str:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Turns SIGTERM into ``Terminated``, where nobody else handles it and signals can be handled at all."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
+def _signals_raise() -> Iterator[None]:
+    """Turns SIGTERM into ``Terminated`` and SIGINT into KeyboardInterrupt, where nobody else handles them and
+    signals can be handled at all."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before: dict[signal.Signals, Any] = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    ours = [number for number, handler in before.items() if signal.getsignal(number) is handler]
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Python prints and drops what is raised in a callback of its garbage collection, JAX's for one, and a
+        # signal that arrives during a collection is handled there.
+        if frame is not None and frame.f_code in {getattr(call, "__code__", None) for call in gc.callbacks}:
+            _thread.start_new_thread(_interrupt_again, (signal.Signals(number),))
+        else:
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in ours:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, before[number])
+
+
+def _interrupt_again(number: signal.Signals) -> None:
+    """As if the signal arrived once more, when the collection it fell into may be over."""
+    time.sleep(0.01)
+    _thread.interrupt_main(number)
 
 
 def _silence_stdout() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,33 @@ def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int, mes
         _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (code, message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_in_a_garbage_collection_count(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops what is raised in a callback of its garbage collection, such as JAX's."""
+    sent: list[str] = []
+
+    def callback(phase: str, info: dict[str, Any]) -> None:
+        if not sent:
+            sent.append(phase)
+            os.kill(os.getpid(), number)
+            for _ in range(100):  # it is handled here
+                pass
+
+    @click.command()
+    def command() -> None:
+        gc.callbacks.append(callback)
+        try:
+            gc.collect()
+            time.sleep(10)
+        finally:
+            gc.callbacks.remove(callback)
+
+    assert run(command, []) == code
+    assert sent == ["start"]
 
 
 def test_sigterm_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
