@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from wanbuild.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.published import PUBLISHED_TEXT_ENCODER
+from wanbuild.published_models import PUBLISHED_MODELS
 from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+
+MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "1.3b": ("wan2.1-t2v", "Wan2.1-T2V-1.3B-Diffusers"),
+        "14b": ("wan2.1-t2v", "Wan2.1-T2V-14B-Diffusers"),
+        "5b": ("wan2.2-ti2v", "Wan2.2-TI2V-5B-Diffusers"),
+        "a14b": ("wan2.2-t2v", "Wan2.2-T2V-A14B-Diffusers"),
+    }
+)
+"""By name: the variant, and the repository with the published transformers and VAE."""
 
 
 def text_encoder_config(layers: int = 1) -> dict[str, Any]:
@@ -20,19 +33,13 @@ def ensure_checkpoint(folder: Path, model: str, *, layers: int = 1, sparse: bool
 
     Args:
         folder: where checkpoints are kept.
-        model: ``1.3b`` or ``14b``, with the published transformer and VAE.
+        model: one of ``MODELS``.
         layers: of the text encoder, which otherwise has the published width.
         sparse: all zeros in holes, which take no room, instead of random values.
     """
     checkpoint = folder / f"checkpoint-{model}{'-sparse' if sparse else ''}-{layers}"
     if not checkpoint.exists():
-        write_toy(
-            checkpoint,
-            "wan2.1-t2v",
-            transformer=PUBLISHED_TRANSFORMERS[f"wan2.1-t2v-{model}"],
-            vae=PUBLISHED_VAE,
-            text_encoder=text_encoder_config(layers),
-            shards=2,
-            sparse=sparse,
-        )
+        variant, repository = MODELS[model]
+        configs = {**PUBLISHED_MODELS[repository], "text_encoder": text_encoder_config(layers)}
+        write_toy(checkpoint, variant, **configs, shards=2, sparse=sparse)
     return checkpoint

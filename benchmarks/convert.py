@@ -30,7 +30,7 @@ import ml_dtypes
 import numpy as np
 from crc32c import crc32c
 
-from checkpoints import ensure_checkpoint
+from checkpoints import MODELS, ensure_checkpoint
 from wanbuild.staging import SYNC_THREADS
 from wanbuild.writer import BLOCK_ITEMS, finite
 from wanrun.manifest import read_manifest
@@ -187,7 +187,7 @@ def convert(checkpoint: Path, artifact: Path, threads: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", choices=["1.3b", "14b"], default="1.3b")
+    parser.add_argument("--model", choices=sorted(MODELS), default="1.3b")
     parser.add_argument("--sparse", action="store_true", help="the source is holes that read as zeros")
     parser.add_argument("--layers", type=int, default=1, help="of the text encoder")
     parser.add_argument("--repeats", type=int, default=5)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from checkpoints import ensure_checkpoint
+from checkpoints import MODELS, ensure_checkpoint
 from peers import diffusers
 
 PROMPT = "A red fox runs through fresh snow at dawn"
@@ -33,7 +33,7 @@ def _timed(*command: object) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=["1.3b", "14b"], default="1.3b")
+    parser.add_argument("--model", choices=sorted(MODELS), default="1.3b")
     parser.add_argument("--size", default="448x256")
     parser.add_argument("--frames", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3)

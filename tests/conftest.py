@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,20 +44,67 @@ def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     return _shared(tmp_path_factory, "artifact", lambda folder: _build_artifact(toy_checkpoint, folder))
 
 
+@pytest.fixture(scope="session")
+def two_experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of wan2.2-t2v: two experts, and a boundary of 0.875."""
+    from wanbuild.toy import write_toy
+
+    return _shared(tmp_path_factory, "two-checkpoint", lambda folder: write_toy(folder, "wan2.2-t2v", seed=0))
+
+
+@pytest.fixture(scope="session")
+def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of two experts, and the profile 96x64x9-b1-nocfg."""
+
+    def build(folder: Path) -> None:
+        _build_artifact(two_experts_checkpoint, folder, guidance=(True, False))
+
+    return _shared(tmp_path_factory, "two-artifact", build)
+
+
+@pytest.fixture(scope="session")
+def ti2v_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of wan2.2-ti2v: a timestep per token, and the residual VAE with the published mean and std."""
+    from wanbuild.toy import write_toy
+
+    return _shared(
+        tmp_path_factory, "ti2v-checkpoint", lambda folder: write_toy(folder, "wan2.2-ti2v", seed=0)
+    )
+
+
+@pytest.fixture(scope="session")
+def ti2v_artifact(ti2v_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of wan2.2-ti2v, with the profile 160x96x13-b1-cfg: 60 tokens.
+
+    For fewer than 52 XLA's CPU backend adds up 512 text tokens one by one, four times less exactly.
+    """
+
+    def build(folder: Path) -> None:
+        _build_artifact(ti2v_checkpoint, folder, size=(160, 96), num_frames=13)
+
+    return _shared(tmp_path_factory, "ti2v-artifact", build)
+
+
 @pytest.fixture
 def artifact_copy(toy_artifact: Path, tmp_path: Path) -> Path:
     """A copy of the toy artifact that the test may damage."""
     return Path(shutil.copytree(toy_artifact, tmp_path / "artifact"))
 
 
-def _build_artifact(checkpoint: Path, folder: Path) -> None:
+def _build_artifact(
+    checkpoint: Path,
+    folder: Path,
+    size: tuple[int, int] = (96, 64),
+    num_frames: int = 9,
+    guidance: Sequence[bool] = (True,),
+) -> None:
     from wanbuild.compile import CompileRequest, compile_artifact
     from wanbuild.convert import ConvertRequest, convert
     from wanbuild.programs import BuildOptions
 
     convert(ConvertRequest(checkpoint, folder, {"transformer": "float32", "text_encoder": "float32"}))
     options = BuildOptions(dtype="float32")
-    compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], [True], options=options), print)
+    compile_artifact(CompileRequest(folder, ["cpu"], [size], [num_frames], guidance, options=options), print)
 
 
 def _shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -68,7 +115,10 @@ def _shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], N
     folder = base / f"shared-{name}"
     with FileLock(base / f"shared-{name}.lock"):
         if not folder.exists():
-            make(folder)
+            building = base / f"building-{name}"  # so that what failed half-way is not taken for complete
+            shutil.rmtree(building, ignore_errors=True)
+            make(building)
+            building.rename(folder)
     return folder
 
 

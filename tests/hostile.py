@@ -87,7 +87,8 @@ class Case:
         name: the test's name.
         change: what is done to the good checkpoint. What it draws depends on ``SEED`` and the name alone.
         says: a regular expression that the message has to match, so that it is refused for its own fault.
-        base: the good checkpoint: "float32", "float16" or "bfloat16" in single files, or "sharded".
+        base: the good checkpoint: "float32", "float16" or "bfloat16" in single files, "sharded", or "experts"
+            of Wan 2.2.
     """
 
     name: str

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_pipeline import make_two_experts
 from wanrun.cli import wanrun
 from wanrun.console import run
 
@@ -63,7 +64,9 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o755)
 
 
-def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Path, read_only: Path) -> None:
+def test_each_is_refused_before_jax_is_imported(
+    toy_artifact: Path, artifact: Path, tmp_path: Path, read_only: Path
+) -> None:
     noise = np.random.default_rng(7).standard_normal(LATENTS, np.float32)
     (tmp_path / "here.mp4").write_bytes(b"the only copy")
     (tmp_path / "folder.mp4").mkdir()
@@ -83,6 +86,8 @@ def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Pa
         "good": save(tmp_path / "good.npy", noise),
     }
     np.savez(tmp_path / "many.npz", a=noise, b=noise)
+    make_two_experts(artifact)
+    two_experts = ["--artifact", artifact]
     out, missing = tmp_path / "out.mp4", tmp_path / "missing"
     in_folder = f"the output folder {missing} is not there; mkdir -p {missing}"
     latents_fit = "the initial latents do not fit the profile; expected float32 (1, 16, 3, 8, 12); found"
@@ -99,6 +104,21 @@ def test_each_is_refused_before_jax_is_imported(toy_artifact: Path, tmp_path: Pa
         (["--seed", "x"], ["--seed", "'x'"]),
         (["--guidance-scale", "nan"], ["--guidance-scale is out of range", "found nan"]),
         (["--guidance-scale", "inf"], ["--guidance-scale is out of range", "found inf"]),
+        (
+            ["--guidance-scale-2", "3"],
+            ["--guidance-scale-2 has no effect", "one transformer", "leave it out"],
+        ),
+        (["--boundary", "0.5"], ["--boundary has no effect: this model has one transformer"]),
+        (["--boundary", "1.01"], ["--boundary is out of range", "0 to 1", "found 1.01"]),
+        (["--loop", "while"], ["--loop", "'while'", "'step', 'scan'"]),
+        ([*two_experts, "--boundary", "-0.5"], ["--boundary is out of range", "0 to 1", "found -0.5"]),
+        ([*two_experts, "--boundary", "nan"], ["--boundary is out of range", "found nan"]),
+        ([*two_experts, "--guidance-scale-2", "inf"], ["--guidance-scale-2 is out of range", "found inf"]),
+        (
+            [*two_experts, "--guidance-scale", "1", "--guidance-scale-2", "3"],
+            ["--guidance-scale-2 has no effect: guidance is off", "--guidance-scale above 1"],
+        ),
+        ([*two_experts, "--loop", "scan", "--steps", "61"], ["at most 60", "found 61", "--max-steps"]),
         (["--flow-shift", "0"], ["flow shift", "a positive number", "found 0.0"]),
         (["--flow-shift", "nan"], ["flow shift", "found nan"]),
         (["--flow-shift", "1e9", "--steps", "50"], ["not distinct in float32", "fewer steps"]),
@@ -274,8 +294,18 @@ def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
         text = cli.succeeds(program, "--help")
         assert text == cli.succeeds(program, "-h")
         assert text.startswith(f"Usage: {program} ")
-    for option in ("--artifact", "--prompt", "--size", "--seed", "--output", "--overwrite", "--timing-json"):
-        assert option in cli.succeeds("wanrun", "--help")
+    text = cli.succeeds("wanrun", "--help")
+    for option in (
+        "artifact",
+        "prompt",
+        "size",
+        "seed",
+        "guidance-scale-2",
+        "boundary",
+        "loop",
+        "timing-json",
+    ):
+        assert f"--{option} " in text
     first, second = cli.succeeds("wanrun", "--artifact", toy_artifact, "--list").splitlines()
     assert first.startswith("wan2.1-t2v  sha256:")
     assert second == "96x64x9-b1-cfg  targets: cpu"

@@ -9,31 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fake_pipeline import SIZE, Fake, Run, run_here, write_lines
 from wanrun import jobs, pipeline
-from wanrun.cli import wanrun
-from wanrun.console import run
 from wanrun.errors import ArtifactError, WanError
 from wanrun.manifest import read_manifest
-from wanrun.pipeline import Result
-from wanrun.timing import Timings
 from wanrun.video import read_metadata
-
-SIZE = (9, 64, 96, 3)
-
-
-class Run:
-    """What a run in this process came to."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out.splitlines(), err.splitlines()
-
 
 Call = Callable[..., Run]
 
@@ -43,46 +30,9 @@ def wan(toy_artifact: Path, capsys: pytest.CaptureFixture[str]) -> Call:
     """Runs wanrun here."""
 
     def call(*arguments: object, artifact: Path = toy_artifact) -> Run:
-        capsys.readouterr()
-        code = run(wanrun, ["--artifact", str(artifact), *map(str, arguments)])
-        return Run(code, *capsys.readouterr())
+        return run_here(capsys, artifact, *arguments)
 
     return call
-
-
-class Fake:
-    """A pipeline that makes frames from the options alone, and can be told what happens with a prompt."""
-
-    def __init__(self, num_videos: int) -> None:
-        self.num_videos, self.timings = num_videos, Timings()
-        self.loads: list[dict[str, Any]] = []
-        self.asked: list[str] = []
-        self.happens: dict[str, Callable[[], object]] = {}
-
-    def load(self, artifact: Path, **arguments: Any) -> Fake:
-        self.loads.append(arguments)
-        return self
-
-    def warmup(self) -> None:
-        self.asked.append("warmup")
-
-    def generate(self, prompt: str, negative_prompt: str | None = None, **options: Any) -> Result:
-        self.asked.append(prompt)
-        self.happens.get(prompt, lambda: None)()
-        options.pop("on_step")(1, options["num_steps"])
-        noise = options.pop("latents")
-        seed = options["seed"] if noise is None else int(abs(noise).sum())
-        random = np.random.default_rng([*prompt.encode(), *(negative_prompt or "").encode(), seed])
-        frames = random.integers(0, 256, (self.num_videos, *SIZE), dtype=np.uint8)
-        latents = random.standard_normal((self.num_videos, 2), np.float32)
-        asked = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
-        return Result(frames, latents, asked, self.timings)
-
-    def __enter__(self) -> Fake:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.asked.append("closed")
 
 
 @pytest.fixture
@@ -90,11 +40,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     fake = Fake(num_videos=1)
     monkeypatch.setattr(pipeline, "load", fake.load)
     return fake
-
-
-def write_lines(path: Path, *lines: Mapping[str, object] | str) -> Path:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return path
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -510,7 +455,12 @@ def test_several_videos_of_a_prompt(
     monkeypatch.setattr(pipeline, "load", fake.load)
     folder = tmp_path / "out"
     folder.mkdir()
-    arguments = ("--prompts", write_lines(tmp_path / "p.txt", "one", "two"), "--num-videos", 2)
+    arguments: tuple[object, ...] = (
+        "--prompts",
+        write_lines(tmp_path / "p.txt", "one", "two"),
+        "--num-videos",
+        2,
+    )
     arguments += ("--output", folder / "o.npy", "--save-latents", folder / "z-{index}.npy")
     made = wan(*arguments, artifact=artifact)
     assert [line.partition(" (")[0] for line in made.out] == [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from wanbuild.families import FAMILIES, family_named
 from wanrun import __version__
 from wanrun.console import SIZE, run
 
@@ -32,7 +34,9 @@ def wanbuild() -> None:
 @click.option(
     "--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept."
 )
-@click.option("--weights-dtype", type=_STORED, help="Of the transformer.  [default: bfloat16]")
+@click.option(
+    "--weights-dtype", type=_STORED, help="Of the transformer, or both experts.  [default: bfloat16]"
+)
 @click.option("--vae-weights-dtype", type=_STORED, help="Of the VAE.  [default: float32]")
 @click.option("--text-weights-dtype", type=_STORED, help="Of the text encoder.  [default: bfloat16]")
 @click.option(
@@ -87,8 +91,15 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
 @click.option(
     "--target", "targets", multiple=True, default=["local"], show_default=True, help="local or cpu."
 )
-@click.option("--size", "sizes", type=SIZE, multiple=True, default=["832x480"], show_default=True)
-@click.option("--frames", type=int, multiple=True, default=[81], show_default=True, help="4n + 1.")
+@click.option(
+    "--size", "sizes", type=SIZE, multiple=True, help="Repeatable.  [default: the model's published size]"
+)
+@click.option(
+    "--frames",
+    type=int,
+    multiple=True,
+    help="4n + 1; repeatable.  [default: the model's published frame count]",
+)
 @click.option(
     "--guidance/--no-guidance", default=True, help="Whether guidance doubles the batch.  [default: on]"
 )
@@ -97,7 +108,28 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
 @click.option(
     "--vae-dtype", type=_STORED, default="float32", show_default=True, help="For the VAE to compute in."
 )
+@click.option(
+    "--scheduler-dtype",
+    type=_STORED,
+    default="float32",
+    show_default=True,
+    help="Of latents and solver history between steps.",
+)
 @click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time.")
+@click.option(
+    "--loop",
+    type=click.Choice(["both", "step", "scan"]),
+    default="both",
+    show_default=True,
+    help="Forms of the denoising loop: a call per step, all steps in one call, or both.",
+)
+@click.option(
+    "--max-steps",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="The most steps of the scan form.",
+)
 @_DEBUG
 def compile_command(artifact: Path, guidance: bool, **options: Any) -> None:
     """Adds profiles: exports their programs and compiles them for a target. Executes nothing."""
@@ -107,11 +139,15 @@ def compile_command(artifact: Path, guidance: bool, **options: Any) -> None:
 def _compile(artifact: Path, **options: Any) -> None:
     from wanbuild.compile import CompileRequest, compile_artifact
     from wanbuild.programs import BuildOptions
+    from wanrun.manifest import read_manifest
 
-    build_names = ("dtype", "vae_dtype", "vae_decode_chunk")
-    build = BuildOptions(**{n: options.pop(n) for n in build_names if options.get(n) is not None})
-    options.pop("vae_decode_chunk", None)
-    compile_artifact(CompileRequest(artifact, options=build, **options), click.echo)
+    build_names = [field.name for field in dataclasses.fields(BuildOptions)]
+    build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
+    if not (options.get("sizes") and options.get("frames")):
+        family = family_named(read_manifest(artifact).model.get("variant"), artifact)
+        options["sizes"] = options.get("sizes") or family.sizes[:1]
+        options["frames"] = options.get("frames") or (family.num_frames,)
+    compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), click.echo)
 
 
 @wanbuild.command()
@@ -204,7 +240,7 @@ def build(recipe: Path, force: bool) -> None:
 
 @wanbuild.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--variant", default="wan2.1-t2v", show_default=True)
+@click.option("--variant", type=click.Choice(list(FAMILIES)), default="wan2.1-t2v", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
 @_DEBUG

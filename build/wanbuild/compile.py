@@ -185,7 +185,7 @@ def _export_profile(
 ) -> Profile:
     """Exports every program of a profile to files named by their content."""
     programs: dict[str, Program] = {}
-    profile = _profile_of(shape, options)
+    profile = _profile_of(manifest, shape, options)
     old = manifest.profiles.get(profile.name)
     # Other platforms' programs stay only if they were built with the same options.
     others = old.programs if old is not None and old.options == profile.options else {}
@@ -210,8 +210,16 @@ def _export_profile(
     return dataclasses.replace(profile, programs={**others, target.platform: programs})
 
 
-def _profile_of(shape: Shape, options: BuildOptions) -> Profile:
+def _profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profile:
     """The profile of a shape, without programs."""
+    weights = {
+        option: manifest.dtypes[name]["weights"]
+        for option, name in (
+            ("weights_dtype", "transformer"),
+            ("text_weights_dtype", "text_encoder"),
+            ("vae_weights_dtype", "vae"),
+        )
+    }
     return Profile(
         width=shape.width,
         height=shape.height,
@@ -219,7 +227,7 @@ def _profile_of(shape: Shape, options: BuildOptions) -> Profile:
         num_videos=shape.num_videos,
         guidance=shape.guidance,
         index=0,
-        options=options.as_json(),
+        options={**options.as_json(), **weights},
         programs={},
     )
 
@@ -276,7 +284,7 @@ def _build_target(
         old = profiles.get(profile.name)
         index = old.index if old else 1 + max((p.index for p in profiles.values()), default=-1)
         profiles[profile.name] = dataclasses.replace(profile, index=index)
-    wanted = [_profile_of(shape, options).name for shape in shapes]
+    wanted = [_profile_of(manifest, shape, options).name for shape in shapes]
     folder = f"executables/{spec.name}"
     built = manifest.targets.get(spec.name, Target(folder, spec.environment, {}))
     ledger: dict[tuple[str, str], CompiledProgram] = {}

@@ -77,6 +77,7 @@ _TRANSFORMER = ComponentKind(
 KINDS: Mapping[str, ComponentKind] = MappingProxyType(
     {
         "transformer": _TRANSFORMER,
+        "transformer_2": _TRANSFORMER,
         "vae": ComponentKind(
             VAEConfig,
             VAE_RULES,

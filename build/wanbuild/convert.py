@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.experts import check_same_config
 from wanbuild.families import Family, family_of
 from wanbuild.hub import locate_source
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
@@ -43,7 +44,8 @@ class ConvertRequest:
         source: a checkpoint folder in the diffusers layout, or a hub id.
         artifact: the folder to make.
         revision: branch, tag or commit of the hub repository; its main branch where None.
-        dtypes: weights dtype by component; the component's default where there is none.
+        dtypes: weights dtype by component; the component's default where there is none, and for a second
+            expert the first one's.
         negative_prompt: default negative prompt; the family's where None.
         force: whether an existing artifact is replaced.
         threads: worker threads; one a core where None.
@@ -77,10 +79,14 @@ def _plan_components(source: Source, family: Family, request: ConvertRequest) ->
     """Plans every component; raises one error with the problems of all of them."""
     plans: dict[str, _Plan] = {}
     problems: list[str] = []
-    for name in family.weight_components:
-        component, kind = source.component(name), KINDS[name]
-        config = kind.parse(component.config, str(component.config_file))
-        policy = kind.policy(request.dtypes.get(name))
+    configs = {
+        name: KINDS[name].parse(source.component(name).config, str(source.component(name).config_file))
+        for name in family.weight_components
+    }
+    check_same_config({source.component(name).config_file: configs[name] for name in family.transformers})
+    policies = _policies(family, request)
+    for name, config in configs.items():
+        component, kind, policy = source.component(name), KINDS[name], policies[name]
         shapes = {key: component.entry(key).shape for key in component.keys}
         assignments, found = assign(kind.rules, shapes, kind.module(config, policy), name)
         problems += found
@@ -91,6 +97,20 @@ def _plan_components(source: Source, family: Family, request: ConvertRequest) ->
             remedy="check that the download is complete and is the checkpoint its config describes",
         )
     return plans
+
+
+def _policies(family: Family, request: ConvertRequest) -> dict[str, DtypePolicy]:
+    """Dtypes by component; UsageError if they are not the same for both experts, which one program serves."""
+    dtypes = dict(request.dtypes)
+    for name in family.transformers[1:]:
+        first = dtypes.get(family.transformers[0])
+        if (found := dtypes.setdefault(name, first)) != first:
+            raise UsageError(
+                "the experts' weights have to be of one dtype",
+                expected=f"{family.transformers[0]} and {name} in {first or 'the default'}",
+                found=f"{name} in {found}",
+            )
+    return {name: KINDS[name].policy(dtypes.get(name)) for name in family.weight_components}
 
 
 @dataclass(frozen=True)
@@ -149,6 +169,9 @@ def _model_record(
     """The facts and defaults that the runtime needs; it knows no model code."""
     scheduler = read_scheduler(source.scheduler_config, default_shift=family.flow_shift)
     negative = family.negative_prompt if request.negative_prompt is None else request.negative_prompt
+    guidance: dict[str, float] = {"guidance_scale": family.guidance_scale}
+    if family.guidance_scale_2 is not None:
+        guidance["guidance_scale_2"] = family.guidance_scale_2
     return {
         "variant": family.name,
         "task": family.task,
@@ -160,7 +183,7 @@ def _model_record(
         "expand_timesteps": source.expand_timesteps,
         "defaults": {
             "num_steps": family.steps,
-            "guidance_scale": family.guidance_scale,
+            **guidance,
             "flow_shift": scheduler.flow_shift,
             "solver": scheduler.solver,
             "fps": family.fps,
@@ -218,8 +241,8 @@ def _write_components(
 def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
 
-    Weights are arguments of a program, so it stays valid as long as the model's facts, configs, dtypes
-    and parameters' shapes are the same.
+    Weights are arguments of a program, so it stays valid as long as the variant, configs, dtypes and
+    parameters' shapes are the same.
     """
     try:
         previous = read_manifest(old)
@@ -232,7 +255,7 @@ def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
             name: {path: dataclasses.astuple(p.layout) for path, p in component.parameters.items()}
             for name, component in manifest.components.items()
         }
-        return manifest.configs, manifest.dtypes, layouts
+        return manifest.model.get("variant"), manifest.configs, manifest.dtypes, layouts
 
     if signature(previous) != signature(new):
         return new

@@ -7,7 +7,7 @@ next, so that a repository of an unsupported variant costs a few kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -150,8 +150,7 @@ def _gather(repository: _Repository) -> Located:
     tables = [name for name in ("tokenizer/tokenizer_config.json",) if repository.holds(name)]
     settings = ["scheduler/scheduler_config.json", *filter(None, configs.values())]
     repository.fetch([*indexes, *settings, *tables])
-    for name, config in configs.items():
-        _check_config(name, folder, config)
+    _check_configs(folder, configs)
     large = ["tokenizer/tokenizer.json"]
     for file in weights.values():
         if file in indexes:
@@ -171,15 +170,28 @@ def _config(repository: _Repository, component: str, weights: str) -> str | None
     return next((name for name in (plain, beside) if repository.holds(name)), plain if published else None)
 
 
-def _check_config(component: str, folder: Path, config: str | None) -> None:
-    """Raises SourceError for a config that conversion would refuse once the weights are there."""
+def _check_configs(folder: Path, files: Mapping[str, str | None]) -> None:
+    """Raises SourceError for configs that conversion would refuse once the weights are there.
+
+    Args:
+        folder: where they are.
+        files: the file of each component's; None for one that has to be derived from its weights.
+    """
     from wanbuild.components import KINDS
+    from wanbuild.experts import check_same_config
     from wanbuild.original_config import is_original
 
-    if config is not None and component in KINDS:
-        data = read_json(folder / config)
+    transformers = {}
+    for component, file in files.items():
+        if file is None or component not in KINDS:
+            continue
+        data = read_json(folder / file)
         if not is_original(data):
-            KINDS[component].parse(data, str(folder / config))
+            config = KINDS[component].parse(data, str(folder / file))
+            if component in _TRANSFORMERS:
+                transformers[folder / file] = config
+    if len(transformers) > 1:
+        check_same_config(transformers)
 
 
 class _CachedRepository:

@@ -82,9 +82,14 @@ def table(manifest: Manifest) -> Iterator[str]:
     yield f"content digest  {data['content_digest']}"
     source = data["source"]
     yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"
+    guidance = f"guidance {defaults['guidance_scale']:g}"
+    if "guidance_scale_2" in defaults:
+        guidance += (
+            f" and {defaults['guidance_scale_2']:g} below boundary {data['model']['boundary_ratio']:g}"
+        )
     yield (
-        f"defaults        {defaults['solver']}, {defaults['num_steps']} steps, "
-        f"guidance {defaults['guidance_scale']:g}, shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
+        f"defaults        {defaults['solver']}, {defaults['num_steps']} steps, {guidance}, "
+        f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
     yield ""
     yield f"{'component':<14} {'parameters':>10} {'values':>15} {'bytes':>15}  dtypes"

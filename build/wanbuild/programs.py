@@ -7,8 +7,8 @@ runtime passes the outputs of one program to the next without knowing what they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.denoiser import Denoiser
 from wanbuild.models.attention import ATTENTION
 from wanbuild.models.convolution import Algorithm
 from wanbuild.models.params import abstract_params, bind
@@ -24,6 +25,7 @@ from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
 from wanrun.errors import UsageError
 from wanrun.manifest import Manifest
+from wanrun.options import MAX_STEPS
 from wanrun.solvers import COLUMNS
 
 ENCODE_BATCH = 1
@@ -32,6 +34,9 @@ ENCODE_BATCH = 1
 One, not two: 512 tokens already saturate the matmuls, and a cached or unused negative prompt then costs
 nothing (BUILD_NOTES.md, "encode_text").
 """
+
+LOOPS = ("both", "step", "scan")
+"""Which forms of the denoising loop a profile has."""
 
 TEXT_LENGTHS = (64, 128, 256)
 """Tokens of the shorter ``encode_text`` programs: most prompts are short; padding costs what text does."""
@@ -44,20 +49,29 @@ class BuildOptions:
     Args:
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
+        scheduler_dtype: what latents and solver history are kept in between steps; sums are in float32.
         vae_decode_chunk: latent frames decoded at a time.
+        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one; or ``both``.
+        max_steps: the most steps of the scan form, which its coefficient table is padded to.
     """
 
     dtype: str = "bfloat16"
     vae_dtype: str = "float32"
+    scheduler_dtype: str = "float32"
     vae_decode_chunk: int = 1
+    loop: str = "both"
+    max_steps: int = 100
+
+    def __post_init__(self) -> None:
+        if self.loop not in LOOPS:
+            raise UsageError("--loop cannot be built", expected=" or ".join(LOOPS), found=self.loop)
+        if not 1 <= self.max_steps <= MAX_STEPS:
+            raise UsageError(
+                "--max-steps is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
+            )
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype,
-            "vae_dtype": self.vae_dtype,
-            "scheduler_dtype": "float32",
-            "vae_decode_chunk": self.vae_decode_chunk,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -192,7 +206,12 @@ class ProgramBuilder:
     def programs(self) -> tuple[ProgramSpec, ...]:
         """Every program of the profile."""
         texts = [self.encode_text(length) for length in (*TEXT_LENGTHS, self._max_length)]
-        return (*texts, self.prepare(), self.denoise_step(), self.decode_video())
+        steps = [
+            make()
+            for form, make in (("step", self.denoise_step), ("scan", self.denoise_loop))
+            if self._options.loop in (form, "both")
+        ]
+        return (*texts, self.prepare(), *steps, self.decode_video())
 
     def encode_text(self, length: int) -> ProgramSpec:
         """ids, mask (1, L) int32 -> embeddings (1, L, text_dim), zero past the prompt's length.
@@ -237,53 +256,58 @@ class ProgramBuilder:
         channels = self._model["latent_channels"]
         return jax.ShapeDtypeStruct((self._shape.num_videos, channels, *self.latent_shape), jnp.float32)
 
+    def _denoising(self, form: str, **rows: jax.ShapeDtypeStruct) -> ProgramSpec:
+        """A form of the loop; rows are the arguments that say which steps it takes."""
+        config = self._configs["transformer"]
+        denoiser = Denoiser(
+            self._modules["transformer"],
+            ATTENTION[self._kernels.attention],
+            self._dtype,
+            config.grid(self.latent_shape)[0] if self._model["expand_timesteps"] else 1,
+        )
+        latents = jax.ShapeDtypeStruct(self._latents().shape, jnp.dtype(self._options.scheduler_dtype))
+        prepared = self.prepare()
+        arguments = {
+            "transformer": self._weights["transformer"],
+            **jax.eval_shape(prepared.function, *prepared.arguments),
+            "latents": latents,
+            "history": dict.fromkeys(("last", "m1", "m2"), latents),
+            **rows,
+        }
+        if self._shape.guidance:
+            arguments["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
+        return ProgramSpec(
+            f"denoise_{form}",
+            getattr(denoiser, form),
+            tuple(arguments),
+            tuple(arguments.values()),
+            donate=("latents", "history"),
+        )
+
     def denoise_step(self) -> ProgramSpec:
-        """One step: latents (B, C, T, h, w) float32 and solver history -> the same, one step on.
+        """One step: latents (B, C, T, h, w) and solver history -> the same, one step on.
 
         ``coefficients`` is a row of the solver's table (``wanrun.solvers.COLUMNS``), ``timestep`` and
         ``guidance_scale`` are float32 scalars. Latents and history are donated.
         """
-        module: WanTransformer = self._modules["transformer"]
-        attention = ATTENTION[self._kernels.attention]
-        guided, dtype = self._shape.guidance, self._dtype
+        scalar = jax.ShapeDtypeStruct((), jnp.float32)
+        row = jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32)
+        return self._denoising("step", coefficients=row, timestep=scalar)
 
-        def denoise_step(
-            weights: Any,
-            kv: Any,
-            rope: Any,
-            latents: jax.Array,
-            history: Mapping[str, jax.Array],
-            coefficients: jax.Array,
-            timestep: jax.Array,
-            guidance_scale: jax.Array | None = None,
-        ) -> dict[str, Any]:
-            model = bind(module, weights)
-            batch = jnp.concatenate([latents, latents]) if guided else latents
-            velocity = model(batch, timestep, kv, rope, attention, dtype)
-            if guidance_scale is not None:
-                conditional, unconditional = jnp.split(velocity, 2)
-                velocity = unconditional + guidance_scale * (conditional - unconditional)
-            latents, history = solver_step(latents, velocity, history, coefficients)
-            return {"latents": latents, "history": history}
+    def denoise_loop(self) -> ProgramSpec:
+        """The steps [first, last): what ``denoise_step`` does, with the loop on the device.
 
-        latents, scalar = self._latents(), jax.ShapeDtypeStruct((), jnp.float32)
-        prepared = self.prepare()
-        kv_rope = jax.eval_shape(prepared.function, *prepared.arguments)
-        inputs = ["transformer", "kv", "rope", "latents", "history", "coefficients", "timestep"]
-        arguments = [
-            self._weights["transformer"],
-            kv_rope["kv"],
-            kv_rope["rope"],
-            latents,
-            dict.fromkeys(("last", "m1", "m2"), latents),
-            jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32),
-            scalar,
-        ]
-        if guided:
-            inputs.append("guidance_scale")
-            arguments.append(scalar)
-        return ProgramSpec(
-            "denoise_step", denoise_step, tuple(inputs), tuple(arguments), donate=("latents", "history")
+        ``coefficients`` (max_steps, 9) and ``timesteps`` (max_steps,) are float32 and padded with anything;
+        ``first`` and ``last`` are int32 scalars, so any number of steps is one program. With two experts it
+        is called once for each: a branch inside would take both trees of weights as arguments.
+        """
+        steps, index = self._options.max_steps, jax.ShapeDtypeStruct((), jnp.int32)
+        return self._denoising(
+            "loop",
+            coefficients=jax.ShapeDtypeStruct((steps, len(COLUMNS)), jnp.float32),
+            timesteps=jax.ShapeDtypeStruct((steps,), jnp.float32),
+            first=index,
+            last=index,
         )
 
     def decode_video(self) -> ProgramSpec:
@@ -311,24 +335,3 @@ class ProgramBuilder:
 
         one = jax.ShapeDtypeStruct(self._latents().shape[1:], jnp.float32)
         return ProgramSpec("decode_video", decode_video, ("vae", "latents"), (self._weights["vae"], one))
-
-
-def solver_step(
-    x: jax.Array, velocity: jax.Array, history: Mapping[str, jax.Array], coefficients: jax.Array
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """One step of a linear multistep solver, whichever its table describes.
-
-    Args:
-        x: the current sample, float32.
-        velocity: the model's output at x, float32.
-        history: the last corrected sample ``last`` and the data predictions ``m1`` (newest) and ``m2``.
-        coefficients: one row of ``wanrun.solvers.SolverTable.coefficients``.
-
-    Returns:
-        The next sample and the next history.
-    """
-    sigma, c_x, c_last, c_0, c_1, c_2, p_x, p_0, p_1 = coefficients
-    m0 = x - sigma * velocity
-    last = c_x * x + c_last * history["last"] + c_0 * m0 + c_1 * history["m1"] + c_2 * history["m2"]
-    x = p_x * last + p_0 * m0 + p_1 * history["m1"]
-    return x, {"last": last, "m1": m0, "m2": history["m1"]}

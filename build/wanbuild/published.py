@@ -1,7 +1,8 @@
 """The configs of the published checkpoints, field for field, for benchmarks and as the toy's starting point.
 
-From the Wan-AI/Wan2.1-T2V-*-Diffusers repositories: transformer, vae, text_encoder (google/umt5-xxl),
-scheduler and model_index. Wrapped read-only; copy one with ``dict(...)`` to change it.
+From the Wan-AI/Wan2.1-T2V-*-Diffusers, Wan2.2-T2V-A14B-Diffusers and Wan2.2-TI2V-5B-Diffusers repositories:
+transformer, vae, text_encoder (google/umt5-xxl), scheduler and model_index. Wrapped read-only; copy one with
+``dict(...)`` to change it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from typing import Any
 
 Config = Mapping[str, Any]
 
-_DIFFUSERS_VERSION = "0.33.0.dev0"
+_WAN_2_1, _WAN_2_2 = "0.33.0.dev0", "0.35.0.dev0"
+"""The versions of diffusers that saved the two generations."""
+
+
+def changed(config: Config, version: str, **changes: Any) -> Config:
+    """A config that another version of diffusers saved, with fields that differ."""
+    return MappingProxyType({**config, "_diffusers_version": version, **changes})
 
 
 def _transformer(layers: int, heads: int, ffn_dim: int) -> Config:
     return MappingProxyType(
         {
             "_class_name": "WanTransformer3DModel",
-            "_diffusers_version": _DIFFUSERS_VERSION,
+            "_diffusers_version": _WAN_2_1,
             "added_kv_proj_dim": None,
             "attention_head_dim": 128,
             "cross_attn_norm": True,
@@ -39,14 +46,31 @@ def _transformer(layers: int, heads: int, ffn_dim: int) -> Config:
     )
 
 
+_14B = _transformer(40, 40, 13824)
+_A14B = changed(_14B, _WAN_2_2, pos_embed_seq_len=None)
+
 PUBLISHED_TRANSFORMERS: Mapping[str, Config] = MappingProxyType(
-    {"wan2.1-t2v-1.3b": _transformer(30, 12, 8960), "wan2.1-t2v-14b": _transformer(40, 40, 13824)}
+    {
+        "wan2.1-t2v-1.3b": _transformer(30, 12, 8960),
+        "wan2.1-t2v-14b": _14B,
+        "wan2.2-t2v-a14b": _A14B,
+        "wan2.2-ti2v-5b": changed(
+            _A14B,
+            _WAN_2_2,
+            ffn_dim=14336,
+            in_channels=48,
+            num_attention_heads=24,
+            num_layers=30,
+            out_channels=48,
+        ),
+    }
 )
+"""By model; both experts of a model that has two."""
 
 PUBLISHED_VAE: Config = MappingProxyType(
     {
         "_class_name": "AutoencoderKLWan",
-        "_diffusers_version": _DIFFUSERS_VERSION,
+        "_diffusers_version": _WAN_2_1,
         "attn_scales": [],
         "base_dim": 96,
         "dim_mult": [1, 2, 4, 4],
@@ -64,6 +88,51 @@ PUBLISHED_VAE: Config = MappingProxyType(
         "z_dim": 16,
     }
 )
+
+PUBLISHED_VAE_IN_A14B: Config = changed(
+    PUBLISHED_VAE,
+    _WAN_2_2,
+    decoder_base_dim=None,
+    in_channels=3,
+    is_residual=False,
+    out_channels=3,
+    patch_size=None,
+    scale_factor_spatial=8,
+    scale_factor_temporal=4,
+)
+"""The VAE of Wan 2.1, with all of its fields spelt out."""
+
+PUBLISHED_VAE_2_2: Config = changed(
+    PUBLISHED_VAE,
+    _WAN_2_2,
+    base_dim=160,
+    clip_output=False,
+    decoder_base_dim=256,
+    in_channels=12,
+    is_residual=True,
+    latents_mean=[
+        *(-0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174, 0.1838, 0.1557),
+        *(-0.1382, 0.0542, 0.2813, 0.0891, 0.1570, -0.0098, 0.0375, -0.1825),
+        *(-0.2246, -0.1207, -0.0698, 0.5109, 0.2665, -0.2108, -0.2158, 0.2502),
+        *(-0.2055, -0.0322, 0.1109, 0.1567, -0.0729, 0.0899, -0.2799, -0.1230),
+        *(-0.0313, -0.1649, 0.0117, 0.0723, -0.2839, -0.2083, -0.0520, 0.3748),
+        *(0.0152, 0.1957, 0.1433, -0.2944, 0.3573, -0.0548, -0.1681, -0.0667),
+    ],
+    latents_std=[
+        *(0.4765, 1.0364, 0.4514, 1.1677, 0.5313, 0.4990, 0.4818, 0.5013),
+        *(0.8158, 1.0344, 0.5894, 1.0901, 0.6885, 0.6165, 0.8454, 0.4978),
+        *(0.5759, 0.3523, 0.7135, 0.6804, 0.5833, 1.4146, 0.8986, 0.5659),
+        *(0.7069, 0.5338, 0.4889, 0.4917, 0.4069, 0.4999, 0.6866, 0.4093),
+        *(0.5709, 0.6065, 0.6415, 0.4944, 0.5726, 1.2042, 0.5458, 1.6887),
+        *(0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744),
+    ],
+    out_channels=12,
+    patch_size=2,
+    scale_factor_spatial=16,
+    scale_factor_temporal=4,
+    z_dim=48,
+)
+"""The VAE of TI2V-5B: residual, 48 latent channels, patches of 2 x 2 pixels."""
 
 PUBLISHED_TEXT_ENCODER: Config = MappingProxyType(
     {
@@ -172,10 +241,10 @@ SCHEDULER_CONFIGS: Mapping[str, Config] = MappingProxyType(
 )
 """One per solver, with every field that diffusers 0.42.1 saves; Wan itself is published with ``unipc``."""
 
-MODEL_INDEX: Config = MappingProxyType(
+_MODEL_INDEX: Config = MappingProxyType(
     {
         "_class_name": "WanPipeline",
-        "_diffusers_version": _DIFFUSERS_VERSION,
+        "_diffusers_version": _WAN_2_1,
         "scheduler": ["diffusers", "UniPCMultistepScheduler"],
         "text_encoder": ["transformers", "UMT5EncoderModel"],
         "tokenizer": ["transformers", "T5TokenizerFast"],
@@ -183,3 +252,19 @@ MODEL_INDEX: Config = MappingProxyType(
         "vae": ["diffusers", "AutoencoderKLWan"],
     }
 )
+
+MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
+    {
+        "wan2.1-t2v": _MODEL_INDEX,
+        "wan2.2-t2v": changed(
+            _MODEL_INDEX,
+            _WAN_2_2,
+            boundary_ratio=0.875,
+            transformer_2=["diffusers", "WanTransformer3DModel"],
+        ),
+        "wan2.2-ti2v": changed(
+            _MODEL_INDEX, _WAN_2_2, boundary_ratio=None, expand_timesteps=True, transformer_2=[None, None]
+        ),
+    }
+)
+"""model_index.json by variant."""

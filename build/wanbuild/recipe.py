@@ -32,13 +32,15 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "num_videos": int,
         "dtype": str,
         "vae_dtype": str,
+        "scheduler_dtype": str,
         "vae_decode_chunk": int,
+        "loop": str,
+        "max_steps": int,
     },
 }
-
 """Fields by section, with the type of the value, or of each item of a list."""
 
-DTYPES = ("bfloat16", "float32")
+DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
 _LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low"})
 
 
@@ -75,8 +77,9 @@ def _check(section: str, data: dict[str, Any], path: Path) -> None:
             raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=repr(value))
         if not items or any(type(item) is int and item < 1 for item in items):
             raise UsageError(f"{path}: {where} is out of range", expected="1 or more", found=repr(value))
-        if name.endswith("dtype") and value not in DTYPES:
-            raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(DTYPES), found=repr(value))
+        known = DTYPES if name.endswith("dtype") else LOOPS if name == "loop" else None
+        if known is not None and value not in known:
+            raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(known), found=repr(value))
 
 
 def _size(text: str, path: Path) -> tuple[int, int]:

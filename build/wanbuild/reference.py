@@ -7,8 +7,9 @@ runs in float32 on the CPU. Needs the test extra (torch, diffusers, transformers
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +19,12 @@ import numpy as np
 
 from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.embed import open_profile
+from wanbuild.experts import boundary_between
 from wanbuild.hub import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source import open_source
 from wanrun.errors import UsageError, VerificationError
+from wanrun.experts import schedule, transformers
 from wanrun.manifest import Manifest, read_manifest
 from wanrun.noise import initial_noise
 from wanrun.pipeline import Pipeline
@@ -31,6 +34,8 @@ from wanrun.select import select_profile
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"
 NEGATIVE_PROMPT = "blurry, static"
 SEED = 7
+GUIDANCE_SCALE, GUIDANCE_SCALE_2 = 5.0, 3.0
+"""They differ, so that experts that are given each other's are noticed."""
 
 Report = Callable[[str], None]
 
@@ -95,16 +100,19 @@ class _Comparison:
     def __init__(self, pipeline: Pipeline, pipe: Any) -> None:
         self._ours, self._pipe = pipeline, pipe
         self._profile = pipeline.profile
-        self._dtype = self._coarser("dtype", "text_encoder", "transformer")
-        self._vae_dtype = self._coarser("vae_dtype", "vae")
+        self._transformers = transformers(pipeline.manifest)
+        self._text_dtype = self._coarser(["dtype"], ["text_encoder"])
+        self._dtype = self._coarser(["dtype", "scheduler_dtype"], ["text_encoder", *self._transformers])
+        self._vae_dtype = self._coarser(["vae_dtype"], ["vae"])
         self._video_dtype = "float32" if self._dtype == self._vae_dtype == "float32" else "bfloat16"
         self._limits, self._vae_limits = LIMITS[self._dtype], LIMITS[self._vae_dtype]
         self._prompts = [PROMPT, NEGATIVE_PROMPT] if self._profile.guidance else [PROMPT]
 
-    def _coarser(self, option: str, *components: str) -> str:
-        """bfloat16 if these components compute or are stored in it."""
-        dtypes = [self._ours.manifest.dtypes[name]["weights"] for name in components]
-        return "bfloat16" if "bfloat16" in [*dtypes, self._profile.options[option]] else "float32"
+    def _coarser(self, options: Sequence[str], components: Sequence[str]) -> str:
+        """bfloat16 if these components are stored in it, or one of the build options says it."""
+        stored = [self._ours.manifest.dtypes[name]["weights"] for name in components]
+        chosen = [self._profile.options[name] for name in options]
+        return "bfloat16" if "bfloat16" in [*stored, *chosen] else "float32"
 
     def text(self) -> Check:
         """Embeddings of the prompts."""
@@ -114,24 +122,40 @@ class _Comparison:
             prompts = [clean_prompt(prompt) for prompt in self._prompts]
             reference = self._pipe._get_t5_prompt_embeds(prompts, max_sequence_length=512)
         error = relative_error(self._ours.encode_prompts(self._prompts), reference.numpy())
-        return Check("text_encoder", error, self._limits["component"])
+        return Check("text_encoder", error, LIMITS[self._text_dtype]["component"])
 
-    def transformer(self) -> Check:
-        """The velocity at the first noise and a middle timestep, guidance included."""
+    def transformers(self) -> list[Check]:
+        """Every expert's velocity at the first noise and a middle timestep, guidance included."""
         import torch
 
-        noise, timestep, scale = initial_noise(SEED, self._ours.latents_shape), 500.0, 5.0
         with torch.no_grad():
             embeds = self._pipe._get_t5_prompt_embeds(self._prompts, max_sequence_length=512)
-            x = torch.from_numpy(noise)
-            times = torch.full((len(noise),), int(timestep))
+        return [self._transformer(name, embeds) for name in self._transformers]
+
+    def _transformer(self, name: str, embeds: Any) -> Check:
+        import torch
+
+        noise, timestep = initial_noise(SEED, self._ours.latents_shape), 500.0
+        model = getattr(self._pipe, name)
+        with torch.no_grad():
+            x, times = torch.from_numpy(noise), self._reference_timesteps(model, noise.shape, timestep)
             outputs = [
-                self._pipe.transformer(x, times, e[None].expand(len(noise), -1, -1), return_dict=False)[0]
-                for e in embeds
+                model(x, times, e[None].expand(len(noise), -1, -1), return_dict=False)[0] for e in embeds
             ]
-        guided = outputs[0] if len(outputs) == 1 else outputs[1] + scale * (outputs[0] - outputs[1])
-        velocity = self._ours.velocity(noise, self._prompts, timestep, scale)
-        return Check("transformer", relative_error(velocity, guided.numpy()), self._limits["component"])
+        guided = outputs[0]
+        if len(outputs) == 2:
+            guided = outputs[1] + GUIDANCE_SCALE * (outputs[0] - outputs[1])
+        velocity = self._ours.velocity(noise, self._prompts, timestep, GUIDANCE_SCALE, transformer=name)
+        return Check(name, relative_error(velocity, guided.numpy()), self._limits["component"])
+
+    def _reference_timesteps(self, model: Any, shape: Sequence[int], timestep: float) -> Any:
+        """For the reference's transformer: integers (B,), or float32 (B, tokens) where it expands them."""
+        import torch
+
+        if not self._pipe.config.expand_timesteps:
+            return torch.full((shape[0],), int(timestep))
+        grid = [size // patch for size, patch in zip(shape[2:], model.config.patch_size, strict=True)]
+        return torch.full((shape[0], math.prod(grid)), timestep)
 
     def _latents_to_vae(self, latents: np.ndarray) -> Any:
         import torch
@@ -182,7 +206,8 @@ class _Comparison:
         """The whole path from prompt to frames, from the same seed."""
         import torch
 
-        guidance = 5.0 if self._profile.guidance else 1.0
+        options, note = self._expert_options(steps)
+        guidance = GUIDANCE_SCALE if self._profile.guidance else 1.0
         arguments = {
             "prompt": PROMPT,
             "negative_prompt": NEGATIVE_PROMPT,
@@ -192,25 +217,39 @@ class _Comparison:
             "num_inference_steps": steps,
             "num_videos_per_prompt": self._profile.num_videos,
             "guidance_scale": guidance,
+            "guidance_scale_2": options.get("guidance_scale_2"),
             "generator": torch.Generator("cpu").manual_seed(SEED),
         }
+        if "boundary" in options:
+            self._pipe.register_to_config(boundary_ratio=options["boundary"])
         latents = self._pipe(**arguments, output_type="latent").frames
         with torch.no_grad():
             decoded = self._pipe.vae.decode(self._latents_to_vae(latents.numpy()), return_dict=False)[0]
         frames = self._pipe.video_processor.postprocess_video(decoded, output_type="np")
         ours = self._ours.generate(
-            PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=steps, guidance_scale=guidance
+            PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=steps, guidance_scale=guidance, **options
         )
         error = relative_error(ours.latents, latents.numpy())
         return [
-            Check("final latents", error, self._limits["latents"], f"{steps} steps"),
-            self._frames(
-                "video",
-                ours.frames,
-                frames,
-                "bfloat16" if "bfloat16" in (self._dtype, self._vae_dtype) else "float32",
-            ),
+            Check("final latents", error, self._limits["latents"], note),
+            self._frames("video", ours.frames, frames, self._video_dtype),
         ]
+
+    def _expert_options(self, steps: int) -> tuple[dict[str, Any], str]:
+        """Options of a generation in which every expert takes steps, if there are as many; and a note.
+
+        The boundary is the checkpoint's where both experts run with it, else in the middle of the steps.
+        """
+        manifest = self._ours.manifest
+        if (boundary := boundary_between(manifest, steps)) is None:
+            return {}, f"{steps} steps"
+        options = {
+            "boundary": boundary,
+            "guidance_scale_2": GUIDANCE_SCALE_2 if self._profile.guidance else 1.0,
+        }
+        _, parts = schedule({**manifest.model["defaults"], "num_steps": steps, **options}, manifest)
+        counts = [f"{part.last - part.first} of {part.transformer}" for part in parts]
+        return options, f"{steps} steps, {' and '.join(counts)}, boundary {boundary:g}"
 
 
 def _readable_source(manifest: Manifest, source: str) -> Path:
@@ -256,9 +295,7 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
         comparison = _Comparison(pipeline, pipe)
         report(f"{profile.name}, {profile.options['dtype']} against diffusers in float32")
         report(f"{'component':<14} {'error':>10} {'limit':>10}")
-        checks: list[Check] = []
-        for make in (comparison.text, comparison.transformer, comparison.encode, comparison.decode):
-            checks.append(make())
+        checks = [comparison.text(), *comparison.transformers(), comparison.encode(), comparison.decode()]
         checks += comparison.video(steps)
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from wanbuild.config import read_json, shown
+from wanbuild.experts import LOW_NOISE, check_boundary, read_boundary
 from wanbuild.families import FAMILIES, NO_WEIGHTS, Family, families_of_pipeline
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.original_config import derive_config, is_original
 from wanbuild.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
+from wanbuild.source_tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.tensors import WEIGHT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
 
@@ -74,25 +76,6 @@ class SourceComponent:
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
         """Reads a part of a tensor; see ``TensorFile.read``."""
         self.keys[key].read(self.stored.get(key, key), begin, out)
-
-
-@dataclass(frozen=True)
-class SourceTokenizer:
-    """The tokenizer folder.
-
-    Args:
-        folder: the folder.
-        file: its tokenizer.json, all that the runtime needs.
-        pad_id: id of the padding token.
-        eos_id: id of the end-of-sequence token.
-        vocab_size: one past the largest id.
-    """
-
-    folder: Path
-    file: Path
-    pad_id: int
-    eos_id: int
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -187,7 +170,17 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
 def read_classes(
     index: Mapping[str, Any], rows: tuple[Family, ...], where: Path
 ) -> dict[str, tuple[str, str]]:
-    """Component name -> (library, class), of the components that are there; raises all problems at once."""
+    """Component name -> (library, class), of the components that are there.
+
+    Args:
+        index: the content of model_index.json.
+        rows: the variants that its pipeline may be of.
+        where: the file, for messages.
+
+    Raises:
+        SourceError: with all components that are unknown, missing or of another class; or if it has a second
+            expert or a boundary, and not both.
+    """
     problems = []
     classes = {}
     for name, value in sorted(index.items()):
@@ -213,16 +206,27 @@ def read_classes(
             expected="one of " + ", ".join(FAMILIES),
             remedy="use a published checkpoint of a supported variant",
         )
+    check_boundary(read_boundary(index, where), LOW_NOISE in classes, where)
     return classes
 
 
-def _read_flag(index: Mapping[str, Any], name: str, kinds: tuple[type, ...], where: Path) -> Any:
-    value = index.get(name)
-    if value is not None and (type(value) not in kinds or abs(value) > 1):
+def _read_expand_timesteps(index: Mapping[str, Any], where: Path) -> bool:
+    value = index.get("expand_timesteps")
+    if value is not None and type(value) is not bool:
         raise SourceError(
-            f"{name} in {where} has a wrong type or value", expected=kinds[0].__name__, found=shown(value)
+            f"expand_timesteps in {where} has a wrong type", expected="true or false", found=shown(value)
         )
-    return value
+    return bool(value)
+
+
+def _check_unlisted(path: Path, classes: Mapping[str, tuple[str, str]]) -> None:
+    """Refuses a second expert that is there and not listed: half of the model would be left out."""
+    if LOW_NOISE not in classes and os.path.lexists(path / LOW_NOISE):
+        raise SourceError(
+            f"{path} holds {LOW_NOISE}, which its model_index.json does not list",
+            expected="a low-noise expert that is listed, with a boundary_ratio",
+            remedy="use the model_index.json of this checkpoint, or move the folder away",
+        )
 
 
 def _open_component(
@@ -300,39 +304,6 @@ def _read_config(
     return place, config
 
 
-def _token_name(config: Mapping[str, Any], field: str, default: str) -> str:
-    token = config.get(field, default)
-    # A token with options is written as an object.
-    return str(token.get("content", default) if isinstance(token, dict) else token)
-
-
-def _open_tokenizer(folder: Path) -> SourceTokenizer:
-    """Reads tokenizer.json for ids; it is not interpreted further, `tokenizers` does that at run time."""
-    file = folder / "tokenizer.json"
-    data = read_json(file)
-    config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if os.path.lexists(config_file) else {}  # a dangling link is no absence
-    model, added = data.get("model"), data.get("added_tokens", [])
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    try:
-        if not isinstance(vocab, list):
-            raise TypeError("model.vocab is not a list, as a Unigram model's is")
-        ids = {str(piece): index for index, (piece, _) in enumerate(vocab)}
-        ids |= {token["content"]: int(token["id"]) for token in added}
-        pad, eos = (ids[_token_name(config, *t)] for t in (("pad_token", "<pad>"), ("eos_token", "</s>")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(
-            f"{file} is not understood: {error}",
-            expected="a Unigram tokenizer with a padding and an end token",
-            remedy="use the published checkpoint's tokenizer folder",
-        ) from None
-    if config.get("padding_side", "right") != "right":
-        raise SourceError(
-            f"{config_file} pads on another side", expected="right", found=str(config["padding_side"])[:80]
-        )
-    return SourceTokenizer(folder, file, pad, eos, max(ids.values()) + 1)
-
-
 def open_source(path: Path, repository: str | None = None, revision: str | None = None) -> Source:
     """Opens a checkpoint folder in the diffusers layout.
 
@@ -343,8 +314,9 @@ def open_source(path: Path, repository: str | None = None, revision: str | None 
 
     Raises:
         SourceError: if the folder or a file is missing, damaged or pickled, the pipeline or a component is
-            of an unsupported class, model_index.json has an entry that is not understood, or the shards do
-            not hold exactly what their index lists.
+            of an unsupported class, model_index.json has an entry that is not understood, there is a second
+            expert without a boundary or the other way round, or the shards do not hold exactly what their
+            index lists.
     """
     try:
         return _open_source(Path(path), repository, revision)
@@ -361,8 +333,8 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
     pipeline_class = index.get("_class_name")
     rows = families_of_pipeline(pipeline_class, str(where))
     classes = read_classes(index, rows, where)
-    boundary_ratio = _read_flag(index, "boundary_ratio", (float, int), where)
-    expand_timesteps = _read_flag(index, "expand_timesteps", (bool,), where)
+    expand_timesteps = _read_expand_timesteps(index, where)
+    _check_unlisted(path, classes)
     # One file beside two experts would not say which it is.
     beside = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
     with ExitStack() as stack:
@@ -376,12 +348,12 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
             repository=repository,
             revision=revision,
             pipeline_class=str(pipeline_class),
-            boundary_ratio=None if boundary_ratio is None else float(boundary_ratio),
-            expand_timesteps=bool(expand_timesteps),
+            boundary_ratio=read_boundary(index, where),
+            expand_timesteps=expand_timesteps,
             component_names=tuple(classes),
             components=MappingProxyType(components),
             scheduler_config=_read_scheduler_config(path, classes["scheduler"]),
-            tokenizer=_open_tokenizer(path / "tokenizer"),
+            tokenizer=open_tokenizer(path / "tokenizer"),
         )
         stack.pop_all()
     return source

@@ -88,20 +88,26 @@ def _stages(channels: list[int]) -> Iterator[tuple[int, int, int, bool]]:
         yield stage, in_dim, out_dim, stage == len(channels) - 2
 
 
+def _resample(name: str, in_dim: int, out_dim: int, time_dim: int | None) -> Shapes:
+    """A change of resolution; time_dim is what its convolution along time gives, where it has one."""
+    shapes = _conv(f"{name}.resample.1", in_dim, out_dim, 3, 3)
+    return shapes if time_dim is None else shapes | _conv(f"{name}.time_conv", in_dim, time_dim, 3, 1, 1)
+
+
 def _encoder(config: Mapping[str, Any]) -> Shapes:
-    base, mult = config["base_dim"], config["dim_mult"]
+    base, mult, residual = config["base_dim"], config["dim_mult"], config.get("is_residual", False)
     channels = [base * factor for factor in [1, *mult]]
-    shapes = _conv("encoder.conv_in", 3, base, 3, 3, 3)
-    index = 0  # residual and resampling blocks share one list
+    shapes = _conv("encoder.conv_in", config.get("in_channels", 3), base, 3, 3, 3)
+    index = 0  # residual and resampling blocks share one list, unless levels are blocks themselves
     for stage, in_dim, out_dim, last in _stages(channels):
-        for _ in range(config["num_res_blocks"]):
-            shapes |= _residual(f"encoder.down_blocks.{index}", in_dim, out_dim)
+        for resnet in range(config["num_res_blocks"]):
+            block = f"{stage}.resnets.{resnet}" if residual else f"{index}"
+            shapes |= _residual(f"encoder.down_blocks.{block}", in_dim, out_dim)
             in_dim, index = out_dim, index + 1
         if not last:
-            block = f"encoder.down_blocks.{index}"
-            shapes |= _conv(f"{block}.resample.1", out_dim, out_dim, 3, 3)
-            if config["temperal_downsample"][stage]:
-                shapes |= _conv(f"{block}.time_conv", out_dim, out_dim, 3, 1, 1)
+            block = f"{stage}.downsampler" if residual else f"{index}"
+            time_dim = out_dim if config["temperal_downsample"][stage] else None
+            shapes |= _resample(f"encoder.down_blocks.{block}", out_dim, out_dim, time_dim)
             index += 1
     shapes |= _mid_block("encoder.mid_block", channels[-1])
     shapes["encoder.norm_out.gamma"] = (channels[-1], 1, 1, 1)
@@ -109,7 +115,7 @@ def _encoder(config: Mapping[str, Any]) -> Shapes:
 
 
 def _decoder(config: Mapping[str, Any]) -> Shapes:
-    base = config.get("decoder_base_dim") or config["base_dim"]
+    base, residual = config.get("decoder_base_dim") or config["base_dim"], config.get("is_residual", False)
     mult = config["dim_mult"][::-1]
     channels = [base * factor for factor in [mult[0], *mult]]
     temporal = config["temperal_downsample"][::-1]
@@ -117,29 +123,29 @@ def _decoder(config: Mapping[str, Any]) -> Shapes:
     shapes |= _mid_block("decoder.mid_block", channels[0])
     for stage, in_dim, out_dim, last in _stages(channels):
         block = f"decoder.up_blocks.{stage}"
-        # The upsampler of the stage before halves the channels.
-        current = in_dim // 2 if stage > 0 else in_dim
+        # The upsampler of the stage before halves the channels, but not where a shortcut goes around it.
+        current = in_dim if residual or stage == 0 else in_dim // 2
         for resnet in range(config["num_res_blocks"] + 1):
             shapes |= _residual(f"{block}.resnets.{resnet}", current, out_dim)
             current = out_dim
         if not last:
-            shapes |= _conv(f"{block}.upsamplers.0.resample.1", out_dim, out_dim // 2, 3, 3)
-            if temporal[stage]:
-                shapes |= _conv(f"{block}.upsamplers.0.time_conv", out_dim, 2 * out_dim, 3, 1, 1)
+            upsampler = f"{block}.upsampler" if residual else f"{block}.upsamplers.0"
+            time_dim = 2 * out_dim if temporal[stage] else None
+            shapes |= _resample(upsampler, out_dim, out_dim if residual else out_dim // 2, time_dim)
     shapes["decoder.norm_out.gamma"] = (channels[-1], 1, 1, 1)
-    return shapes | _conv("decoder.conv_out", channels[-1], 3, 3, 3, 3)
+    return shapes | _conv("decoder.conv_out", channels[-1], config.get("out_channels", 3), 3, 3, 3)
 
 
 def vae_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of an AutoencoderKLWan of the 2.1 kind.
+    """Tensors of an AutoencoderKLWan, residual (Wan 2.2 TI2V) or not.
 
     Args:
         config: its config.json.
 
     Raises:
-        ValueError: if it is of another kind (residual, patched, with attention between stages).
+        ValueError: if it has attention between stages.
     """
-    _refuse(config, is_residual=False, patch_size=None, attn_scales=[], in_channels=3, out_channels=3)
+    _refuse(config, attn_scales=[])
     z = config["z_dim"]
     shapes = _encoder(config) | _decoder(config)
     shapes |= _conv("quant_conv", 2 * z, 2 * z, 1, 1, 1)

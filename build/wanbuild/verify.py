@@ -1,8 +1,9 @@
 """Checks an artifact: every byte it holds, and that it still computes what was recorded.
 
-``record`` runs every profile that can run here for two steps from a fixed seed and keeps digests and a
-sample of the result in golden/. ``replay`` runs them again: on the machine kind that recorded them the
-digests must be equal, elsewhere the sample must agree within the recorded tolerance.
+``record`` runs every profile that can run here for two steps from a fixed seed, one step for each of two
+experts, and keeps digests and a sample of the result in golden/. ``replay`` runs them again: on the machine
+kind that recorded them the digests must be equal, elsewhere the sample must agree within the recorded
+tolerance.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.embed import add_embeddings, open_profile, runnable_profiles
+from wanbuild.experts import boundary_between
 from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.embeddings import ArtifactEmbeddings
 from wanrun.environment import usable_cores
@@ -122,8 +124,9 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
 def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     """Runs one profile from the fixed seed."""
     environment = select_target(manifest, profile).target.environment
+    boundary = boundary_between(manifest, STEPS)  # each expert has a step, whatever the shift
     with open_profile(artifact, profile) as pipeline:
-        result = pipeline.generate(PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=STEPS)
+        result = pipeline.generate(PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=STEPS, boundary=boundary)
     flat = result.latents.reshape(-1)
     samples = flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
     return Golden(

@@ -106,10 +106,11 @@ class _Tensor:
         fill: its key and transform.
         source: where it is read from.
         delta: what is added to it, or None.
+        component: the component that it is of, for messages: two experts have the same keys.
     """
 
-    def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None) -> None:
-        self.key = fill.key
+    def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None, component: str) -> None:
+        self.key, self._component = fill.key, component
         self._source, self._delta = source, delta
         self._entry = source.entry(fill.key)
         self.crc32c = 0
@@ -156,7 +157,7 @@ class _Tensor:
         if not finite(block):
             merged = self._delta is not None
             raise SourceError(
-                f"{self.key} has a value that is not finite in {block.dtype}"
+                f"{self._component}: {self.key} has a value that is not finite in {block.dtype}"
                 + (" after the LoRAs were added" if merged else ""),
                 expected="finite weights",
                 found="NaN or infinity",
@@ -273,7 +274,8 @@ class ComponentWriter:
                 for row in range(chunk * layout.rows_per_chunk, (chunk + 1) * layout.rows_per_chunk):
                     if tensor is None:
                         fill = item.fills[row if item.stacked else 0]
-                        tensor = _Tensor(fill, self._source, self._deltas.get(fill.key))
+                        delta = self._deltas.get(fill.key)
+                        tensor = _Tensor(fill, self._source, delta, self._folder.name)
                     start = 0 if item.stacked else row * row_items
                     # The chunk's own checksum goes over all of its rows; with one row they are the same.
                     earlier = crc if written else None

@@ -16,6 +16,7 @@ from wanrun.console import Progress
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.files import replace_file
 from wanrun.jobs import Job
+from wanrun.options import EXPERT_OPTIONS
 from wanrun.outputs import check_folder
 from wanrun.preflight import Plan
 from wanrun.requests import located
@@ -23,6 +24,10 @@ from wanrun.video import write_video
 
 if TYPE_CHECKING:
     from wanrun.pipeline import Pipeline
+
+
+_GENERATION = ("seed", "num_steps", "guidance_scale", *EXPERT_OPTIONS, "flow_shift", "solver", "loop")
+"""A job's options that ``Pipeline.generate`` takes by keyword."""
 
 
 class Batch:
@@ -97,7 +102,13 @@ class Batch:
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
         request, options, plan = job.request, job.options, self._plan
-        started = time.monotonic()
+        started, done = time.monotonic(), 0
+
+        def on_step(step: int, total: int) -> None:
+            nonlocal done
+            progress.advance(step - done)  # the scan form tells of many at once
+            done = step
+
         for path in job.videos[:1]:  # it may have gone since the start, hours ago
             check_folder(path.parent)
         label = f"[{request.index}/{request.total}] denoise" if plan.many else "denoise"
@@ -105,13 +116,9 @@ class Batch:
             result = pipeline.generate(
                 options["prompt"],
                 options["negative_prompt"],
-                seed=options["seed"],
-                num_steps=options["num_steps"],
-                guidance_scale=options["guidance_scale"],
-                flow_shift=options["flow_shift"],
-                solver=options["solver"],
                 latents=plan.noise,
-                on_step=lambda step, total: progress.advance(),
+                on_step=on_step,
+                **{name: options[name] for name in _GENERATION if name in options},
             )
         with pipeline.timings.phase("encode_video"):
             for index in job.missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     "--prompts",
     type=click.Path(path_type=Path, allow_dash=True),
     help="A file of prompts, one a line, or JSON lines with prompt and optionally negative_prompt, seed, "
-    "steps, guidance_scale, flow_shift, solver, fps, output; - reads standard input. What a line leaves out "
-    "is the option's. A line that fails is reported, the others are made; what is there already is skipped.",
+    "steps, guidance_scale, guidance_scale_2, boundary, flow_shift, solver, fps, output; - reads standard "
+    "input. What a line leaves out is the option's. A line that fails is reported, the others are made; what "
+    "is there already is skipped.",
 )
 @click.option("--negative-prompt", help="What to avoid.  [default: the artifact's]")
 @click.option("--size", type=SIZE, help="Width x height in pixels.  [default: the first built]")
@@ -36,6 +38,18 @@ if TYPE_CHECKING:
 @click.option("--steps", type=int, help="Denoising steps.  [default: the artifact's]")
 @click.option(
     "--guidance-scale", type=float, help="Guidance; at most 1 turns it off.  [default: the artifact's]"
+)
+@click.option(
+    "--guidance-scale-2",
+    type=float,
+    help="Guidance of the low-noise expert, where --guidance-scale is above 1.  [default: the given "
+    "--guidance-scale, else the artifact's]",
+)
+@click.option(
+    "--boundary",
+    type=float,
+    help="Share of the training timesteps below which the low-noise expert runs, 0 to 1.  [default: the "
+    "artifact's]",
 )
 @click.option("--flow-shift", type=float, help="Shift of the sigmas.  [default: the artifact's]")
 @click.option("--solver", type=click.Choice(["unipc", "dpm++", "euler"]), help="[default: the artifact's]")
@@ -56,6 +70,12 @@ if TYPE_CHECKING:
     help=".mp4, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the prompt's first "
     "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
 )
+@click.option(
+    "--loop",
+    type=click.Choice(["step", "scan"]),
+    help="How the steps run: an executable called for each, or one for all of an expert's, without progress, "
+    "and Ctrl-C waits for its end.  [default: step if it is built, else scan]",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--target", help="A built target.  [default: the one that matches this machine]")
 @click.option(
@@ -73,7 +93,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "low"]),
     default="auto",
     show_default=True,
-    help="low: let go of the text encoder when the prompts are encoded.",
+    help="low: let go of the text encoder when the prompts are encoded, and hold one expert at a time.",
 )
 @click.option(
     "--text-encoder",
@@ -164,6 +184,8 @@ def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timi
         allow_compile=options["allow_compile"],
         verify=options["verify"],
         memory=options["memory"],
+        loop=plan.loop,
+        first_expert=plan.first_expert,
         text_encoder=options["text_encoder"],
         text_encoder_device=options["text_encoder_device"],
         embeddings="artifact" if options["no_embedding_cache"] else "all",
@@ -172,6 +194,7 @@ def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timi
         prompts=plan.first_prompts(None if low else 1),
         timings=timings,
         warn=batch.warn,
+        report=functools.partial(click.echo, err=True),
     ) as pipeline:
         if options["warmup"]:
             pipeline.warmup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -126,8 +127,12 @@ class JobMaker:
         Raises:
             UsageError: for an option out of range, a name with an unknown field or suffix, or a folder that
                 cannot be written to.
+            ArtifactError: for a form of the loop that is not built.
         """
-        self._resolve(shared)
+        if shared.steps is None and any(request.steps is not None for request in requests):
+            # Whether the artifact's default suits the loop is then a matter of the lines that have no other.
+            shared = dataclasses.replace(shared, steps=1)
+        self._resolve(shared, "--")
         for option in ("output", "save_latents"):
             users = [request for request in requests if option != "output" or request.output is None]
             if not users or self._options[option] is None:
@@ -167,8 +172,9 @@ class JobMaker:
 
         Raises:
             UsageError: for an option out of range, or an output that cannot be written or is there already.
+            ArtifactError: for a form of the loop that is not built.
         """
-        options = self._resolve(request)
+        options = self._resolve(request, "" if self._many else "--")
         defaults = self._manifest.model["defaults"]
         fps = float(defaults["fps"] if request.fps is None else request.fps)
         metadata = {
@@ -195,20 +201,13 @@ class JobMaker:
                 latents = None
         return Job(request, options, fps, tuple(videos), missing, latents, metadata)
 
-    def _resolve(self, request: Request) -> dict[str, Any]:
-        """The request's options with the artifact's defaults filled in, all of them checked."""
-        check_numbers(request.steps, request.guidance_scale, request.fps, prefix="" if self._many else "--")
-        options = resolve_options(
-            self._manifest,
-            self._profile,
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt,
-            seed=request.seed,
-            num_steps=request.steps,
-            guidance_scale=request.guidance_scale,
-            flow_shift=request.flow_shift,
-            solver=request.solver,
-        )
+    def _resolve(self, request: Request, prefix: str) -> dict[str, Any]:
+        """The request's options with the artifact's defaults filled in, all of them checked.
+
+        Args:
+            prefix: what stands before an option's name in messages.
+        """
+        check_numbers(vars(request), prefix)
         scale = request.guidance_scale
         if scale is not None and (scale > 1) != self._profile.guidance:
             raise UsageError(
@@ -217,6 +216,21 @@ class JobMaker:
                 found=scale,
                 remedy="the profile is chosen by --guidance-scale: use a file for each kind",
             )
+        options = resolve_options(
+            self._manifest,
+            self._profile,
+            prefix,
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            seed=request.seed,
+            num_steps=request.steps,
+            guidance_scale=request.guidance_scale,
+            guidance_scale_2=request.guidance_scale_2,
+            boundary=request.boundary,
+            flow_shift=request.flow_shift,
+            solver=request.solver,
+            loop=self._options["loop"],
+        )
         initial_noise(request.seed, (1,))  # refuses a bad seed
         table = (options["solver"], options["num_steps"], options["flow_shift"])
         if table not in self._tables:

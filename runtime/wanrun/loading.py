@@ -18,7 +18,10 @@ class Loading:
     Args:
         allow_compile: compile from the StableHLO where no executable fits, into the user's cache.
         verify: 'fast' checks every row's crc32c while reading; 'sha256' also every parameter's sha256.
-        memory: 'auto' keeps all that was loaded; 'low' frees the text encoder after encoding.
+        memory: 'auto' keeps all that was loaded, of two experts as much as fits; 'low' frees the text encoder
+            after encoding, and holds one expert at a time.
+        loop: 'step' or 'scan', the form of the denoising loop; None: step where the profile has it.
+        first_expert: the transformer that is needed first; None for the high-noise one.
         text_encoder: 'jax' runs the artifact's programs; 'torch' the same weights with transformers.
         text_encoder_device: torch device of the latter.
         embeddings: which stored prompt embeddings may be used: the artifact's and the user's cache
@@ -30,6 +33,8 @@ class Loading:
     allow_compile: bool = False
     verify: str = "fast"
     memory: str = "auto"
+    loop: str | None = None
+    first_expert: str | None = None
     text_encoder: str = "jax"
     text_encoder_device: str = "cpu"
     embeddings: str = "all"
@@ -44,5 +49,6 @@ class Loading:
         ):
             if getattr(self, name) not in choices:
                 raise UsageError(
-                    f"{name} cannot be {getattr(self, name)!r}", expected="one of " + ", ".join(choices)
+                    f"{name} cannot be {getattr(self, name)!r}",
+                    expected="one of " + ", ".join(choices),
                 )

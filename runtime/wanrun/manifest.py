@@ -241,7 +241,8 @@ class Target:
         folder = plain_relative(data["folder"], "a target")
         environment = data["environment"]
         check_environment(environment)
-        return cls(folder, environment, executables, data["statistics"])
+        statistics = {profile: dict(numbers) for profile, numbers in data["statistics"].items()}
+        return cls(folder, environment, executables, statistics)
 
 
 @dataclass(frozen=True)

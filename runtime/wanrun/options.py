@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from wanrun.errors import UsageError
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.experts import transformers
 from wanrun.manifest import Manifest, Profile
+
+LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
+"""The forms of the denoising loop, the preferred one first, and the program of each."""
+
+EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
+"""Options of a generation that only a model with two experts has."""
+
+MAX_STEPS = 10_000  # a table of ten times more takes seconds, and nothing is gained by it
+_MAX_GUIDANCE = float(np.finfo(np.float32).max)  # a float: NumPy would cast what it is compared with
+
+_RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+    {
+        "fps": (0.1, 240, "0.1 to 240"),  # what every container can hold
+        "guidance_scale": (-_MAX_GUIDANCE, _MAX_GUIDANCE, "a number"),
+        "guidance_scale_2": (-_MAX_GUIDANCE, _MAX_GUIDANCE, "a number"),
+        "boundary": (0, 1, "0 to 1"),
+    }
+)
 
 
 def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
@@ -20,33 +41,6 @@ def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, 
         profile.height // model["vae_spatial"],
         profile.width // model["vae_spatial"],
     )
-
-
-_MAX_GUIDANCE = float(np.finfo(np.float32).max)  # a float: NumPy would cast what it is compared with
-_MAX_STEPS = 10_000  # a table of ten times more takes seconds, and nothing is gained by it
-
-
-def check_numbers(
-    steps: int | None, guidance_scale: float | None, fps: float | None, prefix: str = ""
-) -> None:
-    """Refuses what no profile and no video can have; None is the artifact's default.
-
-    Args:
-        steps: denoising steps.
-        guidance_scale: strength of the guidance.
-        fps: frames per second.
-        prefix: what stands before an option's name in messages.
-
-    Raises:
-        UsageError: naming the option that is out of range.
-    """
-    if fps is not None and not 0.1 <= fps <= 240:  # what every container can hold
-        raise UsageError(f"{prefix}fps is out of range", expected="0.1 to 240", found=fps)
-    if guidance_scale is not None and not abs(guidance_scale) <= _MAX_GUIDANCE:
-        name = "guidance-scale" if prefix else "guidance_scale"
-        raise UsageError(f"{prefix}{name} is out of range", expected="a number", found=guidance_scale)
-    if steps is not None and steps > _MAX_STEPS:
-        raise UsageError("the number of steps is too large", expected=f"at most {_MAX_STEPS}", found=steps)
 
 
 def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -62,18 +56,139 @@ def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
         raise UsageError("the initial latents are not finite", expected="numbers", found="NaN or infinity")
 
 
-def resolve_options(manifest: Manifest, profile: Profile, **given: Any) -> dict[str, Any]:
-    """The options of a generation with the manifest's defaults filled in: what the metadata records.
+def _spelled(name: str, prefix: str) -> str:
+    """An option's name as the user writes it: on the command line with dashes."""
+    return prefix + name.replace("_", "-") if prefix else name
+
+
+def check_numbers(given: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses numbers that no artifact and no video can have.
+
+    Args:
+        given: options by name; one that is absent or None is the artifact's default.
+        prefix: what stands before an option's name in messages: ``--`` on the command line.
 
     Raises:
-        UsageError: for a guidance scale that does not fit the profile or is not a number.
+        UsageError: naming the option that is out of range.
     """
-    defaults = manifest.model["defaults"]
-    options = {name: defaults.get(name) if value is None else value for name, value in given.items()}
+    for name, (least, most, expected) in _RANGES.items():
+        value = given.get(name)
+        if value is not None and not least <= value <= most:  # NaN too
+            raise UsageError(f"{_spelled(name, prefix)} is out of range", expected=expected, found=value)
+    for name in ("steps", "num_steps"):
+        value = given.get(name)
+        if value is not None and value > MAX_STEPS:
+            raise UsageError("the number of steps is too large", expected=f"at most {MAX_STEPS}", found=value)
+
+
+def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses options of the low-noise expert that would have no effect.
+
+    Args:
+        manifest: the artifact's manifest.
+        guidance: whether guidance is on, which ``guidance_scale`` alone decides.
+        given: options by name; one that is absent or None was not given.
+        prefix: what stands before an option's name in messages.
+
+    Raises:
+        UsageError: for one of ``EXPERT_OPTIONS`` with a single transformer, or a ``guidance_scale_2`` above 1
+            without guidance.
+    """
+    for name in EXPERT_OPTIONS:
+        if given.get(name) is not None and len(transformers(manifest)) == 1:
+            raise UsageError(
+                f"{_spelled(name, prefix)} has no effect: this model has one transformer",
+                remedy="leave it out; it is for models with two experts",
+            )
+    scale, name = given.get("guidance_scale_2"), _spelled("guidance_scale_2", prefix)
+    if scale is not None and scale > 1 and not guidance:
+        raise UsageError(
+            f"{name} has no effect: guidance is off",
+            expected=f"{_spelled('guidance_scale', prefix)} above 1, which switches it on for both experts",
+            found=f"{name} {scale} alone",
+            remedy="raise the one, or leave the other out",
+        )
+
+
+def loop_forms(profile: Profile) -> tuple[str, ...]:
+    """The forms of the denoising loop that a profile is built with, the preferred one first."""
+    built = {name for programs in profile.programs.values() for name in programs}
+    return tuple(form for form, program in LOOP_PROGRAMS.items() if program in built)
+
+
+def resolve_loop(profile: Profile, loop: str | None, prefix: str = "") -> str:
+    """The form of the denoising loop to run: the given one, or the preferred one where it is None.
+
+    Raises:
+        UsageError: if there is no such form.
+        ArtifactError: if the profile is not built with it, saying which it is built with.
+    """
+    name, built = _spelled("loop", prefix), loop_forms(profile)
+    if loop is not None and loop not in LOOP_PROGRAMS:
+        raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(LOOP_PROGRAMS))
+    form = loop or next(iter(built), "step")
+    if form not in built:
+        raise ArtifactError(
+            f"profile {profile.name} has no program for {name} {form}",
+            found=f"one for {' and '.join(built) or 'no form'}",
+            remedy="add it with wanbuild compile --loop both",
+        )
+    return form
+
+
+def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
+    """Raises UsageError if the scan form is asked for more steps than its table holds."""
+    if loop == "scan" and num_steps > profile.options["max_steps"]:
+        other = " --loop step," if "step" in loop_forms(profile) else ""
+        raise UsageError(
+            f"the number of steps is too large for the scan form of profile {profile.name}",
+            expected=f"at most {profile.options['max_steps']}",
+            found=num_steps,
+            remedy=f"use fewer steps,{other} or wanbuild compile with a larger --max-steps",
+        )
+
+
+def resolve_options(
+    manifest: Manifest, profile: Profile, prefix: str = "", /, **given: Any
+) -> dict[str, Any]:
+    """The options of a generation with the manifest's defaults filled in: what the metadata records.
+
+    Args:
+        manifest: the artifact's manifest.
+        profile: the chosen one. Without guidance its guidance scales are 1, and it has no negative prompt.
+        prefix: what stands before an option's name in messages.
+        given: keywords of ``Pipeline.generate`` by name, ``guidance_scale`` and ``num_steps`` among them.
+            None is the default, and so is the absence of ``loop`` or of one of ``EXPERT_OPTIONS``. The
+            default of ``guidance_scale_2`` is the given ``guidance_scale``; where neither is given, both are
+            the manifest's.
+
+    Returns:
+        What was given, width, height and num_frames, and loop. ``EXPERT_OPTIONS`` are among them for a model
+        with two experts alone.
+
+    Raises:
+        UsageError: for a number out of range, an option that would have no effect, or more steps than the
+            scan form is built for.
+        ArtifactError: for a form of the loop that is not built.
+    """
+    check_numbers(given, prefix)
+    model, scale = manifest.model, given["guidance_scale"]
+    defaults = {**model["defaults"], "boundary": model.get("boundary_ratio")}
+    if scale is None:
+        scale = defaults["guidance_scale"]
+    else:
+        defaults["guidance_scale_2"] = scale
+    check_experts(manifest, profile.guidance and scale > 1, given, prefix)
+    experts = EXPERT_OPTIONS if len(transformers(manifest)) > 1 else ()
+    names = [name for name in given if name not in EXPERT_OPTIONS]
+    options: dict[str, Any] = {
+        name: defaults.get(name) if given.get(name) is None else given[name] for name in (*names, *experts)
+    }
+    options |= {name: float(options[name]) for name in ("guidance_scale", *experts)}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
-    scale = float(options["guidance_scale"])
     if not profile.guidance:
-        options["guidance_scale"], options["negative_prompt"] = 1.0, None
-    elif not np.isfinite(scale):
-        raise UsageError("--guidance-scale is out of range", expected="a finite number", found=scale)
+        off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
+        options |= {name: value for name, value in off.items() if name in options}
+    options["loop"] = resolve_loop(profile, given.get("loop"), prefix)
+    _check_max_steps(profile, options["loop"], options["num_steps"])
     return options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,28 +12,31 @@ from typing import Any, Self
 
 import numpy as np
 
-from wanrun.denoise import OnStep, denoise, start_state, velocity_table
+from wanrun.denoise import OnStep, velocity_table
+from wanrun.denoiser import Denoiser
 from wanrun.device import open_device
 from wanrun.embeddings import ArtifactEmbeddings, EmbeddingCache
+from wanrun.errors import UsageError
 from wanrun.executables import check_entries
-from wanrun.loader import Loader
+from wanrun.experts import Segment, schedule, transformers
+from wanrun.loader import Loader, unfinished, when_done
 from wanrun.loading import Loading
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.memory import DTYPES, Memory
 from wanrun.noise import initial_noise
-from wanrun.options import check_latents, latents_shape, resolve_options
+from wanrun.options import LOOP_PROGRAMS, check_latents, latents_shape, resolve_loop, resolve_options
+from wanrun.placement import choose_placement, device_memory_bytes, host_memory_bytes
 from wanrun.prompt import clean_prompt
 from wanrun.select import SelectedTarget, select_profile, select_target
-from wanrun.solvers import solver_table
 from wanrun.text import EmbeddingStore, PromptEncoder
 from wanrun.text_backends import ArtifactTextEncoder, TextBackend, TorchBackend, environment_of
 from wanrun.timing import Timings
 from wanrun.tokenizer import ArtifactTokenizer
 
-Warn = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
-def _no_warning(message: str) -> None:
+def _silent(message: str) -> None:
     del message
 
 
@@ -66,7 +68,8 @@ class Pipeline:
         selected: SelectedTarget,
         loading: Loading,
         timings: Timings,
-        warn: Warn,
+        warn: Tell,
+        report: Tell = _silent,
     ) -> None:
         self.artifact, self.manifest, self.profile = artifact, manifest, profile
         self.timings, self._loading = timings, loading
@@ -76,7 +79,16 @@ class Pipeline:
         self._width = manifest.configs["text_encoder"]["d_model"]
         self._dtype = DTYPES[profile.options["dtype"]]
         self._text_expected = True
-        memory = Memory(manifest.components["transformer"])
+        self._transformers = names = transformers(manifest)
+        self._loop = resolve_loop(profile, loading.loop)
+        self._first_expert = loading.first_expert or names[0]
+        if self._first_expert not in names:
+            raise UsageError(
+                "first_expert is not a transformer of this artifact",
+                expected=" or ".join(names),
+                found=repr(self._first_expert),
+            )
+        memory = Memory(manifest.components[self._first_expert])
         if not loading.lazy:
             memory.touch_ahead()  # while jax is imported
         try:
@@ -84,6 +96,19 @@ class Pipeline:
         except BaseException:
             memory.stop()
             raise
+        placement = choose_placement(
+            manifest,
+            profile,
+            selected.target.statistics.get(profile.name, {}),
+            device_memory_bytes(opened.device),
+            host_memory_bytes(),
+            separate=opened.device.platform != "cpu",
+            memory=loading.memory,
+            text_encoder=loading.text_encoder == "jax",
+        )
+        if len(names) > 1:
+            timings.placement = placement.kind
+            report(placement.describe())
         self._loader = Loader(
             artifact,
             manifest,
@@ -91,12 +116,14 @@ class Pipeline:
             selected,
             opened,
             weights=loading.weights,
-            memories={"transformer": memory},
+            memories={self._first_expert: memory},
+            keep_on_host=frozenset(names if placement.kind == "host" else ()),
             allow_compile=loading.allow_compile,
             verify=loading.verify,
             timings=timings,
             warn=warn,
         )
+        self._denoiser = Denoiser(self._loader, profile, names, placement.kind)
         environment = environment_of(selected.target.environment, opened.foreign, opened.device)
         self._backend = self._text_backend(environment, warn)
         self._prompts = PromptEncoder(
@@ -109,7 +136,7 @@ class Pipeline:
             warn=warn,
         )
 
-    def _text_backend(self, environment: Mapping[str, Any], warn: Warn) -> TextBackend:
+    def _text_backend(self, environment: Mapping[str, Any], warn: Tell) -> TextBackend:
         if self._loading.text_encoder == "torch":
             return TorchBackend(
                 self.artifact,
@@ -123,7 +150,7 @@ class Pipeline:
             )
         return ArtifactTextEncoder(self._loader, self._tokenizer.max_length, environment)
 
-    def _stores(self, warn: Warn) -> list[EmbeddingStore]:
+    def _stores(self, warn: Tell) -> list[EmbeddingStore]:
         stores: list[EmbeddingStore] = []
         if self._loading.embeddings != "none":
             stores.append(ArtifactEmbeddings(self.artifact, self.manifest))
@@ -155,14 +182,15 @@ class Pipeline:
             waiting += self._backend.request(())
         else:
             self._text_expected = False
-        waiting += self._loader.request(components=["transformer"])
+        waiting += self._loader.request(components=[self._first_expert])
         if missing:
             waiting += self._backend.request(self._tokenizer(missing).lengths)
-        waiting += self._loader.request(programs=["prepare", "denoise_step"])
-        _when_done(waiting, self.timings.mark_ready)
+        waiting += self._loader.request(programs=["prepare", LOOP_PROGRAMS[self._loop]])
+        when_done(waiting, self.timings.mark_ready)
         if missing:
             with self.timings.phase("text"):
                 self._prompts.fetch(missing)
+                waiting = unfinished(waiting)  # or they hold the text encoder
                 self._spare_text_encoder()
         for future in waiting:
             future.result()
@@ -195,7 +223,12 @@ class Pipeline:
             return np.stack([np.asarray(decode_video(latents=one)["frames"]) for one in latents])
 
     def velocity(
-        self, latents: np.ndarray, prompts: Sequence[str], timestep: float, guidance_scale: float
+        self,
+        latents: np.ndarray,
+        prompts: Sequence[str],
+        timestep: float,
+        guidance_scale: float,
+        transformer: str = "transformer",
     ) -> np.ndarray:
         """The model's guided output at these latents, for comparing it with another implementation.
 
@@ -204,24 +237,17 @@ class Pipeline:
             prompts: positive, and with guidance negative.
             timestep: in training timesteps, 0 to 1000.
             guidance_scale: unused without guidance.
+            transformer: which expert.
 
         Returns:
-            float32 of latents' shape.
+            float32 of latents' shape, as exact as the dtype that the profile keeps latents in.
         """
-        constant = self._prepare(self.encode_prompts(prompts), guidance_scale)
-        step, table = self._loader.bound("denoise_step"), velocity_table(timestep)
-        return latents - denoise(step, latents, table, constant, self.timings, lambda step, total: None)
-
-    def _prepare(self, embeddings: np.ndarray, guidance_scale: float) -> dict[str, Any]:
-        """What every step takes, from embeddings (P, 512, text_dim)."""
-        with self.timings.phase("prepare"):
-            constant = dict(self._loader.bound("prepare")(embeddings=embeddings))
-        if self.profile.guidance:
-            constant["guidance_scale"] = np.float32(guidance_scale)
-        return constant
+        segment, embeddings = Segment(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
+        table = velocity_table(timestep)
+        return latents - self._denoiser(latents, table, [segment], embeddings, self._loop, Timings())
 
     def warmup(self) -> None:
-        """Executes every program once, so that the first request pays for nothing new.
+        """Executes every program once, and with every expert, so that the first request pays for nothing new.
 
         The text encoder is left out where ``load`` was told the prompts and had all their embeddings.
         """
@@ -231,12 +257,12 @@ class Pipeline:
                 self._spare_text_encoder()
             prompts = 2 if self.profile.guidance else 1
             embeddings = np.zeros((prompts, self._tokenizer.max_length, self._width), self._dtype)
-            constant = self._prepare(embeddings, 1.0)
-            table, noise = velocity_table(500.0), initial_noise(0, self.latents_shape)
-            row, timestep = table.coefficients[0], np.float32(table.timesteps[0])
-            step = self._loader.bound("denoise_step")
-            state = step(**constant, **start_state(noise), timestep=timestep, coefficients=row)
-            self.decode(np.asarray(state["latents"])[:1])
+            noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
+            # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
+            for expert in sorted(self._transformers, key=lambda name: name == self._first_expert):
+                segment = Segment(expert, 0, 1, 1.0)
+                latents = self._denoiser(noise, table, [segment], embeddings, self._loop, Timings())
+            self.decode(latents[:1])
 
     def generate(
         self,
@@ -246,8 +272,11 @@ class Pipeline:
         seed: int = 0,
         num_steps: int | None = None,
         guidance_scale: float | None = None,
+        guidance_scale_2: float | None = None,
+        boundary: float | None = None,
         flow_shift: float | None = None,
         solver: str | None = None,
+        loop: str | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
     ) -> Result:
@@ -257,15 +286,21 @@ class Pipeline:
             prompt: what to show.
             negative_prompt: what to avoid; the manifest's default where None. Unused without guidance.
             seed: of the initial noise.
-            num_steps: denoising steps; this and the next three are the manifest's defaults where None.
-            guidance_scale: strength of classifier-free guidance; unused by a profile without it.
+            num_steps: denoising steps; this and the next five are the manifest's defaults where None.
+            guidance_scale: strength of classifier-free guidance, with two experts that of the high-noise one;
+                unused by a profile without guidance.
+            guidance_scale_2: that of the low-noise expert; guidance_scale where that is given alone.
+            boundary: share of the training timesteps below which the low-noise expert takes over.
             flow_shift: shift of the sigmas towards noise.
             solver: 'unipc', 'dpm++' or 'euler'.
+            loop: 'step' calls an executable for every step, 'scan' once for all steps of an expert; what
+                ``load`` was given where None.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
-            on_step: told after each step how many of how many are done.
+            on_step: told after each call how many of how many steps are done.
 
         Raises:
             UsageError: for an option out of range or latents of a wrong shape.
+            ArtifactError: if the profile is not built with this form of the loop.
             WanError: if the latents are not finite.
         """
         options = resolve_options(
@@ -276,34 +311,31 @@ class Pipeline:
             seed=seed,
             num_steps=num_steps,
             guidance_scale=guidance_scale,
+            guidance_scale_2=guidance_scale_2,
+            boundary=boundary,
             flow_shift=flow_shift,
             solver=solver,
+            loop=loop or self._loop,
         )
-        table = solver_table(
-            options["solver"],
-            options["num_steps"],
-            options["flow_shift"],
-            self.manifest.model["num_train_timesteps"],
-        )
+        table, parts = schedule(options, self.manifest)
         noise = initial_noise(seed, self.latents_shape) if latents is None else latents
         check_latents(noise, self.latents_shape)
         prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
-        constant = self._prepare(self.encode_prompts(prompts), options["guidance_scale"])
-        step = self._loader.bound("denoise_step")
-
-        def after_step(done: int, total: int) -> None:
-            self._loader.raise_failures()  # of what loads behind the steps
-            self._loader.request(programs=["decode_video"], components=["vae"])
-            on_step(done, total)
-
-        with self.timings.phase("denoise"):
-            final = denoise(step, noise, table, constant, self.timings, after_step)
+        embeddings = self.encode_prompts(prompts)
+        final = self._denoiser(
+            noise, table, parts, embeddings, options["loop"], self.timings, self._load_behind, on_step
+        )
         return Result(
             self.decode(final),
             final,
             {**options, "content_digest": self.manifest.content_digest},
             self.timings,
         )
+
+    def _load_behind(self, rest: Sequence[Segment]) -> None:
+        """Raises what has failed in the background, and asks for what comes after the last step."""
+        self._loader.raise_failures()
+        self._loader.request(programs=["decode_video"], components=["vae"])
 
     def close(self) -> None:
         """Lets go of weights and executables."""
@@ -319,24 +351,6 @@ class Pipeline:
         self.close()
 
 
-def _when_done(futures: Sequence[Future[Any]], done: Callable[[], None]) -> None:
-    """Calls done in the moment when all have succeeded, if they do."""
-    lock, left = threading.Lock(), len(futures)
-
-    def count(future: Future[Any]) -> None:
-        nonlocal left
-        if future.cancelled() or future.exception() is not None:
-            return
-        with lock:
-            left -= 1
-            last = left == 0
-        if last:
-            done()
-
-    for future in futures:
-        future.add_done_callback(count)
-
-
 def load(
     artifact: str | os.PathLike[str],
     *,
@@ -347,7 +361,8 @@ def load(
     target: str | None = None,
     prompts: Sequence[str] | None = None,
     timings: Timings | None = None,
-    warn: Warn = _no_warning,
+    warn: Tell = _silent,
+    report: Tell = _silent,
     **loading: Any,
 ) -> Pipeline:
     """Loads one profile of an artifact until its first step could run; the VAE follows later.
@@ -363,6 +378,7 @@ def load(
             the text encoder is not read if all their embeddings are at hand. None: any may come.
         timings: where to record what it took.
         warn: told what does not stop the run but should be known.
+        report: told what was decided: where two experts are kept.
         loading: fields of ``Loading``.
 
     Raises:
@@ -376,7 +392,7 @@ def load(
         manifest = read_manifest(folder)
         profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance)
         selected = select_target(manifest, profile, target, how.allow_compile)
-    pipeline = Pipeline(folder, manifest, profile, selected, how, timings, warn)
+    pipeline = Pipeline(folder, manifest, profile, selected, how, timings, warn, report)
     try:
         pipeline.start(prompts)
     except BaseException:

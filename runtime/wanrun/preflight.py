@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from wanrun.errors import UsageError
+from wanrun.experts import schedule
 from wanrun.files import sha256_of
 from wanrun.jobs import Job, JobMaker
 from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.options import check_latents, check_numbers, latents_shape
+from wanrun.options import check_experts, check_latents, check_numbers, latents_shape
 from wanrun.outputs import check_file, check_new_folder, usable_names
 from wanrun.requests import located, read_requests, request_from_options
 from wanrun.select import select_profile
@@ -46,6 +47,17 @@ class Plan:
         """The prompts of the first jobs (None: of all), the negative ones too, each once."""
         texts = [job.options[name] for job in self.jobs[:jobs] for name in ("prompt", "negative_prompt")]
         return list(dict.fromkeys(text for text in texts if text is not None))
+
+    @property
+    def loop(self) -> str:
+        """The form of the denoising loop of every job, of which there has to be one."""
+        return str(self.jobs[0].options["loop"])
+
+    @property
+    def first_expert(self) -> str:
+        """The transformer that the first job needs first; there has to be a job."""
+        _, (first, *_) = schedule(self.jobs[0].options, self.manifest)
+        return first.transformer
 
 
 def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -85,7 +97,7 @@ def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
         UsageError: for an option out of range, latents that do not fit, a prompts file that cannot be read,
             or an output that cannot be written. What is wrong with one line of the prompts file is a failure
             of the plan instead.
-        ArtifactError: if the artifact cannot be read or has no such profile.
+        ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
     prompt, file = options["prompt"], options["prompts"]
     if prompt is not None and file is not None:
@@ -95,10 +107,11 @@ def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
             "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
         )
     shared = request_from_options(options, prompt or "")
-    check_numbers(shared.steps, shared.guidance_scale, shared.fps, prefix="--")
+    check_numbers(vars(shared), "--")
     manifest = read_manifest(artifact)
     scale = shared.guidance_scale
     guidance = (manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1
+    check_experts(manifest, guidance, vars(shared), "--")
     profile = select_profile(
         manifest, artifact, options["size"], options["frames"], options["num_videos"], guidance
     )

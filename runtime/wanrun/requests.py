@@ -8,7 +8,8 @@ object a line, where the file's name ends in ``.jsonl`` or the first line starts
 | prompt | string, required | |
 | negative_prompt | string | --negative-prompt |
 | seed, steps | integer | --seed, --steps |
-| guidance_scale, flow_shift, fps | number | --guidance-scale, --flow-shift, --fps |
+| guidance_scale, guidance_scale_2 | number | --guidance-scale, --guidance-scale-2 |
+| boundary, flow_shift, fps | number | --boundary, --flow-shift, --fps |
 | solver | string | --solver |
 | output | string, may hold fields | --output |
 
@@ -50,6 +51,8 @@ class Request:
     seed: int = 0
     steps: int | None = None
     guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    boundary: float | None = None
     flow_shift: float | None = None
     solver: str | None = None
     fps: float | None = None
@@ -66,6 +69,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
         "seed": ((int,), "an integer"),
         "steps": ((int,), "an integer"),
         "guidance_scale": ((int, float), "a number"),
+        "guidance_scale_2": ((int, float), "a number"),
+        "boundary": ((int, float), "a number"),
         "flow_shift": ((int, float), "a number"),
         "solver": ((str,), "a string"),
         "fps": ((int, float), "a number"),
@@ -73,7 +78,14 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     }
 )
 
-_PROFILE_KEYS = ("size", "width", "height", "frames", "num_frames", "num_videos")
+_PROFILE = ("one profile", "--size, --frames and --num-videos")
+_RUN_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("size", "width", "height", "frames", "num_frames", "num_videos"), _PROFILE),
+        "loop": ("one form of the loop", "--loop"),
+    }
+)
+"""What a whole run has one of, and the options that set it."""
 
 
 def located(error: _Error, where: str) -> _Error:
@@ -85,7 +97,7 @@ def located(error: _Error, where: str) -> _Error:
 
 def request_from_options(options: Mapping[str, Any], prompt: str) -> Request:
     """A prompt with the command line's options."""
-    shared = ("negative_prompt", "seed", "steps", "guidance_scale", "flow_shift", "solver", "fps")
+    shared = _KINDS.keys() - {"prompt", "output"}
     return Request(prompt, **{name: options[name] for name in shared})
 
 
@@ -183,10 +195,11 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _problems(key: str, value: Any) -> Iterator[UsageError]:
-    if key in _PROFILE_KEYS:
+    if key in _RUN_KEYS:
+        what, options = _RUN_KEYS[key]
         yield UsageError(
-            f"{_short(key)} cannot be set by line: a run has one profile",
-            remedy="pass --size, --frames and --num-videos, and run wanrun again for another",
+            f"{_short(key)} cannot be set by line: a run has {what}",
+            remedy=f"pass {options}, and run wanrun again for another",
         )
     elif key not in _KINDS:
         yield UsageError(f"unknown key {_short(key)}", expected="one of " + ", ".join(_KINDS))

@@ -208,6 +208,8 @@ class Restore:
                 if not needs_tensorstore(folder, layout):
                     raise
             return self._read_stored(path, parameter)
+        except CancelledError:  # ``result`` raises it; kept in a future here it would keep the memory too
+            return []
         finally:
             self.finished_at = self._clock()
 
@@ -235,6 +237,7 @@ class Restore:
 
         Raises:
             ArtifactError: naming the parameter, if a file is missing or damaged.
+            CancelledError: after ``cancel``.
         """
         try:
             arrays = {}
@@ -244,6 +247,9 @@ class Restore:
                     what = f"weights are damaged: {self.name}/{path}"
                     check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
                 arrays[path] = self._memory.array(path, parameter.layout, bits)
+            if self._cancelled:
+                raise CancelledError
+            self._memory.stop()  # the thread that touches it would hold it
             return nest(arrays)
         except BaseException:
             self.cancel()

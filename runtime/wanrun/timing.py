@@ -79,6 +79,8 @@ class Timings:
     Attributes:
         cache_hits: executables that came from the compilation cache.
         cache_misses: executables that had to be compiled.
+        placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
+            ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
     """
 
     def __init__(self) -> None:
@@ -86,9 +88,11 @@ class Timings:
         self._lock = threading.Lock()
         self._spans: list[Span] = []
         self._steps: list[float] = []
+        self._loop: str | None = None
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
         self.cache_misses = 0
+        self.placement: str | None = None
 
     def now(self) -> float:
         """Seconds since the process started."""
@@ -114,16 +118,29 @@ class Timings:
             self._spans.append(Span(name, label, start, end))
 
     def step(self, seconds: float) -> None:
-        """Adds one denoising step, synchronised with the device."""
+        """Adds one denoising step of the step form, synchronised with the device."""
+        self._add_steps("step", 1, seconds)
+
+    def steps(self, count: int, seconds: float) -> None:
+        """Adds one call of the scan form, synchronised with the device.
+
+        Args:
+            count: the steps that it took, at least 1. Each is recorded with their mean.
+            seconds: how long all of them took.
+        """
+        self._add_steps("scan", count, seconds)
+
+    def _add_steps(self, loop: str, count: int, seconds: float) -> None:
         with self._lock:
-            self._steps.append(seconds)
+            self._loop = loop
+            self._steps += [seconds / count] * count
 
     def mark_ready(self) -> None:
         """The first step could be dispatched now; later calls change nothing."""
         self._mark("process_to_ready_seconds")
 
     def mark_first_step(self) -> None:
-        """The first step has ended; later calls change nothing."""
+        """The first step has ended, in the scan form the first call; later calls change nothing."""
         self._mark("process_to_first_step_seconds")
 
     def _mark(self, name: str) -> None:
@@ -162,21 +179,30 @@ class Timings:
     def loop_overhead_seconds(self) -> float | None:
         """What a denoising step takes besides its synchronised execution, on average: the loop in Python.
 
-        None without steps, or where not all of them were taken in the phase ``denoise``.
+        In the scan form it is that of a call, spread over its steps. None without steps, or where not all of
+        them were taken in the phase ``denoise``.
         """
         steps, denoise = self.step_seconds, self.seconds.get("denoise", 0.0)
         return (denoise - sum(steps)) / len(steps) if steps and denoise >= sum(steps) else None
 
     @property
     def step_seconds(self) -> list[float]:
-        """The denoising steps so far."""
+        """The denoising steps so far; those of one call of the scan form are equal."""
         with self._lock:
             return list(self._steps)
+
+    @property
+    def loop(self) -> str | None:
+        """The form of the denoising loop that the last steps were taken in; None before there are any."""
+        with self._lock:
+            return self._loop
 
     def as_json(self) -> dict[str, Any]:
         """One flat object with stable keys: a phase without spans is 0, a moment not reached is None.
 
-        ``spans`` lists every span as [phase or "phase label", start, end], by its start.
+        Where ``loop`` is ``scan``, ``process_to_first_step_seconds`` is the end of the first call, and each
+        entry of ``step_seconds`` is the mean of its call. ``placement`` is as the attribute. ``spans`` lists
+        every span as [phase or "phase label", start, end], by its start.
         """
         seconds = self.seconds
         names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
@@ -185,6 +211,8 @@ class Timings:
             "process_to_ready_seconds": self._marks.get("process_to_ready_seconds"),
             "process_to_first_step_seconds": self._marks.get("process_to_first_step_seconds"),
             "unaccounted_seconds": self.unaccounted_seconds,
+            "loop": self.loop,
+            "placement": self.placement,
             "step_seconds": self.step_seconds,
             "loop_overhead_seconds": self.loop_overhead_seconds,
             "total_seconds": self.now(),
@@ -207,15 +235,20 @@ class Timings:
                 rows.append((_LABELS.get(name, name.replace("_", " ")), f"{values[key]:9.2f} s"))
             if name == "denoise" and values["step_seconds"]:
                 steps = values["step_seconds"]
-                rows.append(("  first step", f"{steps[0]:9.2f} s"))
-                rows.append(("  median step", f"{statistics.median(steps):9.2f} s  of {len(steps)}"))
-                if (overhead := values["loop_overhead_seconds"]) is not None:
-                    rows.append(("  between steps", f"{overhead * 1e3:9.2f} ms each"))
+                if values["loop"] == "scan":
+                    rows.append(("  mean step", f"{statistics.fmean(steps):9.2f} s  of {len(steps)}"))
+                else:
+                    rows.append(("  first step", f"{steps[0]:9.2f} s"))
+                    rows.append(("  median step", f"{statistics.median(steps):9.2f} s  of {len(steps)}"))
+                    if (overhead := values["loop_overhead_seconds"]) is not None:
+                        rows.append(("  between steps", f"{overhead * 1e3:9.2f} ms each"))
         for name in ("process_to_ready", "process_to_first_step", "unaccounted"):
             if values[f"{name}_seconds"] is not None:
                 rows.append((name.replace("_", " "), f"{values[f'{name}_seconds']:9.2f} s"))
         rows.append(("total", f"{values['total_seconds']:9.2f} s"))
         rows.append(("peak RSS", f"{values['peak_rss_bytes'] / 1e9:9.2f} GB"))
+        if values["placement"] is not None:
+            rows.append(("placement", f"{values['placement']:>9}"))
         rows.append(("cache", f"{self.cache_hits:9d} hits, {self.cache_misses} misses"))
         width = max(len(label) for label, _ in rows)
         table = [f"  {label:<{width}}  {value}" for label, value in rows]

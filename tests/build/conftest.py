@@ -22,13 +22,14 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def good_checkpoints(scratch: Path) -> dict[str, Path]:
-    """Toys by stored dtype, and one of three shards a component. Not to be changed."""
+    """Toys by stored dtype, one of three shards a component, one of two experts. Not to be changed."""
     from wanbuild.toy import write_toy
 
     folder = scratch / "good"
     for dtype in ("float32", "float16", "bfloat16"):
         write_toy(folder / dtype, seed=2, dtype=dtype)
     write_toy(folder / "sharded", seed=3, shards=3)
+    write_toy(folder / "experts", "wan2.2-t2v", seed=4)
     return {path.name: path for path in folder.iterdir()}
 
 

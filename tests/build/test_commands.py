@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,8 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from wanbuild import cli as commands
+from wanbuild import compile as compile_module
 from wanbuild import recipe
+from wanbuild.compile import CompileRequest
+from wanbuild.convert import ConvertRequest, convert
+from wanbuild.families import FAMILIES
+from wanbuild.hub import is_hub_id
+from wanbuild.programs import BuildOptions
+from wanbuild.toy import write_toy
+from wanrun.console import run
 from wanrun.errors import UsageError
+from wanrun.manifest import read_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -36,8 +46,10 @@ def test_inspect(toy_artifact: Path) -> None:
 )
 def test_the_recipes_are_read(path: Path) -> None:
     plan = recipe.read_recipe(path)
-    assert plan.source == str(path.parent / "checkpoint")
-    assert plan.compile["sizes"] == [(832, 480)]
+    assert plan.source == str(path.parent / "checkpoint") or is_hub_id(plan.source)
+    (family,) = [family for name, family in FAMILIES.items() if path.stem.startswith(f"{name}-")]
+    assert set(plan.compile["sizes"]) <= set(family.sizes)
+    assert plan.compile["frames"] == [family.num_frames]
 
 
 def test_recipes_know_the_commands_options() -> None:
@@ -57,6 +69,10 @@ def test_recipes_know_the_commands_options() -> None:
         ('source = "s"\nartifact = "a"\n[compile]\nguidance = [1]', "compile.guidance has the wrong type"),
         ('source = "s"\nartifact = "a"\n[compile]\nsizes = ["big"]', "compile.sizes"),
         ('source = "s"\nartifact = "a"\n[convert]\nweights_dtype = "int3"', "bfloat16 or float32"),
+        ('source = "s"\nartifact = "a"\n[compile]\nscheduler_dtype = "float16"', "bfloat16 or float32"),
+        ('source = "s"\nartifact = "a"\n[compile]\nloop = "scans"', "both or step or scan"),
+        ('source = "s"\nartifact = "a"\n[compile]\nloop = ["scan"]', "compile.loop has the wrong type"),
+        ('source = "s"\nartifact = "a"\n[compile]\nmax_steps = 0', "compile.max_steps is out of range"),
         ('source = "s"\nartifact = "a"\ncompile = 3', "compile is not a table"),
         ("source = ", "cannot be read"),
     ],
@@ -85,3 +101,89 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("compile", (artifact,), {"frames": [81, 5], "sizes": [(64, 32)]}),
         ("record", artifact),
     ]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[CompileRequest]:
+    """What ``wanbuild compile`` asks for, in place of compiling it."""
+    requests: list[CompileRequest] = []
+    monkeypatch.setattr(compile_module, "compile_artifact", lambda request, report: requests.append(request))
+    return requests
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_the_default_profile_is_the_family_s(
+    tmp_path: Path, compiled: list[CompileRequest], variant: str
+) -> None:
+    """Size and frames, each of them alone too, on the command line and in a recipe."""
+    family, artifact = FAMILIES[variant], tmp_path / "artifact"
+    write_toy(tmp_path / "toy", variant)
+    convert(ConvertRequest(tmp_path / "toy", artifact))
+    for options in ([], ["--size", "96x64"], ["--frames", "9", "--frames", "5"]):
+        arguments = ["compile", "--artifact", str(artifact), *options]
+        assert CliRunner().invoke(commands.wanbuild, arguments).exit_code == 0
+    commands._compile(artifact, targets=["cpu"], frames=[13])
+    size, frames = (family.sizes[0],), (family.num_frames,)
+    assert [(tuple(request.sizes), tuple(request.frames)) for request in compiled] == [
+        (size, frames),
+        (((96, 64),), frames),
+        (size, (9, 5)),
+        (size, (13,)),
+    ]
+    assert all(request.options == BuildOptions() for request in compiled)
+
+
+def test_an_artifact_of_a_later_variant_has_no_default_profile(
+    artifact_copy: Path, compiled: list[CompileRequest]
+) -> None:
+    manifest = read_manifest(artifact_copy)
+    manifest.changed(model={**manifest.model, "variant": "wan3-t2v"}).write(artifact_copy)
+    assert run(commands.wanbuild, ["compile", "--artifact", str(artifact_copy)]) == 3
+    assert not compiled
+
+
+def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileRequest]) -> None:
+    given = {
+        "dtype": "float32",
+        "vae_dtype": "bfloat16",
+        "scheduler_dtype": "bfloat16",
+        "vae_decode_chunk": 2,
+        "loop": "scan",
+        "max_steps": 7,
+    }
+    assert given.keys() == {field.name for field in dataclasses.fields(BuildOptions)}
+    options = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    arguments = ["compile", "--artifact", str(toy_artifact), *options]
+    assert CliRunner().invoke(commands.wanbuild, arguments).exit_code == 0
+    assert [request.options for request in compiled] == [BuildOptions(**given)]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "part"),
+    [
+        ("--scheduler-dtype", "float16", "'bfloat16', 'float32'"),
+        ("--loop", "scans", "'both', 'step', 'scan'"),
+        ("--max-steps", "0", "0 is not in the range"),
+        ("--max-steps", "100000", "out of range"),
+    ],
+)
+def test_build_options_that_do_not_exist(
+    toy_artifact: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, part: str
+) -> None:
+    assert run(commands.wanbuild, ["compile", "--artifact", str(toy_artifact), option, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and option in line and part in line
+
+
+def test_a_toy_of_an_unknown_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(commands.wanbuild, ["toy", str(tmp_path / "toy"), "--variant", "wan2.1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(f"'{variant}'" in line for variant in FAMILIES) and "wan2.1" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_shows_both_guidance_scales(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy", "wan2.2-t2v")
+    convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
+    text = CliRunner().invoke(commands.wanbuild, ["inspect", "--artifact", str(tmp_path / "artifact")]).output
+    assert "guidance 4 and 3 below boundary 0.875" in text and "transformer_2" in text

@@ -304,6 +304,44 @@ def field(file: str, name: str, value: Any) -> Change:
     return lambda checkpoint: checkpoint.edit_json(file, lambda data: data.update({name: value}))
 
 
+def expert_cases() -> Iterator[Case]:
+    """The second expert's files and folder, every boundary, and fields that only one of the experts has."""
+    for place in ("transformer_2", "transformer_2/config.json", SECOND_WEIGHTS):
+        for thing, make in THINGS.items():
+            yield Case(f"{place} is {thing}", becomes(place, make), "transformer_2", "experts")
+    for value in (*VALUES, True, -1e-9, 1 + 1e-9, "0.875"):
+        if type(value) is int and value == 0:
+            continue  # a boundary that is never crossed
+        title = f"experts with boundary_ratio = {json.dumps(value)[:24]}"
+        says = (
+            "contradict each other" if value is None else "boundary_ratio in .* expected a number from 0 to 1"
+        )
+        yield Case(title, field("model_index.json", "boundary_ratio", value), says, "experts")
+    for value in (*VALUES, ["diffusers"], ["diffusers", "AutoencoderKLWan"], ["diffusers", None]):
+        title = f"experts with transformer_2 = {json.dumps(value)[:24]}"
+        yield Case(title, field("model_index.json", "transformer_2", value), "transformer_2", "experts")
+    for name, value in SECOND_CONFIG.items():
+        title = f"experts with {name} = {json.dumps(value)} in one"
+        yield Case(title, field("transformer_2/config.json", name, value), name, "experts")
+
+
+SECOND_WEIGHTS = "transformer_2/diffusion_pytorch_model.safetensors"
+SECOND_CONFIG: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "attention_head_dim": 10,
+    "ffn_dim": 57,
+    "num_layers": 2,
+    "text_dim": 16,
+    "in_channels": 36,
+    "out_channels": 48,
+    "freq_dim": 256,
+    "eps": 1e-5,
+    "patch_size": [1, 1, 4],
+    "rope_max_seq_len": 512,
+    "pos_embed_seq_len": 514,
+}
+
+
 def nested(file: str, name: str) -> Change:
     """A field that cannot change a result, so deep that the manifest could not be written."""
 
@@ -345,6 +383,7 @@ def all_cases() -> list[Case]:
         if (file, name) != ("tokenizer/tokenizer_config.json", "an empty object")
     ]
     cases += field_cases()
+    cases += expert_cases()
     cases += [
         Case(f"tokenizer: {name}", lambda c, edit=edit: c.edit_json(TOKENIZER, edit), "tokenizer")
         for name, edit in TOKENIZERS.items()

@@ -218,6 +218,13 @@ def _edited(files: Files, name: str, change: Callable[[dict[str, Any]], object])
     return {**files, name: json.dumps(data).encode()}
 
 
+def _with_expert(files: Files) -> Files:
+    """With a second expert, like the first."""
+    second = {n.replace("/", "_2/", 1): data for n, data in files.items() if n.startswith("transformer/")}
+    entries = {"transformer_2": ["diffusers", "WanTransformer3DModel"], "boundary_ratio": 0.875}
+    return _edited({**files, **second}, "model_index.json", lambda d: d.update(entries))
+
+
 REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "no model_index.json": (
         lambda files: {name: data for name, data in files.items() if name != "model_index.json"},
@@ -236,6 +243,24 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "an unknown field": (
         lambda files: _edited(files, "vae/config.json", lambda d: d.update(is_odd=True)),
         "unknown field is_odd",
+    ),
+    "a boundary and no second expert": (
+        lambda files: _edited(files, "model_index.json", lambda d: d.update(boundary_ratio=0.875)),
+        "boundary_ratio and transformer_2 contradict each other",
+    ),
+    "experts that differ": (
+        lambda files: _edited(
+            _with_expert(files), "transformer_2/config.json", lambda d: d.update(ffn_dim=57)
+        ),
+        "expected ffn_dim 56; found ffn_dim 57",
+    ),
+    "an expert of pickled weights": (
+        lambda files: {
+            name: data
+            for name, data in _with_expert(files).items()
+            if not (name.startswith("transformer_2/") and "safetensors" in name)
+        },
+        "transformer_2 of owner/toy .* is a pickled checkpoint",
     ),
     "no config": (
         lambda files: {name: data for name, data in files.items() if name != "vae/config.json"},

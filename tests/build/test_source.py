@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.families import FAMILIES, family_of
+from wanbuild.families import FAMILIES, Family, family_named, family_of
 from wanbuild.published import SCHEDULER_CONFIGS
 from wanbuild.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.source import open_source
 from wanbuild.toy import write_toy
-from wanrun.errors import SourceError
+from wanrun.errors import ArtifactError, SourceError
 
 TRANSFORMER = "transformer/diffusion_pytorch_model.safetensors"
 INDEX = TRANSFORMER + ".index.json"
@@ -104,18 +104,40 @@ def test_a_sharded_checkpoint_holds_the_same(toy_checkpoint: Path, sharded: Path
         assert len(many.files()) == len(one.files()) + shards  # a file each became shards and an index
 
 
-def test_the_variant_and_its_table() -> None:
-    family = FAMILIES["wan2.1-t2v"]
-    assert family.weight_components == ("text_encoder", "transformer", "vae")
-    assert (family.steps, family.guidance_scale, family.flow_shift, family.fps) == (50, 5.0, 5.0, 16)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_defaults_of_a_variant_can_be_built(family: Family) -> None:
     assert family.num_frames % family.vae_temporal == 1
     step = [family.vae_spatial * patch for patch in family.patch[1:]]
     assert all(height % step[0] == 0 and width % step[1] == 0 for width, height in family.sizes)
+    assert (family.guidance_scale_2 is not None) == (len(family.transformers) == 2)
+    assert set(family.weight_components) == {*family.transformers, "text_encoder", "vae"}
 
 
-def test_the_variant_is_found(toy_checkpoint: Path) -> None:
-    with open_source(toy_checkpoint) as source:
-        assert family_of(source) is FAMILIES["wan2.1-t2v"]
+def test_the_published_defaults() -> None:
+    """Steps, guidance, shift, fps, frames and the first size, of the model cards."""
+    assert {
+        name: (f.steps, f.guidance_scale, f.guidance_scale_2, f.flow_shift, f.fps, f.num_frames, f.sizes[0])
+        for name, f in FAMILIES.items()
+    } == {
+        "wan2.1-t2v": (50, 5.0, None, 5.0, 16, 81, (832, 480)),
+        "wan2.2-t2v": (40, 4.0, 3.0, 12.0, 16, 81, (1280, 720)),
+        "wan2.2-ti2v": (50, 5.0, None, 5.0, 24, 121, (1280, 704)),
+    }
+    assert FAMILIES["wan2.2-t2v"].transformers == ("transformer", "transformer_2")
+
+
+def test_a_variant_that_is_not_known() -> None:
+    assert family_named("wan2.2-ti2v", Path("artifact")) is FAMILIES["wan2.2-ti2v"]
+    for variant in ("wan9-t2v", None, ["wan2.1-t2v"]):
+        with pytest.raises(ArtifactError, match=r"artifact is of a variant .* expected wan2\.1-t2v or"):
+            family_named(variant, Path("artifact"))
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_the_variant_is_found(tmp_path: Path, variant: str) -> None:
+    write_toy(tmp_path / "toy", variant)
+    with open_source(tmp_path / "toy") as source:
+        assert family_of(source) is FAMILIES[variant]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +150,7 @@ def test_the_variant_is_found(toy_checkpoint: Path) -> None:
         ("text_encoder/config.json", {"d_model": 64}, "text_dim is 32, not 64"),
         ("text_encoder/config.json", {"vocab_size": 200}, "tokenizer has 296 ids, and text_encoder 200"),
         ("model_index.json", {"expand_timesteps": True}, "expand_timesteps is True"),
-        ("model_index.json", {"boundary_ratio": 0.875}, "boundary_ratio is 0.875"),
+        ("vae/config.json", {"patch_size": 4}, "vae patch_size is 4, not None"),
     ],
 )
 def test_another_variant_is_refused(folder: Path, file: str, change: dict[str, Any], problem: str) -> None:
@@ -176,9 +198,14 @@ def test_a_bad_tokenizer_is_refused(folder: Path, file: str, change: dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "WanVACEPipeline"}, "WanPipeline .wan2.1-t2v.; found 'WanVACEPipeline'"),
+        ({"_class_name": "WanVACEPipeline"}, "WanPipeline .wan2.1-t2v, .*; found 'WanVACEPipeline'"),
         ({"_class_name": None}, "expected WanPipeline"),
-        ({"transformer_2": ["diffusers", "WanTransformer3DModel"]}, "transformer_2 .* is not supported"),
+        ({"transformer_2": ["diffusers", "WanTransformer2D"]}, "transformer_2 is diffusers.WanTransformer2D"),
+        (
+            {"transformer_2": ["diffusers", "WanTransformer3DModel"]},
+            "found transformer_2 and no boundary_ratio",
+        ),
+        ({"boundary_ratio": 0.875}, "found boundary_ratio 0.875 and no transformer_2"),
         ({"image_encoder": ["transformers", "CLIPVisionModel"]}, "image_encoder .* is not supported"),
         ({"vae": ["diffusers", "AutoencoderKL"]}, "vae is diffusers.AutoencoderKL, not diffusers.Autoenc"),
         ({"vae": ["somewhere", "AutoencoderKLWan"]}, "vae is somewhere.AutoencoderKLWan, not"),

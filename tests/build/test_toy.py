@@ -14,22 +14,38 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from wanbuild.families import family_of
-from wanbuild.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.families import FAMILIES, family_of
+from wanbuild.published import (
+    PUBLISHED_TEXT_ENCODER,
+    PUBLISHED_TRANSFORMERS,
+    PUBLISHED_VAE,
+    PUBLISHED_VAE_2_2,
+)
 from wanbuild.source import open_source
 from wanbuild.toy import (
     TOY_TEXT_ENCODER,
     TOY_TRANSFORMER,
     TOY_VAE,
+    TOY_VAE_2_2,
     TOY_VARIANTS,
-    random_tensor,
     write_toy,
 )
 from wanbuild.toy_shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy_tokenizer import vocabulary
+from wanbuild.toy_weights import random_tensor
 from wanrun.errors import UsageError
 
 Shapes = dict[str, tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def toys(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A toy of every variant, seed 0, float32. Not to be changed."""
+    folder = tmp_path_factory.mktemp("toys")
+    others = {variant: folder / variant for variant in TOY_VARIANTS if variant != "wan2.1-t2v"}
+    for variant, path in others.items():
+        write_toy(path, variant, seed=0)
+    return {"wan2.1-t2v": toy_checkpoint, **others}
 
 
 def _reference_shapes(make: Callable[[], Any]) -> Shapes:
@@ -69,13 +85,17 @@ def test_transformer_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
             "temperal_downsample": [True, False, True],
         },
         {**TOY_VAE, "decoder_base_dim": 10, "z_dim": 4},
+        TOY_VAE_2_2,
+        PUBLISHED_VAE_2_2,
+        {**TOY_VAE_2_2, "num_res_blocks": 2, "temperal_downsample": [True, True, False]},
     ],
-    ids=["toy", "published", "narrow", "other", "wide decoder"],
+    ids=["toy", "published", "narrow", "other", "wide decoder", "toy 2.2", "published 2.2", "other 2.2"],
 )
 def test_vae_shapes_are_the_reference_s(config: dict[str, Any]) -> None:
     from diffusers import AutoencoderKLWan
 
-    assert vae_shapes(config) == _reference_shapes(lambda: AutoencoderKLWan.from_config(dict(config)))
+    known = {name: value for name, value in config.items() if name != "clip_output"}  # warned about
+    assert vae_shapes(config) == _reference_shapes(lambda: AutoencoderKLWan.from_config(known))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +119,8 @@ def test_published_sizes() -> None:
     counts = {name: count(transformer_shapes(config)) for name, config in PUBLISHED_TRANSFORMERS.items()}
     # The names say 1.3 and 14 billion; UMT5-XXL's encoder has 5.7, the VAE 127 million.
     assert counts["wan2.1-t2v-1.3b"] == 1_418_996_800
-    assert counts["wan2.1-t2v-14b"] == 14_288_491_584
+    assert counts["wan2.1-t2v-14b"] == counts["wan2.2-t2v-a14b"] == 14_288_491_584
+    assert counts["wan2.2-ti2v-5b"] == 4_999_787_712
     assert 5.6e9 < count(text_encoder_shapes(PUBLISHED_TEXT_ENCODER)) < 5.8e9
     assert 1.26e8 < count(vae_shapes(PUBLISHED_VAE)) < 1.28e8
 
@@ -109,8 +130,7 @@ def test_published_sizes() -> None:
     [
         (transformer_shapes, {**TOY_TRANSFORMER, "image_dim": 1280}),
         (transformer_shapes, {**TOY_TRANSFORMER, "cross_attn_norm": False}),
-        (vae_shapes, {**TOY_VAE, "is_residual": True}),
-        (vae_shapes, {**TOY_VAE, "patch_size": 2}),
+        (vae_shapes, {**TOY_VAE, "attn_scales": [0.5]}),
         (text_encoder_shapes, {**TOY_TEXT_ENCODER, "feed_forward_proj": "relu"}),
     ],
 )
@@ -135,9 +155,22 @@ def test_the_same_seed_gives_the_same_bytes(toy_checkpoint: Path, tmp_path: Path
         assert not any(np.array_equal(first[key], other[key]) for key in first)
 
 
-def test_every_parameter_is_random(toy_checkpoint: Path) -> None:
-    """No zeros or ones anywhere, no two parameters alike, and norm scales within 1 ± 0.2."""
-    with open_source(toy_checkpoint) as source:
+def test_there_is_a_toy_of_every_variant(toys: dict[str, Path]) -> None:
+    assert toys.keys() == FAMILIES.keys()
+    for variant, folder in toys.items():
+        with open_source(folder) as source:
+            assert family_of(source) is FAMILIES[variant]
+            assert source.components.keys() == TOY_VARIANTS[variant].configs.keys()
+            assert json.loads((folder / "model_index.json").read_text()) == dict(TOY_VARIANTS[variant].index)
+
+
+@pytest.mark.parametrize("variant", TOY_VARIANTS)
+def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
+    """No zeros or ones anywhere, no two parameters alike, and norm scales within 1 ± 0.2.
+
+    No two of both experts either: an expert that is taken for the other shows.
+    """
+    with open_source(toys[variant]) as source:
         seen: set[bytes] = set()
         for component in source.components.values():
             for key in component.keys:
@@ -193,10 +226,22 @@ def test_changed_fields_are_written(tmp_path: Path) -> None:
         assert source.scheduler_config["shift"] == 4.5
 
 
+def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
+    write_toy(tmp_path / "x", "wan2.2-t2v", transformer={"ffn_dim": 44}, transformer_2={"num_layers": 4})
+    with open_source(tmp_path / "x") as source:
+        first, second = (source.component(name) for name in ("transformer", "transformer_2"))
+        assert first.config == {**second.config, "num_layers": 3}
+        assert first.config["ffn_dim"] == 44
+        assert {key for key in second.keys if ".3." in key} == set(second.keys) - set(first.keys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"variant": "wan2.1-i2v"}, "unknown variant; expected wan2.1-t2v; found wan2.1-i2v"),
+        (
+            {"variant": "wan2.1-i2v"},
+            "unknown variant; expected wan2.1-t2v or .*wan2.2-ti2v; found wan2.1-i2v",
+        ),
         ({"scheduler": "ddim"}, r"unknown scheduler; expected unipc or dpm\+\+ or euler"),
         ({"dtype": "float64"}, "unknown dtype"),
         ({"seed": -1}, "out of range"),
@@ -205,6 +250,9 @@ def test_changed_fields_are_written(tmp_path: Path) -> None:
         ({"transformer": {"text_dim": 33}}, "text_dim does not fit the other configs; expected 32; found 33"),
         ({"vae": {"z_dim": 4}}, "in_channels does not fit"),
         ({"text_encoder": {"vocab_size": 100}}, "vocab_size is too small"),
+        ({"transformer_2": {"num_layers": 4}}, "wan2.1-t2v has no transformer_2"),
+        ({"variant": "wan2.2-t2v", "transformer_2": {"layers": 4}}, "transformer_2 config has no field"),
+        ({"variant": "wan2.2-t2v", "transformer_2": {"in_channels": 4}}, "transformer_2 in_channels"),
     ],
 )
 def test_wrong_arguments_leave_nothing(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -294,54 +342,59 @@ def _load(cls: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_reference_uses_every_tensor(tmp_path: Path, shards: int) -> None:
+@pytest.mark.parametrize("variant", TOY_VARIANTS)
+def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: int) -> None:
     import torch
     from diffusers import AutoencoderKLWan, WanTransformer3DModel
     from transformers import UMT5EncoderModel
 
-    write_toy(tmp_path / "x", seed=2, shards=shards)
+    write_toy(tmp_path / "x", variant, seed=2, shards=shards)
     classes = {
         "transformer": WanTransformer3DModel,
+        "transformer_2": WanTransformer3DModel,
         "vae": AutoencoderKLWan,
         "text_encoder": UMT5EncoderModel,
     }
-    assert set(classes) == set(TOY_VARIANTS["wan2.1-t2v"])
     with open_source(tmp_path / "x") as source:
-        for name, cls in classes.items():
-            state = _load(cls, tmp_path / "x" / name).state_dict()
-            for key in source.component(name).keys:
-                assert torch.equal(state[key], torch.from_numpy(source.component(name).array(key).copy())), (
-                    key
-                )
+        for name, component in source.components.items():
+            state = _load(classes[name], tmp_path / "x" / name).state_dict()
+            for key in component.keys:
+                assert torch.equal(state[key], torch.from_numpy(component.array(key).copy())), key
 
 
-def test_the_reference_makes_a_video_that_shows_mistakes(toy_checkpoint: Path) -> None:
-    """Two steps at 48x32: the video is neither flat nor clipped, moves, and follows prompt and seed."""
+@pytest.mark.parametrize("variant", TOY_VARIANTS)
+def test_the_reference_makes_a_video_that_shows_mistakes(toys: dict[str, Path], variant: str) -> None:
+    """A few steps: the video is neither flat nor clipped, moves, and follows prompt, seed and boundary."""
     import torch
     from diffusers import UniPCMultistepScheduler, WanPipeline
 
-    pipeline = WanPipeline.from_pretrained(toy_checkpoint)
+    pipeline = WanPipeline.from_pretrained(toys[variant])
     pipeline.set_progress_bar_config(disable=True)
     assert isinstance(pipeline.scheduler, UniPCMultistepScheduler)
-    assert json.loads((toy_checkpoint / "model_index.json").read_text())["_class_name"] == "WanPipeline"
 
-    def run(prompt: str, seed: int) -> np.ndarray:
+    def run(prompt: str, seed: int, **options: Any) -> np.ndarray:
         return pipeline(
             prompt=prompt,
             negative_prompt="blurry",
-            width=48,
+            width=64,
             height=32,
             num_frames=5,
-            num_inference_steps=2,
+            num_inference_steps=3,  # 999, 856 and 599 at shift 3: the second is the low-noise expert's
             generator=torch.Generator().manual_seed(seed),
             output_type="np",
+            **options,
         ).frames[0]
 
     video = run("A cat walks on the grass.", 0)
-    assert video.shape == (5, 32, 48, 3)
+    assert video.shape == (5, 32, 64, 3)
     assert 0.1 < video.std() < 0.3  # of 0 to 1; measured 0.17
     assert ((video == 0) | (video == 1)).mean() < 0.05  # measured 0.01
     assert video.std(axis=(0, 1, 2)).min() > 0.1  # each channel
     assert np.abs(np.diff(video, axis=0)).mean() > 0.05  # from frame to frame
     assert np.abs(video - run("a red dog runs at night", 0)).mean() > 0.01
     assert np.abs(video - run("A cat walks on the grass.", 1)).mean() > 0.05
+    if pipeline.transformer_2 is not None:
+        other = run("A cat walks on the grass.", 0, guidance_scale=5.0, guidance_scale_2=1.0)
+        assert np.abs(video - other).mean() > 0.01
+        pipeline.register_to_config(boundary_ratio=0.0)
+        assert np.abs(video - run("A cat walks on the grass.", 0)).mean() > 0.01

@@ -68,13 +68,14 @@ def inputs(
     return x, rng.standard_normal((prompts, 512, 32)).astype(np.float32)
 
 
-def run(pair: Pair, x: np.ndarray, timestep: float, embeddings: np.ndarray, dtype: Any = jnp.float32) -> Any:
-    return pair.forward(pair.params, x, np.float32(timestep), embeddings, dtype)
+def run(pair: Pair, x: np.ndarray, timestep: Any, embeddings: np.ndarray, dtype: Any = jnp.float32) -> Any:
+    return pair.forward(pair.params, x, np.asarray(timestep, np.float32), embeddings, dtype)
 
 
-def run_reference(pair: Pair, x: np.ndarray, timestep: float, embeddings: np.ndarray) -> np.ndarray:
+def run_reference(pair: Pair, x: np.ndarray, timestep: Any, embeddings: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        times = torch.full((len(x),), timestep)
+        one = isinstance(timestep, (int, float))
+        times = torch.full((len(x),), timestep) if one else torch.from_numpy(timestep)
         return pair.reference(torch.from_numpy(x), times, torch.from_numpy(embeddings), return_dict=False)[
             0
         ].numpy()
@@ -93,6 +94,21 @@ def test_fractional_timestep(pair: Pair) -> None:
     x, embeddings = inputs(1, (2, 4, 6), 1, seed=1)
     error = relative_error(run(pair, x, 909.7, embeddings), run_reference(pair, x, 909.7, embeddings))
     assert error < FLOAT32
+
+
+@pytest.mark.parametrize("groups", ["frame", "token"])
+def test_a_timestep_per_token(pair: Pair, groups: str) -> None:
+    """The reference takes one per token; ours one for each group of tokens in a row, here all different."""
+    latent, tokens = (3, 4, 6), 3 * 2 * 3
+    count = 3 if groups == "frame" else tokens
+    x, embeddings = inputs(2, latent, 2, seed=6)
+    timesteps = np.random.default_rng(6).uniform(0, 1000, (2, count)).astype(np.float32)
+    reference = run_reference(pair, x, np.repeat(timesteps, tokens // count, axis=1), embeddings)
+    assert relative_error(run(pair, x, timesteps, embeddings), reference) < FLOAT32
+    shared = run(pair, x, timesteps[:1], embeddings)  # one row of them for the whole batch
+    repeated = run_reference(pair, x, np.repeat(timesteps[[0, 0]], tokens // count, axis=1), embeddings)
+    assert relative_error(shared, repeated) < FLOAT32
+    assert relative_error(shared, reference) > 100 * FLOAT32
 
 
 def test_videos_share_a_prompt(pair: Pair) -> None:

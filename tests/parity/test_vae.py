@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +16,17 @@ from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock
 
 from parity.naive import load_params
-from parity.vae_reference import decoded, encoded, randomize, reference_vae, state_arrays
+from parity.vae_reference import (
+    ALL,
+    FAST_COMPILE,
+    TOLERANCE,
+    Pair,
+    decoded,
+    encoded,
+    pair,
+    randomize,
+    relative_error,
+)
 from wanbuild.config import parse_config
 from wanbuild.mapping.vae import VAE_RULES
 from wanbuild.models.convolution import conv3x3x3, upsample_conv3x3
@@ -26,97 +36,50 @@ from wanbuild.models.vae_blocks import AttentionBlock, Stream
 from wanbuild.models.vae_config import VAEConfig
 from wanrun.errors import SourceError
 
-# Float32 noise: about 1e-6 of the largest value was measured at these sizes and at the published one.
-TOLERANCE = 1e-5
 
-ALL = 1000
-
-# Channels change between levels, so that shortcuts are there; 16 and up, so that winograd is used.
-CONFIG: dict[str, Any] = {"base_dim": 16, "dim_mult": [1, 2, 2, 4]}
+def vae(num_res_blocks: int = 1, **more: Any) -> Pair:
+    """Channels change between levels, so that shortcuts are there; 16 and up, so that winograd is used."""
+    return pair(**{"base_dim": 16, "dim_mult": (1, 2, 2, 4), "num_res_blocks": num_res_blocks} | more)
 
 
-def relative_error(found: jax.Array, expected: np.ndarray) -> float:
-    assert found.shape == expected.shape
-    return float(np.abs(np.asarray(found) - expected).max() / np.abs(expected).max())
-
-
-@functools.cache
-def models(num_res_blocks: int, **more: Any) -> tuple[AutoencoderKLWan, WanVAE, dict[str, Any]]:
-    config = CONFIG | {"num_res_blocks": num_res_blocks} | more
-    config["dim_mult"] = list(config["dim_mult"])
-    reference = reference_vae(0, **config)
-    module = WanVAE(parse_config(VAEConfig, json.loads(reference.to_json_string()), "config.json"))
-    return reference, module, load_params(state_arrays(reference), VAE_RULES, module)
-
-
-@functools.cache
-def program(module: WanVAE, method: str, chunk: int, **options: Any) -> Callable[..., Any]:
-    return jax.jit(lambda p, x: getattr(bind(module, p), method)(x, chunk, **options))
-
-
-def decode(
-    module: WanVAE, params: dict[str, Any], latents: np.ndarray, chunk: int, **options: Any
-) -> jax.Array:
-    return program(module, "decode", chunk, **options)(params, latents)
-
-
-def encode(module: WanVAE, params: dict[str, Any], video: np.ndarray, chunk: int, **options: Any) -> Any:
-    return program(module, "encode", chunk, **options)(params, video)
-
-
-def draw_latents(frames: int, batch: int = 1) -> np.ndarray:
-    return np.random.default_rng(frames).standard_normal((batch, 16, frames, 3, 5), dtype=np.float32)
-
-
-def draw_video(latent_frames: int, batch: int = 1) -> np.ndarray:
-    shape = (batch, 4 * latent_frames - 3, 24, 40, 3)
-    return np.random.default_rng(latent_frames).uniform(-1, 1, shape).astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    ("frames", "chunk", "blocks"), [(1, 2, 1), (4, 1, 1), (4, 2, 2), (4, 3, 1), (4, ALL, 1)]
-)
+@pytest.mark.parametrize(("frames", "chunk", "blocks"), [(1, 2, 1), (4, 1, 1), (4, 2, 2)])
 def test_decode_matches_reference(frames: int, chunk: int, blocks: int) -> None:
-    reference, module, params = models(num_res_blocks=blocks)
-    latents = draw_latents(frames)
-    expected = decoded(reference, latents)
+    model = vae(blocks)
+    latents = model.draw_latents(frames)
+    expected = decoded(model.reference, latents)
     # A judge that is mostly clipped, or constant, would see nothing.
     assert expected.std() > 0.05
     assert np.mean(np.abs(expected) == 1) < 0.05
-    assert relative_error(decode(module, params, latents, chunk), expected) < TOLERANCE
+    assert relative_error(model.decode(latents, chunk), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize(("frames", "chunk", "blocks"), [(1, 2, 1), (4, 1, 1), (4, 2, 2), (4, ALL, 1)])
+@pytest.mark.parametrize(("frames", "chunk", "blocks"), [(1, 2, 1), (4, 2, 2), (4, ALL, 1)])
 def test_encode_matches_reference(frames: int, chunk: int, blocks: int) -> None:
-    reference, module, params = models(num_res_blocks=blocks)
-    video = draw_video(frames)
-    for found, expected in zip(encode(module, params, video, chunk), encoded(reference, video), strict=True):
+    model = vae(blocks)
+    video = model.draw_video(frames)
+    for found, expected in zip(model.encode(video, chunk), encoded(model.reference, video), strict=True):
         assert relative_error(found, expected) < TOLERANCE
 
 
 def test_winograd_matches_reference() -> None:
     """The CPU's form, whose first level sees odd sizes (3x5, one frame per piece)."""
-    reference, module, params = models(num_res_blocks=1, decoder_base_dim=32)
-    latents, video = draw_latents(3, batch=2), draw_video(3)
-    found = decode(module, params, latents, 1, algorithm="winograd")
-    assert relative_error(found, decoded(reference, latents)) < TOLERANCE
-    mean, logvar = encode(module, params, video, 1, algorithm="winograd")
-    expected_mean, expected_logvar = encoded(reference, video)
-    assert relative_error(mean, expected_mean) < TOLERANCE
-    assert relative_error(logvar, expected_logvar) < TOLERANCE
+    model = vae(decoder_base_dim=32)
+    latents = model.draw_latents(3, batch=2)
+    found = model.decode(latents, 1, algorithm="winograd")
+    assert relative_error(found, decoded(model.reference, latents)) < TOLERANCE
 
 
 def test_narrow_channels_match_reference() -> None:
     """The smallest configuration in use, with one channel where levels meet, in the CPU's form."""
-    reference, module, params = models(num_res_blocks=1, base_dim=3, dim_mult=(1, 1, 1, 1))
-    latents = draw_latents(3)
-    found = decode(module, params, latents, 2, algorithm="winograd")
-    assert relative_error(found, decoded(reference, latents)) < TOLERANCE
+    model = vae(base_dim=3, dim_mult=(1, 1, 1, 1))
+    latents = model.draw_latents(3)
+    found = model.decode(latents, 2, algorithm="winograd")
+    assert relative_error(found, decoded(model.reference, latents)) < TOLERANCE
 
 
 def test_pieces_are_converted_one_by_one() -> None:
-    reference, module, params = models(num_res_blocks=1)
-    latents = draw_latents(4)
+    model = vae()
+    latents = model.draw_latents(4)
     frames = np.random.default_rng(0).integers(0, 256, (1, 13, 24, 40, 3), np.uint8)
 
     def to_uint8(video: jax.Array) -> jax.Array:
@@ -125,70 +88,61 @@ def test_pieces_are_converted_one_by_one() -> None:
     def from_uint8(video: jax.Array) -> jax.Array:
         return video.astype(jnp.float32) / 127.5 - 1
 
-    found = decode(module, params, latents, 2, finish=to_uint8)
+    found = model.decode(latents, 2, finish=to_uint8)
     assert found.dtype == jnp.uint8
-    expected = np.asarray(to_uint8(jnp.asarray(decoded(reference, latents))), np.int32)
+    expected = np.asarray(to_uint8(jnp.asarray(decoded(model.reference, latents))), np.int32)
     # Float32 noise may carry a value across the middle between two integers, in about one of 1e4 values.
     assert np.abs(np.asarray(found) - expected).max() <= 1
     assert np.mean(np.asarray(found) != expected) < 1e-3
-    mean = encode(module, params, frames, 2, start=from_uint8)[0]
-    expected = encoded(reference, np.array(from_uint8(jnp.asarray(frames))))[0]
+    mean = model.encode(frames, 2, start=from_uint8)[0]
+    expected = encoded(model.reference, np.array(from_uint8(jnp.asarray(frames))))[0]
     assert relative_error(mean, expected) < TOLERANCE
 
 
 def test_bfloat16_is_close_to_float32() -> None:
     """8 bits per activation: 64 dB of the range of 2 was measured, and 8 dB is what noise would give."""
-    reference, module, params = models(num_res_blocks=1)
-    latents = draw_latents(2)
-    found = decode(module, params, latents, 1, dtype=jnp.bfloat16)
+    model = vae()
+    latents = model.draw_latents(2)
+    found = model.decode(latents, 1, dtype=jnp.bfloat16)
     assert found.dtype == jnp.float32
-    error = np.mean(np.square(np.asarray(found) - decoded(reference, latents)))
+    error = np.mean(np.square(np.asarray(found) - decoded(model.reference, latents)))
     assert 10 * np.log10(4 / error) > 50
 
 
 @pytest.mark.parametrize("left_out", ["mid_block/attentions/0/proj", "up_blocks/1/upsampler/time_conv"])
 def test_judge_is_sensitive(left_out: str) -> None:
     """A layer that does nothing is noticed."""
-    reference, module, params = models(num_res_blocks=1)
-    damaged = jax.tree.map(np.copy, params)
-    node = damaged["decoder"]
+    model = vae()
+    damaged = replace(model, params=jax.tree.map(np.copy, model.params))
+    node = damaged.params["decoder"]
     for name in left_out.split("/"):
         node = node[name]
     node["weight"][...] = 0
-    latents = draw_latents(4)
-    assert relative_error(decode(module, damaged, latents, 1), decoded(reference, latents)) > 100 * TOLERANCE
+    latents = model.draw_latents(4)
+    assert relative_error(damaged.decode(latents, 1), decoded(model.reference, latents)) > 100 * TOLERANCE
 
 
 def test_history_reaches_the_next_piece() -> None:
     """What a piece shows depends on the pieces before it, and never on those after it."""
-    _, module, params = models(num_res_blocks=1)
-    latents = draw_latents(4)
-    video = np.asarray(decode(module, params, latents, 1))
+    model = vae()
+    latents = model.draw_latents(4)
+    video = np.asarray(model.decode(latents, 1))
     changed = latents.copy()
     changed[:, :, 1] += 1
-    other = np.asarray(decode(module, params, changed, 1))
+    other = np.asarray(model.decode(changed, 1))
     np.testing.assert_array_equal(video[:, :1], other[:, :1])
     assert np.abs(video[:, 5:] - other[:, 5:]).max() > 0.01
 
 
 def test_memory_does_not_grow_with_frames() -> None:
-    _, module, params = models(num_res_blocks=1)
-
-    def temporary_bytes(frames: int) -> int:
-        latents = jax.ShapeDtypeStruct((1, 16, frames, 8, 8), jnp.float32)
-
-        def finish(video: jax.Array) -> jax.Array:
-            return video.astype(jnp.int8)
-
-        program = jax.jit(lambda p, z: bind(module, p).decode(z, 2, finish=finish))
-        return program.lower(params, latents).compile().memory_analysis().temp_size_in_bytes
-
+    model = vae()
     few, many = 9, 25
+    temporary = [model.temporary_bytes("decode", (1, 16, frames, 8, 8)) for frames in (few, many)]
     # Per pixel and channel, what is returned (one byte) may be there twice, while it is joined; one frame's
     # activations alone are 16 channels of four bytes.
     output_bytes = 4 * (many - few) * 64 * 64 * 3
     latent_bytes = 4 * (many - few) * 16 * 8 * 8
-    assert temporary_bytes(many) - temporary_bytes(few) <= 2 * (output_bytes + latent_bytes)
+    assert temporary[1] - temporary[0] <= 2 * (output_bytes + latent_bytes)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 6, 8), (1, 1, 5, 7), (1, 3, 601, 31)])
@@ -201,7 +155,7 @@ def test_convolution_forms_agree(shape: tuple[int, int, int, int]) -> None:
     kernel = rng.standard_normal((3, 3, 3, channels, out), dtype=np.float32) / (27 * channels) ** 0.5
 
     def check(f: Callable[..., jax.Array], x: np.ndarray, kernel: np.ndarray) -> None:
-        run = jax.jit(f, static_argnums=2)
+        run = jax.jit(f, static_argnums=2, compiler_options=FAST_COMPILE)
         expected, found = np.asarray(run(x, kernel, "direct")), run(x, kernel, "winograd")
         # The transforms add up to 64 terms of one sign: a few times the noise of the sum itself, 1e-6.
         assert relative_error(found, expected) < 5e-6
@@ -212,6 +166,23 @@ def test_convolution_forms_agree(shape: tuple[int, int, int, int]) -> None:
 
     check(conv3x3x3, x, kernel)
     check(upsample_conv3x3, x[:, :1, : H // 2, : W // 2], kernel[0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_one_transformed_kernel_is_held_at_a_time(dtype: Any) -> None:
+    """Those of all layers, 2.4 times the weights, would be the largest thing in memory."""
+    layers, dim = 8, 96
+
+    def chain(x: jax.Array, kernels: list[jax.Array]) -> jax.Array:
+        for kernel in kernels:
+            x = x + conv3x3x3(jnp.pad(x, ((0, 0), (2, 0), *((0, 0),) * 3)), kernel, "winograd")
+        return x
+
+    x = jax.ShapeDtypeStruct((1, 2, 4, 4, dim), jnp.float32)
+    kernels = [jax.ShapeDtypeStruct((3, 3, 3, dim, dim), dtype)] * layers
+    compiled = jax.jit(chain, compiler_options=FAST_COMPILE).lower(x, kernels).compile()
+    one_kernel = 4**3 * 4 * dim * dim
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * one_kernel
 
 
 def test_attention_in_blocks_matches_reference() -> None:
@@ -266,8 +237,6 @@ def test_config_defaults_and_refusals() -> None:
         assert list(getattr(config, name)) == default[name]
     assert config.decoder_dim == 96
     for bad, message in (
-        ({"is_residual": True}, "is_residual"),
-        ({"patch_size": 2}, "patch_size"),
         ({"z_dim": 48}, "latents_mean"),
         ({"dim_mult": [1, 2]}, "dim_mult"),
         ({"temperal_downsample": [True, True, True]}, "temperal_downsample"),
@@ -279,6 +248,6 @@ def test_config_defaults_and_refusals() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 4, 16, 16, 3), (1, 5, 12, 16, 3)])
 def test_encode_refuses_shapes_that_do_not_fit(shape: tuple[int, ...]) -> None:
-    _, module, params = models(num_res_blocks=1)
+    model = vae()
     with pytest.raises(ValueError, match="4n\\+1 frames"):
-        encode(module, params, np.zeros(shape, np.float32), 1)
+        model.encode(np.zeros(shape, np.float32), 1)

@@ -22,6 +22,8 @@ OPTIONS: dict[str, Any] = {
     "seed": 3,
     "steps": 20,
     "guidance_scale": None,
+    "guidance_scale_2": None,
+    "boundary": 0.5,
     "flow_shift": None,
     "solver": "euler",
     "fps": 24.0,
@@ -46,18 +48,33 @@ def test_text(tmp_path: Path) -> None:
     first = requests[0]
     assert (first.negative_prompt, first.seed, first.steps, first.solver) == ("blurry", 3, 20, "euler")
     assert (first.guidance_scale, first.fps, first.output) == (None, 24.0, None)
+    assert (first.guidance_scale_2, first.boundary) == (None, 0.5)
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    line = {"prompt": "a fox", "negative_prompt": "", "seed": 2**64 - 1, "steps": 4, "guidance_scale": 3}
-    line |= {"flow_shift": 5.5, "solver": "unipc", "fps": 12, "output": "fox/猫.gif"}
+    line: dict[str, Any] = {
+        "prompt": "a fox",
+        "negative_prompt": "",
+        "seed": 2**64 - 1,
+        "steps": 4,
+        "guidance_scale": 3,
+    }
+    line |= {
+        "guidance_scale_2": 2,
+        "boundary": 1,
+        "flow_shift": 5.5,
+        "solver": "unipc",
+        "fps": 12,
+        "output": "fox/猫.gif",
+    }
     content = json.dumps(line) + "\n\n" + '{"prompt": ""}\r\n'
     for name in ("p.jsonl", "p.JSONL", "p.txt", "p"):  # the first line tells, where the name does not
         (full, bare), failures = read(tmp_path, content, name)
         assert failures == {}
         where = str(tmp_path / name)
         assert full == Request(**line, where=f"{where}:1", index=1, total=2)
-        assert type(full.guidance_scale) is type(full.fps) is float
+        numbers = (full.guidance_scale, full.guidance_scale_2, full.boundary, full.fps)
+        assert all(type(number) is float for number in numbers)
         assert bare == Request("", **OPTIONS, where=f"{where}:3", index=2, total=2)
 
 
@@ -92,6 +109,12 @@ BAD = [
     ('{"prompt": "a", "Seed": 4}', "unknown key 'Seed'"),
     ('{"prompt": "a", "size": "64x64"}', "'size' cannot be set by line: a run has one profile; pass --size"),
     ('{"prompt": "a", "frames": 9}', "'frames' cannot be set by line: a run has one profile"),
+    (
+        '{"prompt": "a", "loop": "scan"}',
+        "'loop' cannot be set by line: a run has one form of the loop; pass --loop, and run wanrun again",
+    ),
+    ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
+    ('{"prompt": "a", "guidance_scale_2": true}', "guidance_scale_2 has the wrong type; expected a number"),
     (
         '{"prompt": "a", "fps": "x", "tint": 1}',
         'fps has the wrong type; expected a number; found "x"; unknown',

@@ -38,6 +38,8 @@ KEYS = {
     "total_seconds",
     "unaccounted_seconds",
     "loop_overhead_seconds",
+    "loop",
+    "placement",
     "spans",
 }
 
@@ -145,6 +147,7 @@ def test_json_is_flat_with_stable_keys(tmp_path: Path) -> None:
     empty = Timings().as_json()
     assert set(empty) == KEYS
     assert empty["process_to_ready_seconds"] is empty["process_to_first_step_seconds"] is None
+    assert empty["loop"] is empty["placement"] is None
     assert all(empty[f"{name}_seconds"] == 0.0 for name in PHASES)
     assert empty["peak_rss_bytes"] > 10e6
 
@@ -161,6 +164,7 @@ def test_json_is_flat_with_stable_keys(tmp_path: Path) -> None:
     assert set(data) == KEYS | {"image_seconds"}
     assert (data["image_seconds"], data["decode_seconds"], data["step_seconds"]) == (0.5, 2.0, [1.25])
     assert (data["cache_hits"], data["cache_misses"]) == (6, 0)
+    assert (data.pop("loop"), data.pop("placement")) == ("step", None)
     for value in data.values():
         assert value is None or isinstance(value, int | float | list)
     assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
@@ -206,6 +210,34 @@ def test_summary() -> None:
     assert "process to first step" not in rows
 
 
+def test_calls_of_many_steps() -> None:
+    """The scan form: what one call took, spread over its steps; there is no first or median step."""
+    timings = Timings()
+    assert timings.loop is None
+    timings.steps(3, 6.0)
+    timings.steps(1, 5.0)
+    timings.add("denoise", 1.0, 14.0)
+    assert timings.step_seconds == timings.as_json()["step_seconds"] == [2.0, 2.0, 2.0, 5.0]
+    assert timings.loop == timings.as_json()["loop"] == "scan"
+    assert timings.loop_overhead_seconds == (13 - 11) / 4
+    rows = [line.split() for line in timings.summary().splitlines()]
+    assert ["mean", "step", "2.75", "s", "of", "4"] in rows
+    assert not [
+        row for row in rows if row[:2] in (["first", "step"], ["median", "step"], ["between", "steps"])
+    ]
+    timings.step(1.0)  # the same pipeline may be asked for the other form
+    assert timings.loop == "step" and timings.step_seconds[-2:] == [5.0, 1.0]
+    assert "median step" in timings.summary() and "mean step" not in timings.summary()
+
+
+def test_the_placement_of_two_experts() -> None:
+    timings = Timings()
+    assert "placement" not in timings.summary()
+    timings.placement = "host"
+    assert timings.as_json()["placement"] == "host"
+    assert ["placement", "host"] in [line.split() for line in timings.summary().splitlines()]
+
+
 def labelled() -> Timings:
     """A start as it is: overlapping reads, executables beside them, minutes of denoising after it."""
     timings = Timings()
@@ -243,8 +275,7 @@ def test_labels_split_the_spans_and_not_the_phases() -> None:
         ["restore vae", 6.5, 200.0],
         ["decode", 306.0, 366.5],
     ]
-    with timings.phase("transfer", "vae"):
-        pass
+    timings.add("transfer", 7.0, 8.0, "vae")
     assert timings.labelled_spans[-1].name == "decode"
     assert "transfer vae" in {span.name for span in timings.labelled_spans}
 

@@ -1,4 +1,4 @@
-"""Where each key of a Wan 2.1 VAE checkpoint (diffusers' AutoencoderKLWan) goes."""
+"""Where each key of a Wan VAE checkpoint (diffusers' AutoencoderKLWan, plain or residual) goes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,13 @@ VAE_RULES: tuple[Rule, ...] = (
     *_residual(rf"encoder\.down_blocks\.(?P<i>{_N})", "encoder/down_blocks/{i}"),
     *_resample(rf"encoder\.down_blocks\.(?P<i>{_N})", "encoder/down_blocks/{i}"),
     *_residual(
+        rf"encoder\.down_blocks\.(?P<i>{_N})\.resnets\.(?P<j>{_N})", "encoder/down_blocks/{i}/resnets/{j}"
+    ),
+    *_resample(rf"encoder\.down_blocks\.(?P<i>{_N})\.downsampler", "encoder/down_blocks/{i}/downsampler"),
+    *_residual(
         rf"decoder\.up_blocks\.(?P<i>{_N})\.resnets\.(?P<j>{_N})", "decoder/up_blocks/{i}/resnets/{j}"
     ),
-    *_resample(rf"decoder\.up_blocks\.(?P<i>{_N})\.upsamplers\.0", "decoder/up_blocks/{i}/upsampler"),
+    *_resample(
+        rf"decoder\.up_blocks\.(?P<i>{_N})\.(?:upsamplers\.0|upsampler)", "decoder/up_blocks/{i}/upsampler"
+    ),
 )

@@ -17,12 +17,19 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Algorithm = Literal["direct", "winograd"]
 
 _NARROW = 16
 """Below this many channels a Winograd transform costs more than the products that it saves."""
+
+_KERNEL_BYTES = 16 << 20
+"""A transformed kernel larger than this does not stay in the caches, and costs as much as it is long."""
+
+_FEW_POSITIONS = 512
+"""Below this many outputs per channel that cost is more than what fewer products save."""
 
 _BAND_BYTES = 16 << 20
 """Output bytes per band of rows: bounds the transforms' memory, with products still large enough."""
@@ -40,18 +47,15 @@ def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Arra
         (B, T, H, W, O).
     """
     if algorithm == "direct":
-        return lax.conv_general_dilated(
-            x,
-            kernel.astype(x.dtype),
-            (1, 1, 1),
-            [(0, 0), (1, 1), (1, 1)],
-            dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
-        )
+        return _direct(x, kernel)
+    B, frames, H, W = x.shape[0], x.shape[1] - 2, *x.shape[2:4]
+    long = 4**3 * 4 * kernel.shape[-2] * kernel.shape[-1] > _KERNEL_BYTES
+    if long and B * frames * H * W < _FEW_POSITIONS:
+        return _direct(x.astype(jnp.float32), _late(kernel, x)).astype(x.dtype)
     if kernel.shape[-1] < _NARROW:
         return _few_outputs(x, kernel)
     if kernel.shape[-2] < _NARROW:
         return _few_inputs(x, kernel)
-    frames = x.shape[1] - 2
     # An odd number of frames is padded to even; the last output is cut.
     x = jnp.pad(x, ((0, 0), (0, frames % 2), (0, 0), (0, 0), (0, 0)))
     return _winograd(x, kernel)[:, :frames]
@@ -120,6 +124,16 @@ def _dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
     )
 
 
+def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(
+        x,
+        kernel.astype(x.dtype),
+        (1, 1, 1),
+        [(0, 0), (1, 1), (1, 1)],
+        dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
+    )
+
+
 def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """3x3x3 as one matmul to every tap's product, then the sum of 27 shifts: twice the rate of a
     convolution that fills 3 lanes of 16."""
@@ -157,20 +171,40 @@ def _outputs(m: Sequence[jax.Array]) -> list[jax.Array]:
     return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
 
 
-def _kernel_points(kernel: jax.Array, axis: int) -> jax.Array:
-    """G g along one axis of size 3, which becomes 4."""
-    g = [lax.index_in_dim(kernel, k, axis, keepdims=False) for k in range(3)]
-    even, odd = (g[0] + g[2]) * 0.5, g[1] * 0.5
-    return jnp.stack([g[0], even + odd, even - odd, g[2]], axis)
+def _awaiting(x: jax.Array) -> jax.Array:
+    """A float32 one that is not there before x is.
+
+    The CPU backend runs first what waits for nothing: a kernel that is converted or transformed would be
+    held for all layers at once (5.3 GB for the published 2.2 decoder). A barrier does not change that.
+    """
+    return jnp.where(jnp.isnan(x[0, -1, 0, 0, 0]), jnp.nan, 1.0).astype(jnp.float32)
+
+
+def _late(kernel: jax.Array, x: jax.Array) -> jax.Array:
+    """The kernel in float32: itself if it is, else converted when x is there."""
+    if kernel.dtype == jnp.float32:
+        return kernel
+    # The barrier keeps XLA from converting the kernels before a loop over pieces.
+    kernel, one = lax.optimization_barrier((kernel, _awaiting(x).astype(kernel.dtype)))
+    return (kernel * one).astype(jnp.float32)
+
+
+def _transformed(kernel: jax.Array, x: jax.Array) -> jax.Array:
+    """G g in time, height and width when x is there: (3, 3, 3, I, O) to (4, 4, 4, I, O) in float32.
+
+    One matmul reads the kernel once, and takes half the time of three passes of sums. Its factors are
+    powers of two, so that only the sums round.
+    """
+    g = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
+    factors = np.kron(np.kron(g, g), g) * _awaiting(x)  # (64, 27)
+    y = lax.dot_general(factors, _late(kernel, x).reshape(27, -1), (((1,), (0,)), ((), ())))
+    return y.reshape(4, 4, 4, *kernel.shape[3:])
 
 
 def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """F(2,3) in time, height and width: (B, T + 2, H, W, I) with T even to (B, T, H, W, O)."""
-    # The barrier keeps XLA from hoisting the transformed kernels of all layers, 2.4 times the weights,
-    # out of the loop over pieces.
-    kernel, x = lax.optimization_barrier((kernel.astype(jnp.float32), x))
-    for axis in range(3):
-        kernel = _kernel_points(kernel, axis)
+    kernel, x = lax.optimization_barrier((kernel, x))
+    kernel = _transformed(kernel, x)
 
     def band(x: jax.Array) -> jax.Array:
         # A loop over the four points in time, unlike an unrolled one, needs the memory of one of them

@@ -45,6 +45,32 @@ def timestep_embedding(timesteps: jax.Array, freq_dim: int) -> jax.Array:
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
+def modulated(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> jax.Array:
+    """Layer norm without parameters, then x (1 + scale) + shift, in float32.
+
+    Args:
+        x: tokens (B, S, D).
+        scale: float32 (1 or B, G, D); each of the G rows is for S / G consecutive tokens.
+        shift: as scale.
+        eps: of the norm.
+
+    Returns:
+        float32 (B, S, D).
+    """
+    y = _in_groups(layer_norm(x, eps), scale)
+    return (y * (1 + scale[:, :, None]) + shift[:, :, None]).reshape(x.shape)
+
+
+def gated(x: jax.Array, gate: jax.Array) -> jax.Array:
+    """x (B, S, D) times a gate (1 or B, G, D), each row of which is for S / G consecutive tokens."""
+    return (_in_groups(x, gate) * gate[:, :, None]).reshape(x.shape)
+
+
+def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """(B, S, D) as (B, G, S / G, D) for rows (..., G, D)."""
+    return x.reshape(len(x), rows.shape[1], -1, x.shape[-1])
+
+
 def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
     """Frames, rows and columns of latents (B, C, T, h, w)."""
     _, _, T, h, w = latents.shape
@@ -154,7 +180,7 @@ class WanBlock(nnx.Module):
         Args:
             x: tokens of shape (B, S, D) in the compute dtype.
             kv: ``k`` and ``v`` of shape (P, T, N, K), B a multiple of P; consecutive videos share a prompt.
-            modulation: float32 (1 or B, 6, D), or (B, S, 6, D) for a timestep per token.
+            modulation: float32 (1 or B, G, 6, D); each of the G rows is for S / G consecutive tokens.
             rope: the rotary tables.
             attention: the attention implementation.
 
@@ -162,14 +188,13 @@ class WanBlock(nnx.Module):
             Tokens of x's shape and dtype.
         """
         table = self.scale_shift_table[...].astype(jnp.float32) + modulation
-        per_token = table if table.ndim == 4 else table[:, None]
-        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (per_token[..., i, :] for i in range(6))
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (table[..., i, :] for i in range(6))
 
-        y = (layer_norm(x, self.eps) * (1 + scale_1) + shift_1).astype(x.dtype)
+        y = modulated(x, scale_1, shift_1, self.eps).astype(x.dtype)
         q = apply_rope(self.attn1.query(y), rope["cos"], rope["sin"]).astype(x.dtype)
         k = apply_rope(self.attn1.key(y), rope["cos"], rope["sin"]).astype(x.dtype)
         out = self.attn1.project(attention(q, k, self.attn1.value(y)))
-        x = (x.astype(jnp.float32) + out * gate_1).astype(x.dtype)
+        x = (x.astype(jnp.float32) + gated(out, gate_1)).astype(x.dtype)
 
         y = self.norm2(x).astype(x.dtype)
         q = self.attn2.query(y).astype(x.dtype)
@@ -179,8 +204,8 @@ class WanBlock(nnx.Module):
         out = attention(q.reshape(P, B // P * S, N, K), kv["k"], kv["v"]).reshape(B, S, N, K)
         x = (x.astype(jnp.float32) + self.attn2.project(out)).astype(x.dtype)
 
-        y = (layer_norm(x, self.eps) * (1 + scale_2) + shift_2).astype(x.dtype)
-        return (x.astype(jnp.float32) + self.ffn(y) * gate_2).astype(x.dtype)
+        y = modulated(x, scale_2, shift_2, self.eps).astype(x.dtype)
+        return (x.astype(jnp.float32) + gated(self.ffn(y), gate_2)).astype(x.dtype)
 
 
 class WanTransformer(nnx.Module):
@@ -252,7 +277,8 @@ class WanTransformer(nnx.Module):
 
         Args:
             latents: float32 (B, C, T, h, w).
-            timesteps: float32 () or (B,), or (B, S) for a timestep per token.
+            timesteps: float32 () or (B,), or (1 or B, G) where each of the G is for S / G consecutive tokens:
+                G is S for one per token, and T for one per latent frame.
             kv: cross-attention cache for P prompts, B a multiple of P.
             rope: rotary tables.
             attention: the attention implementation.
@@ -261,7 +287,8 @@ class WanTransformer(nnx.Module):
         Returns:
             float32 (B, out_channels, T, h, w).
         """
-        embedding, modulation = self.condition_embedder.time(jnp.atleast_1d(timesteps))
+        timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
+        embedding, modulation = self.condition_embedder.time(timesteps)
         x = self.patch_embedding(self.patchify(latents).astype(dtype))
 
         def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
@@ -269,7 +296,5 @@ class WanTransformer(nnx.Module):
 
         x = scan_layers(self.blocks, apply, x, kv)
         head = self.scale_shift_table[...].astype(jnp.float32) + embedding[..., None, :]
-        per_token = head if head.ndim == 4 else head[:, None]
-        shift, scale = per_token[..., 0, :], per_token[..., 1, :]
-        x = (layer_norm(x, self.config.eps) * (1 + scale) + shift).astype(dtype)
+        x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps).astype(dtype)
         return self.unpatchify(self.proj_out(x, out_dtype=jnp.float32), spatial_shape(latents))

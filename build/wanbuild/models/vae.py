@@ -1,4 +1,7 @@
-"""The Wan 2.1 VAE: video to latents and back, in pieces along time; diffusers' AutoencoderKLWan.
+"""The Wan VAE: video to latents and back, in pieces along time; diffusers' AutoencoderKLWan.
+
+One model for both forms: that of Wan 2.2 TI2V puts shortcuts around its levels and works on patches of
+pixels, so that a latent cell is 16x16 pixels and not 8x8 (``VAEConfig.spatial``, s below).
 
 The first frame is one piece; the rest goes through a ``lax.scan`` over pieces of equal length, with
 what the causal convolutions remember as carry. So memory beyond inputs and outputs does not grow with
@@ -28,31 +31,35 @@ from wanbuild.models.vae_blocks import (
     UpBlock,
 )
 from wanbuild.models.vae_config import VAEConfig
+from wanbuild.models.vae_residual import ResidualDownBlock, ResidualUpBlock, patchify, unpatchify
 
 FRAMES_PER_LATENT = 4
 
 
 class Encoder(nnx.Module):
-    """diffusers' WanEncoder3d; its down_blocks are one flat list, as in the checkpoint."""
+    """diffusers' WanEncoder3d; down_blocks is a flat list, or a list of levels, as in the checkpoint."""
 
     def __init__(self, config: VAEConfig, dtype: Any) -> None:
         dims = [config.base_dim * m for m in config.dim_mult]
-        blocks: list[ResidualBlock | Downsample] = []
+        blocks: list[ResidualBlock | Downsample | ResidualDownBlock] = []
         in_dim = config.base_dim
-        for level, dim in enumerate(dims):
-            for _ in range(config.num_res_blocks):
-                blocks.append(ResidualBlock(in_dim, dim, dtype))
-                in_dim = dim
-            if level < len(dims) - 1:
-                blocks.append(Downsample(dim, config.temperal_downsample[level], dtype))
-        self.conv_in = CausalConv3d(3, config.base_dim, dtype)
+        for dim, temporal in zip(dims, [*config.temperal_downsample, None], strict=True):
+            if config.is_residual:
+                blocks.append(ResidualDownBlock(in_dim, dim, config.num_res_blocks, temporal, dtype))
+            else:
+                for i in range(config.num_res_blocks):
+                    blocks.append(ResidualBlock(dim if i else in_dim, dim, dtype))
+                if temporal is not None:
+                    blocks.append(Downsample(dim, temporal, dtype))
+            in_dim = dim
+        self.conv_in = CausalConv3d(config.in_channels, config.base_dim, dtype)
         self.down_blocks = nnx.List(blocks)
         self.mid_block = MidBlock(dims[-1], dtype)
         self.norm_out = ChannelNorm(dims[-1])
         self.conv_out = CausalConv3d(dims[-1], 2 * config.z_dim, dtype)
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
-        """(B, T, H, W, 3) to (B, T / 4, H / 8, W / 8, 2 z); one frame stays one."""
+        """(B, T, H, W, I) to (B, T / 4, H / 8, W / 8, 2 z); one frame stays one."""
         x = self.conv_in(x, stream)
         for block in self.down_blocks:
             x = block(x, stream)
@@ -65,22 +72,25 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: VAEConfig, dtype: Any) -> None:
         dims = [config.decoder_dim * m for m in reversed(config.dim_mult)]
-        # Every upsampling halves the channels; time is upsampled in the encoder's reverse order.
-        in_dims = [dims[0], *(dim // 2 for dim in dims[:-1])]
+        # Time is upsampled in the encoder's reverse order.
         temporal = [*reversed(config.temperal_downsample), None]
+        blocks: list[UpBlock] = []
+        in_dim = dims[0]
+        for dim, upsample in zip(dims, temporal, strict=True):
+            if config.is_residual:
+                blocks.append(ResidualUpBlock(in_dim, dim, config.num_res_blocks + 1, upsample, dtype))
+                in_dim = dim
+            else:
+                blocks.append(UpBlock(in_dim, dim, config.num_res_blocks + 1, upsample, dtype, dim // 2))
+                in_dim = dim // 2
         self.conv_in = CausalConv3d(config.z_dim, dims[0], dtype)
         self.mid_block = MidBlock(dims[0], dtype)
-        self.up_blocks = nnx.List(
-            [
-                UpBlock(in_dim, dim, config.num_res_blocks + 1, upsample, dtype)
-                for in_dim, dim, upsample in zip(in_dims, dims, temporal, strict=True)
-            ]
-        )
+        self.up_blocks = nnx.List(blocks)
         self.norm_out = ChannelNorm(dims[-1])
-        self.conv_out = CausalConv3d(dims[-1], 3, dtype)
+        self.conv_out = CausalConv3d(dims[-1], config.out_channels, dtype)
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
-        """(B, T, h, w, z) to (B, 4T, 8h, 8w, 3); one frame stays one."""
+        """(B, T, h, w, z) to (B, 4T, 8h, 8w, O); one frame stays one."""
         x = self.mid_block(self.conv_in(x, stream), stream)
         for block in self.up_blocks:
             x = block(x, stream)
@@ -101,6 +111,7 @@ class WanVAE(nnx.Module):
         self.quant_conv = Linear(2 * z, 2 * z, param_dtype, (None, None))
         self.post_quant_conv = Linear(z, z, param_dtype, (None, None))
         self.decoder = Decoder(config, param_dtype)
+        self.patch_size, self.spatial = config.patch_size, config.spatial
 
     def decode(
         self,
@@ -118,16 +129,18 @@ class WanVAE(nnx.Module):
             chunk: latent frames per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
-            finish: applied to each piece of the video, (B, T, 8h, 8w, 3) float32 in [-1, 1]; must work frame
-                by frame, e.g. convert to uint8, and so spares a whole video in float32.
+            finish: applied to each piece of the video, (B, T, s h, s w, 3) float32 in [-1, 1]; must work
+                frame by frame, e.g. convert to uint8, and so spares a whole video in float32.
 
         Returns:
-            (B, 4 (t - 1) + 1, 8h, 8w, 3), float32 in [-1, 1] unless finish makes it something else.
+            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish makes it something else.
         """
 
         def piece(x: jax.Array, caches: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
             stream = Stream(caches, algorithm)
             y = self.decoder(self.post_quant_conv(x), stream)
+            if self.patch_size is not None:
+                y = unpatchify(y, self.patch_size)
             y = jnp.clip(y.astype(jnp.float32), -1.0, 1.0)
             return (finish(y) if finish else y), tuple(stream.caches)
 
@@ -146,25 +159,29 @@ class WanVAE(nnx.Module):
         """Encodes a video to the moments of its latents, not normalised.
 
         Args:
-            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of 8.
+            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s.
             chunk: latent frames (four video frames each) per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
             start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1].
 
         Returns:
-            mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / 8, W / 8) float32.
+            mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / s, W / s)
+            float32.
 
         Raises:
             ValueError: if the number of frames, the height or the width do not fit.
         """
         T, H, W = video.shape[1:4]
-        if T % FRAMES_PER_LATENT != 1 or H % 8 or W % 8:
-            raise ValueError(f"a video to encode has 4n+1 frames and multiples of 8 pixels, not {(T, H, W)}")
+        if T % FRAMES_PER_LATENT != 1 or H % self.spatial or W % self.spatial:
+            raise ValueError(
+                f"a video to encode has 4n+1 frames and multiples of {self.spatial} pixels, not {(T, H, W)}"
+            )
 
         def piece(x: jax.Array, caches: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
             stream = Stream(caches, algorithm)
-            y = self.encoder((start(x) if start else x).astype(dtype), stream)
+            x = (start(x) if start else x).astype(dtype)
+            y = self.encoder(x if self.patch_size is None else patchify(x, self.patch_size), stream)
             return self.quant_conv(y, jnp.float32), tuple(stream.caches)
 
         moments = _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, (T - 1) // FRAMES_PER_LATENT)

@@ -230,18 +230,35 @@ class Upsample(nnx.Module):
 
 
 class UpBlock(nnx.Module):
-    """Residual blocks, then upsampling unless it is the last level; diffusers' WanUpBlock."""
+    """Residual blocks, then upsampling unless it is the last level; diffusers' WanUpBlock.
 
-    def __init__(self, in_dim: int, out_dim: int, num_blocks: int, temporal: bool | None, dtype: Any) -> None:
+    Args:
+        in_dim: channels of the input.
+        out_dim: channels of the residual blocks' outputs.
+        num_blocks: residual blocks.
+        temporal: whether time is doubled too; None at the last level, where nothing is.
+        dtype: dtype of the stored weights.
+        upsampled_dim: channels after upsampling.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_blocks: int,
+        temporal: bool | None,
+        dtype: Any,
+        upsampled_dim: int,
+    ) -> None:
         self.resnets = nnx.List(
             [ResidualBlock(out_dim if i else in_dim, out_dim, dtype) for i in range(num_blocks)]
         )
         self.has_upsampler = temporal is not None
         if temporal is not None:
-            self.upsampler = Upsample(out_dim, out_dim // 2, temporal, dtype)
+            self.upsampler = Upsample(out_dim, upsampled_dim, temporal, dtype)
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
-        """(B, T, H, W, I) to (B, T or 2T, 2H, 2W, O / 2), or (B, T, H, W, O) at the last level."""
+        """(B, T, H, W, I) to (B, T or 2T, 2H, 2W, U), or (B, T, H, W, O) at the last level."""
         for block in self.resnets:
             x = block(x, stream)
         return self.upsampler(x, stream) if self.has_upsampler else x

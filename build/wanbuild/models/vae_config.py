@@ -1,4 +1,4 @@
-"""The configuration of the Wan 2.1 VAE, as in the checkpoint's vae/config.json."""
+"""The configuration of the Wan VAE of 2.1 and of 2.2 TI2V, as in the checkpoint's vae/config.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_RES_BLOCKS = 16
 
 @dataclass(frozen=True)
 class VAEConfig:
-    """diffusers' AutoencoderKLWan without the residual form and patches of Wan 2.2 TI2V.
+    """diffusers' AutoencoderKLWan: the form of Wan 2.1, or the residual one on patches of Wan 2.2 TI2V.
 
     Args:
         base_dim: channels of the encoder's first level.
@@ -35,6 +35,12 @@ class VAEConfig:
         num_res_blocks: residual blocks per encoder level; the decoder has one more.
         temperal_downsample: whether time is halved after each encoder level but the last (the
             checkpoints' spelling).
+        is_residual: whether there are shortcuts around whole levels.
+        patch_size: pixels per side of the patches that the encoder and decoder see as channels; 2 if
+            residual, else None.
+        in_channels: of the encoder, 3 per pixel of a patch.
+        out_channels: of the decoder, the same.
+        scale_factor_spatial: pixels per latent cell along height and along width.
         latents_mean: per-channel mean of the latents, which programs use to denormalise.
         latents_std: per-channel standard deviation of the latents.
 
@@ -48,6 +54,11 @@ class VAEConfig:
     dim_mult: tuple[int, ...] = (1, 2, 4, 4)
     num_res_blocks: int = 2
     temperal_downsample: tuple[bool, ...] = (False, True, True)
+    is_residual: bool = False
+    patch_size: int | None = None
+    in_channels: int = 3
+    out_channels: int = 3
+    scale_factor_spatial: int = 8
     latents_mean: tuple[float, ...] = _LATENTS_MEAN
     latents_std: tuple[float, ...] = _LATENTS_STD
 
@@ -55,15 +66,11 @@ class VAEConfig:
     FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {
             "attn_scales": [],
-            "is_residual": False,
-            "in_channels": 3,
-            "out_channels": 3,
-            "patch_size": None,
             "scale_factor_temporal": 4,
-            "scale_factor_spatial": 8,
         }
     )
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout"})
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout", "clip_output"})
+    """clip_output is in the published 2.2 file and not a parameter of the reference, which always clips."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -75,11 +82,53 @@ class VAEConfig:
             problems.append(
                 f"temperal_downsample is {self.temperal_downsample}, 4x in time needs two of three"
             )
+        problems += self._patch_problems()
+        if min(self.dim_mult, default=1) < 1:
+            problems.append(f"dim_mult is {self.dim_mult}, a level without channels")
+        if self.is_residual and not problems:
+            problems += self._shortcut_problems()
         for name, values in (("latents_mean", self.latents_mean), ("latents_std", self.latents_std)):
             if len(values) != self.z_dim:
                 problems.append(f"{name} has {len(values)} values for z_dim {self.z_dim}")
         if problems:
             raise SourceError("the VAE's config.json does not fit together: " + ", ".join(problems))
+
+    def _patch_problems(self) -> list[str]:
+        """What differs from both published forms."""
+        patch = 2 if self.is_residual else None
+        if self.patch_size != patch:
+            return [f"patch_size is {self.patch_size} where is_residual {self.is_residual} needs {patch}"]
+        channels = 3 * (patch or 1) ** 2
+        expected = {"in_channels": channels, "out_channels": channels, "scale_factor_spatial": self.spatial}
+        return [
+            f"{name} is {getattr(self, name)} where patch_size {patch} needs {value}"
+            for name, value in expected.items()
+            if getattr(self, name) != value
+        ]
+
+    def _shortcut_problems(self) -> list[str]:
+        """A shortcut averages groups of equally many values, or repeats every value equally often."""
+        factors = [
+            8 if temporal else 4 for temporal in self.temperal_downsample
+        ]  # pixels of one that is left
+        down = zip([1, *self.dim_mult], self.dim_mult, [*factors, 1], strict=False)
+        up_dims = [self.dim_mult[-1], *reversed(self.dim_mult)]
+        up = zip(up_dims, up_dims[1:], reversed(factors), strict=False)
+        problems = [
+            f"dim_mult: a shortcut of the encoder cannot average {before * factor} to {after}"
+            for before, after, factor in down
+            if before * factor % after
+        ]
+        return problems + [
+            f"dim_mult: a shortcut of the decoder cannot repeat {before} to {after * factor}"
+            for before, after, factor in up
+            if after * factor % before
+        ]
+
+    @property
+    def spatial(self) -> int:
+        """Pixels per latent cell along height and along width."""
+        return 8 * (self.patch_size or 1)
 
     @property
     def decoder_dim(self) -> int:

@@ -1,0 +1,111 @@
+"""Times the two forms of the denoising loop: a call for every step, and one call for all of them.
+
+Both forms of one artifact run in turn in one process, from the same noise, so that their ratio means
+something on a shared machine. Also prints what Python costs between two steps, the temporaries of both
+programs, and whether the latents are the same bits.
+
+    python benchmarks/loop.py                               # a toy: what a step costs beyond its arithmetic
+    python benchmarks/loop.py --model 1.3b --size 448x256 --frames 9 --steps 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import wanrun
+from checkpoints import MODELS, ensure_checkpoint
+from wanbuild.compile import CompileRequest, compile_artifact
+from wanbuild.convert import ConvertRequest, convert
+from wanbuild.toy import write_toy
+from wanrun.manifest import MANIFEST, read_manifest
+from wanrun.timing import Timings
+
+FORMS = ("step", "scan")
+
+
+def ensure_artifact(folder: Path, options: argparse.Namespace) -> Path:
+    """Makes the artifact unless it is there with this profile."""
+    if options.model == "toy":
+        checkpoint = folder / "checkpoint-toy"
+        if not checkpoint.exists():
+            write_toy(checkpoint)
+    else:
+        checkpoint = ensure_checkpoint(folder, options.model)
+    artifact = folder / f"artifact-loop-{options.model}"
+    if not (artifact / MANIFEST).exists():
+        convert(ConvertRequest(checkpoint, artifact))
+    width, height = map(int, options.size.split("x"))
+    compile_artifact(CompileRequest(artifact, ["cpu"], [(width, height)], [options.frames]), print)
+    return artifact
+
+
+def measure(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds a step of each form, by round, and the other figures."""
+    width, height = map(int, options.size.split("x"))
+    steps: dict[str, list[float]] = {form: [] for form in FORMS}
+    overhead: list[float] = []
+    latents: dict[str, np.ndarray] = {}
+    with wanrun.load(artifact, size=(width, height), num_frames=options.frames) as pipeline:
+        pipeline.decode = lambda latents: np.zeros(0, np.uint8)  # what comes after the loop is not measured
+        for round_number in range(options.rounds + 1):
+            for form in FORMS if round_number % 2 else FORMS[::-1]:
+                pipeline.timings = timings = Timings()
+                result = pipeline.generate("a red fox", num_steps=options.steps, loop=form)
+                latents[form] = result.latents
+                if round_number == 0:  # loads, and touches memory for the first time
+                    continue
+                steps[form].append(statistics.fmean(timings.step_seconds))
+                if form == "step":
+                    overhead.append(timings.loop_overhead_seconds or 0.0)
+        profile = pipeline.profile.name
+    statistics_of = read_manifest(artifact).targets["cpu"].statistics[profile]
+    return {
+        "model": options.model,
+        "profile": profile,
+        "steps": options.steps,
+        "step_form_seconds": steps["step"],
+        "scan_form_seconds": steps["scan"],
+        "scan_over_step": statistics.median(b / a for a, b in zip(steps["step"], steps["scan"], strict=True)),
+        "python_overhead_seconds": statistics.median(overhead),
+        "temporary_bytes": {f: statistics_of[p]["temporary_bytes"] for f, p in _PROGRAMS.items()},
+        "bitwise_equal": bool(np.array_equal(latents["step"], latents["scan"])),
+    }
+
+
+_PROGRAMS = {"step": "denoise_step", "scan": "denoise_loop"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=["toy", *MODELS], default="toy")
+    parser.add_argument("--size", default="96x64")
+    parser.add_argument("--frames", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="kept, and used again if it holds a checkpoint")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = measure(ensure_artifact(folder, options), options)
+    for form in FORMS:
+        seconds = figures[f"{form}_form_seconds"]
+        megabytes = figures["temporary_bytes"][form] / 1e6
+        print(
+            f"{form:<5} {statistics.median(seconds) * 1e3:>10.2f} ms a step, {megabytes:.1f} MB temporaries"
+        )
+    print(f"scan / step, median of {len(seconds)} rounds: {figures['scan_over_step']:.3f}")
+    print(f"Python between two steps: {figures['python_overhead_seconds'] * 1e3:.3f} ms")
+    print(f"latents bit-equal: {figures['bitwise_equal']}")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What a checkpoint of two experts has to hold: a boundary between them, and transformers that are alike.
+
+``transformer`` is the high-noise expert and ``transformer_2`` the low-noise one, which takes over where the
+timestep falls below ``boundary_ratio`` (diffusers' WanPipeline). One program serves both, so that their
+configs, shapes and dtypes have to be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wanbuild.config import shown
+from wanrun.errors import SourceError
+from wanrun.experts import schedule, transformers
+from wanrun.manifest import Manifest
+
+LOW_NOISE = "transformer_2"
+"""The component that only a checkpoint of two experts has."""
+
+
+def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:
+    """``boundary_ratio`` of a model_index.json; None where it is left out or null.
+
+    Raises:
+        SourceError: if it is not a number from 0 to 1.
+    """
+    value = index.get("boundary_ratio")
+    if value is None:
+        return None
+    if type(value) not in (float, int) or not 0 <= value <= 1:
+        raise SourceError(
+            f"boundary_ratio in {where} has a wrong type or value",
+            expected="a number from 0 to 1, the share of the timesteps below which transformer_2 takes over",
+            found=shown(value),
+            remedy="use the published model_index.json",
+        )
+    return float(value)
+
+
+def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path) -> None:
+    """Refuses a checkpoint that has one of a boundary and a second expert.
+
+    Args:
+        boundary_ratio: as the checkpoint states it.
+        two_experts: whether it lists transformer_2.
+        where: its model_index.json, for the message.
+
+    Raises:
+        SourceError: saying which of the two is missing.
+    """
+    if boundary_ratio is not None and not two_experts:
+        raise SourceError(
+            f"boundary_ratio and transformer_2 contradict each other in {where}",
+            expected="both, for two experts, or neither",
+            found=f"boundary_ratio {boundary_ratio} and no transformer_2",
+            remedy="check that the entry and the folder transformer_2, the low-noise expert, are there, or "
+            "that model_index.json is this checkpoint's",
+        )
+    if two_experts and boundary_ratio is None:
+        raise SourceError(
+            f"boundary_ratio and transformer_2 contradict each other in {where}",
+            expected="both, for two experts, or neither",
+            found="transformer_2 and no boundary_ratio",
+            remedy="check that model_index.json is this checkpoint's: the published one says where the "
+            "low-noise expert takes over, e.g. 0.875",
+        )
+
+
+def boundary_between(manifest: Manifest, steps: int) -> float | None:
+    """A boundary that gives each expert steps of a short run: the model's own if it does, else their middle.
+
+    Args:
+        manifest: an artifact's manifest.
+        steps: denoising steps, with the artifact's default solver and shift.
+
+    Returns:
+        The share of the training timesteps; None with one transformer.
+    """
+    names, own = transformers(manifest), manifest.model["boundary_ratio"]
+    if len(names) == 1:
+        return None
+    options = {**manifest.model["defaults"], "num_steps": steps, "boundary": own}
+    table, parts = schedule(options, manifest)
+    if steps == 1 or len(parts) == 2:
+        return float(own)
+    middle = steps // 2
+    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model["num_train_timesteps"]
+
+
+def check_same_config(configs: Mapping[Path, Any]) -> None:
+    """Refuses experts whose configs differ in any field that is read.
+
+    Args:
+        configs: the experts' parsed configs, of one dataclass, by the file that each is from.
+
+    Raises:
+        SourceError: naming every field that differs.
+    """
+    (first, expected), *others = ((file, dataclasses.asdict(config)) for file, config in configs.items())
+    for file, found in others:
+        different = [name for name in expected if found[name] != expected[name]]
+        if different:
+            raise SourceError(
+                f"{file} differs from {first}, and the experts of a checkpoint have the same shapes",
+                expected=", ".join(f"{name} {shown(expected[name])}" for name in different),
+                found=", ".join(f"{name} {shown(found[name])}" for name in different),
+                remedy="check that both transformers are of the same checkpoint",
+            )

@@ -1,0 +1,124 @@
+"""What the Wan 2.2 VAE has more than the 2.1 one: shortcuts around whole levels, and patches of pixels.
+
+A shortcut has no parameters: it averages or repeats values, and rearranges them between channels and
+pixels in the reference's order (diffusers' ``autoencoder_kl_wan``: AvgDown3D, DupUp3D, patchify).
+
+Activations are (B, T, H, W, C).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.models.vae_blocks import Downsample, ResidualBlock, Stream, UpBlock
+
+
+def patchify(video: jax.Array, size: int) -> jax.Array:
+    """Moves each square of size by size pixels into channels; (colour, column, row) of which row is fastest.
+
+    Args:
+        video: (B, T, H, W, C), H and W multiples of size.
+        size: pixels per side.
+
+    Returns:
+        (B, T, H / size, W / size, C · size²).
+    """
+    B, T, H, W, C = video.shape
+    x = video.reshape(B, T, H // size, size, W // size, size, C)
+    return x.transpose(0, 1, 2, 4, 6, 5, 3).reshape(B, T, H // size, W // size, -1)
+
+
+def unpatchify(x: jax.Array, size: int) -> jax.Array:
+    """The inverse of ``patchify``: (B, T, H, W, C · size²) to (B, T, H · size, W · size, C)."""
+    B, T, H, W, C = x.shape
+    x = x.reshape(B, T, H, W, C // size**2, size, size)
+    return x.transpose(0, 1, 2, 6, 3, 5, 4).reshape(B, T, H * size, W * size, -1)
+
+
+def average_down(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array:
+    """Moves pixels into channels, then averages neighbouring channels; diffusers' AvgDown3D.
+
+    Args:
+        x: (B, T, H, W, C). Frames that do not fill a group, as the first frame alone, get zeros in front.
+        out_dim: a divisor of C · time · space².
+        time: frames per group.
+        space: pixels per group along height and along width.
+
+    Returns:
+        (B, ceil(T / time), H / space, W / space, out_dim).
+    """
+    x = jnp.pad(x, ((0, 0), (-x.shape[1] % time, 0), (0, 0), (0, 0), (0, 0)))
+    B, T, H, W, C = x.shape
+    x = x.reshape(B, T // time, time, H // space, space, W // space, space, C)
+    x = x.transpose(0, 1, 3, 5, 7, 2, 4, 6)  # C, time, height, width: neighbours in this order
+    return jnp.mean(x.reshape(*x.shape[:4], out_dim, -1), -1, dtype=jnp.float32).astype(x.dtype)
+
+
+def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array:
+    """Repeats each channel, then moves channels into pixels; diffusers' DupUp3D.
+
+    Args:
+        x: (B, T, H, W, C).
+        out_dim: out_dim · time · space² is a multiple of C.
+        time: frames that come of one.
+        space: pixels that come of one, along height and along width.
+
+    Returns:
+        (B, T · time, H · space, W · space, out_dim).
+    """
+    B, T, H, W, C = x.shape
+    x = jnp.repeat(x, out_dim * time * space**2 // C, axis=-1)
+    x = x.reshape(B, T, H, W, out_dim, time, space, space).transpose(0, 1, 5, 2, 6, 3, 7, 4)
+    return x.reshape(B, T * time, H * space, W * space, out_dim)
+
+
+class ResidualDownBlock(nnx.Module):
+    """Residual blocks, then downsampling unless it is the last level, and a shortcut around all of it;
+    diffusers' WanResidualDownBlock.
+
+    Args:
+        in_dim: channels of the input.
+        out_dim: channels of the output.
+        num_blocks: residual blocks.
+        temporal: whether time is halved too; None at the last level, where nothing is.
+        dtype: dtype of the stored weights.
+    """
+
+    def __init__(self, in_dim: int, out_dim: int, num_blocks: int, temporal: bool | None, dtype: Any) -> None:
+        self.resnets = nnx.List(
+            [ResidualBlock(out_dim if i else in_dim, out_dim, dtype) for i in range(num_blocks)]
+        )
+        self.has_downsampler = temporal is not None
+        if temporal is not None:
+            self.downsampler = Downsample(out_dim, temporal, dtype)
+        self.out_dim, self.time, self.space = out_dim, 2 if temporal else 1, 2 if self.has_downsampler else 1
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, I) to (B, T or T / 2, H / 2, W / 2, O), or (B, T, H, W, O) at the last level."""
+        shortcut = average_down(x, self.out_dim, self.time, self.space)
+        for block in self.resnets:
+            x = block(x, stream)
+        if self.has_downsampler:
+            x = self.downsampler(x, stream)
+        return x + shortcut
+
+
+class ResidualUpBlock(UpBlock):
+    """An ``UpBlock`` that keeps its channels when it upsamples, and has a shortcut around all of it unless
+    it is the last level; diffusers' WanResidualUpBlock."""
+
+    def __init__(self, in_dim: int, out_dim: int, num_blocks: int, temporal: bool | None, dtype: Any) -> None:
+        super().__init__(in_dim, out_dim, num_blocks, temporal, dtype, upsampled_dim=out_dim)
+        self.out_dim, self.time = out_dim, 2 if temporal else 1
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, I) to (B, T or 2T, 2H, 2W, O), or (B, T, H, W, O) at the last level."""
+        y = super().__call__(x, stream)
+        if not self.has_upsampler:
+            return y
+        # Of the frames that the first one becomes, the last is kept.
+        return y + duplicate_up(x, self.out_dim, self.time, 2)[:, -y.shape[1] :]

@@ -1,0 +1,131 @@
+"""Random values for a toy checkpoint's parameters, and the weight files that hold them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from wanbuild.toy_shapes import Shapes
+
+DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "float32": np.dtype(np.float32),
+        "float16": np.dtype(np.float16),
+        "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    }
+)
+_STORED_NAMES: Mapping[str, str] = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
+
+
+_NORM = re.compile(r".*(\.gamma|norm[^.]*\.weight)")
+# Standard deviation relative to 1/sqrt(fan in), where that is not 1.
+_GAINS: tuple[tuple[re.Pattern[str], float], ...] = (
+    (re.compile(r".*SelfAttention\.q\.weight"), 0.35),  # UMT5 does not divide scores by sqrt(head size)
+    # A prompt is a few of 512 tokens and the rest are zero: without this its effect would be small.
+    (re.compile(r".*\.attn2\.to_out\.0\.weight"), 4.0),
+    (re.compile(r"decoder\.conv_out\.weight"), 0.8),  # few pixels past the clip to [-1, 1]
+)
+
+
+def random_tensor(component: str, key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """The value that a toy's parameter has, float32; it depends on the name, shape and seed alone.
+
+    Norm scales are uniform in 1 ± 0.2, biases in ± 0.1, the embedding and the position bias normal with
+    deviation 1, and weights normal with deviation gain / sqrt(fan in).
+    """
+    rng = np.random.default_rng((seed, zlib.crc32(f"{component}/{key}".encode())))
+    if key.endswith(".bias"):
+        return rng.uniform(-0.1, 0.1, shape).astype(np.float32)
+    if _NORM.fullmatch(key):
+        return rng.uniform(0.8, 1.2, shape).astype(np.float32)
+    values = rng.standard_normal(shape, np.float32)
+    if key == "shared.weight" or key.endswith("relative_attention_bias.weight"):
+        return values
+    fan_in = shape[-1] if key.endswith("scale_shift_table") else math.prod(shape[1:])
+    gain = next((gain for pattern, gain in _GAINS if pattern.fullmatch(key)), 1.0)
+    values *= np.float32(gain / math.sqrt(fan_in))
+    return values
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object the way diffusers does: indented, sorted keys."""
+    path.write_text(json.dumps(dict(content), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _groups(shapes: Shapes, shards: int) -> list[list[str]]:
+    """Splits the keys, in order, into at most this many groups of about equal size."""
+    total, done = sum(math.prod(shape) for shape in shapes.values()), 0
+    groups: list[list[str]] = [[] for _ in range(shards)]
+    for key, shape in shapes.items():
+        groups[min(shards - 1, done * shards // total)].append(key)
+        done += math.prod(shape)
+    return [group for group in groups if group]
+
+
+def _write_hole(shapes: Shapes, dtype: str, path: Path) -> None:
+    """Writes a safetensors file whose data is a hole: it reads as zeros and takes no room on the disk."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
+        header[key] = {"dtype": _STORED_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + end)
+
+
+def write_weights(
+    folder: Path,
+    component: str,
+    base: str,
+    shapes: Shapes,
+    *,
+    seed: int,
+    dtype: str,
+    shards: int,
+    sparse: bool,
+) -> None:
+    """Writes one file, or shards and their index. Holds one shard in memory at a time.
+
+    Args:
+        folder: the component's folder, which exists.
+        component: its name, on which the values depend.
+        base: what the file is called, without suffix.
+        shapes: shape of every tensor.
+        seed: of the values.
+        dtype: one of ``DTYPES``.
+        shards: the most files.
+        sparse: whether every value is zero and takes no room on the disk.
+    """
+    groups = _groups(shapes, shards)
+    weight_map: dict[str, str] = {}
+    for number, group in enumerate(groups, start=1):
+        name = (
+            f"{base}.safetensors"
+            if len(groups) == 1
+            else f"{base}-{number:05}-of-{len(groups):05}.safetensors"
+        )
+        if sparse:
+            _write_hole({key: shapes[key] for key in group}, dtype, folder / name)
+        else:
+            tensors = {
+                key: random_tensor(component, key, shapes[key], seed).astype(DTYPES[dtype], copy=False)
+                for key in group
+            }
+            save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers asks for the format
+        weight_map |= dict.fromkeys(group, name)
+    if len(groups) > 1:
+        size = sum(math.prod(shape) for shape in shapes.values()) * DTYPES[dtype].itemsize
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        write_json(folder / f"{base}.safetensors.index.json", index)

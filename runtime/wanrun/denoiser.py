@@ -1,0 +1,133 @@
+"""Runs the denoising loop with one expert after the other, of which not all need be on the device at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wanrun.denoise import Form, OnStep, State, final_latents, run_loop, run_steps, start_state
+from wanrun.experts import Segment
+from wanrun.loader import Loader
+from wanrun.manifest import Profile
+from wanrun.memory import DTYPES
+from wanrun.options import LOOP_PROGRAMS
+from wanrun.solvers import SolverTable
+from wanrun.timing import Timings
+
+Behind = Callable[[Sequence[Segment]], None]
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+class Denoiser:
+    """Takes noise to latents.
+
+    Args:
+        loader: brings weights and programs to the device.
+        profile: the chosen profile.
+        names: the transformers' components, the high-noise one first.
+        placement: where experts are kept. ``both``: on the device; ``host``: one is there and the other in
+            host memory; ``one``: the other is read again when its turn comes.
+    """
+
+    def __init__(self, loader: Loader, profile: Profile, names: Sequence[str], placement: str) -> None:
+        self._loader, self._profile = loader, profile
+        self._names, self._placement = tuple(names), placement
+        self._dtype = DTYPES[profile.options["scheduler_dtype"]]
+
+    def __call__(
+        self,
+        noise: np.ndarray,
+        table: SolverTable,
+        segments: Sequence[Segment],
+        embeddings: np.ndarray,
+        loop: str,
+        timings: Timings,
+        behind: Behind = _nothing,
+        on_step: OnStep = _nothing,
+    ) -> np.ndarray:
+        """Runs the segments in order.
+
+        Args:
+            noise: initial latents, float32 (B, C, T, h, w); only read.
+            table: timesteps and coefficients.
+            segments: which expert takes which steps.
+            embeddings: (P, 512, text_dim), the positive prompt first.
+            loop: 'step' or 'scan'.
+            timings: where steps are recorded.
+            behind: told which segments are still to come, as soon as something can be loaded behind the steps
+                of this one; maybe more than once.
+            on_step: told after each call how many of how many steps are done.
+
+        Returns:
+            The final latents, float32 (B, C, T, h, w).
+
+        Raises:
+            ArtifactError: if a program or weights cannot be loaded.
+            WanError: if the latents are not finite.
+        """
+        state: State = start_state(noise, self._dtype)
+        for index, segment in enumerate(segments):
+            rest = segments[index + 1 :]
+
+            def load_behind(rest: Sequence[Segment] = rest) -> None:
+                self._expect(rest)
+                behind(rest)
+
+            def after(done: int, total: int, load: Callable[[], None] = load_behind) -> None:
+                load()
+                on_step(done, total)
+
+            if loop == "scan" or segment.last - segment.first == 1:
+                load_behind()  # no later step of this segment could hide it
+            state = self._run(state, table, segment, embeddings, loop, timings, after)
+        return final_latents(state)
+
+    def _run(
+        self,
+        state: State,
+        table: SolverTable,
+        segment: Segment,
+        embeddings: np.ndarray,
+        loop: str,
+        timings: Timings,
+        on_step: OnStep,
+    ) -> State:
+        """Takes a segment's steps. When it returns, nothing here holds the expert's weights."""
+        constant = self._prepare(embeddings, segment, timings)
+        program = self._bound(LOOP_PROGRAMS[loop], segment.transformer)
+        form: Form = run_steps
+        if loop == "scan":
+            form = functools.partial(run_loop, max_steps=self._profile.options["max_steps"])
+        with timings.phase("denoise"):
+            return form(program, state, table, segment, constant, timings, on_step)
+
+    def _prepare(self, embeddings: np.ndarray, segment: Segment, timings: Timings) -> dict[str, Any]:
+        """What every step of a segment takes."""
+        prepare = self._bound("prepare", segment.transformer)
+        with timings.phase("prepare"):
+            constant = dict(prepare(embeddings=embeddings))
+        if self._profile.guidance:
+            constant["guidance_scale"] = np.float32(segment.guidance_scale)
+        return constant
+
+    def _bound(self, program: str, expert: str) -> Callable[..., Mapping[str, Any]]:
+        """A program with an expert's weights; where there is room for one, the other is let go first."""
+        if self._placement != "both":
+            for other in self._names:
+                if other != expert:
+                    self._loader.release(other)
+        return self._loader.bound(program, transformer=expert)
+
+    def _expect(self, segments: Sequence[Segment]) -> None:
+        """Starts to read the experts of segments to come, as far as there is room."""
+        names = [segment.transformer for segment in segments]
+        if self._placement == "both":
+            self._loader.request(components=names)
+        elif self._placement == "host":
+            self._loader.prefetch(names)

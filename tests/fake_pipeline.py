@@ -1,0 +1,126 @@
+"""What a run makes of its options: wanrun in this process, without the models of pipeline and artifact."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wanrun.cli import wanrun
+from wanrun.console import run
+from wanrun.manifest import Component, Profile, read_manifest
+from wanrun.pipeline import Result
+from wanrun.timing import Timings
+
+SIZE = (9, 64, 96, 3)
+"""Shape (T, H, W, 3) of the frames that a ``Fake`` makes, those of the toy artifact's profile."""
+
+
+class Run:
+    """What a run in this process came to."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out.splitlines(), err.splitlines()
+
+
+def run_here(capsys: pytest.CaptureFixture[str], artifact: Path, *arguments: object) -> Run:
+    """Runs wanrun here."""
+    capsys.readouterr()
+    code = run(wanrun, ["--artifact", str(artifact), *map(str, arguments)])
+    return Run(code, *capsys.readouterr())
+
+
+class Fake:
+    """A pipeline that makes frames from the options alone, and can be told what happens with a prompt.
+
+    Attributes:
+        loads: the keywords of each call of ``wanrun.load``.
+        asked: prompts, and what else was asked for, in order.
+        generations: the keywords of each generation.
+        happens: what to call before the video of a prompt is made.
+        tells: the steps that ``on_step`` is told of.
+    """
+
+    def __init__(self, num_videos: int) -> None:
+        self.num_videos, self.timings = num_videos, Timings()
+        self.loads: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        self.generations: list[dict[str, Any]] = []
+        self.happens: dict[str, Callable[[], object]] = {}
+        self.tells: tuple[int, ...] = (1,)
+
+    def load(self, artifact: Path, **arguments: Any) -> Fake:
+        self.loads.append(arguments)
+        return self
+
+    def warmup(self) -> None:
+        self.asked.append("warmup")
+
+    def generate(self, prompt: str, negative_prompt: str | None = None, **options: Any) -> Result:
+        self.asked.append(prompt)
+        self.generations.append(dict(options))
+        self.happens.get(prompt, lambda: None)()
+        on_step = options.pop("on_step")
+        for done in self.tells:
+            on_step(done, options["num_steps"])
+        noise = options.pop("latents")
+        seed = options["seed"] if noise is None else int(abs(noise).sum())
+        random = np.random.default_rng([*prompt.encode(), *(negative_prompt or "").encode(), seed])
+        frames = random.integers(0, 256, (self.num_videos, *SIZE), dtype=np.uint8)
+        latents = random.standard_normal((self.num_videos, 2), np.float32)
+        asked = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
+        return Result(frames, latents, asked, self.timings)
+
+    def __enter__(self) -> Fake:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.asked.append("closed")
+
+
+def write_lines(path: Path, *lines: Mapping[str, object] | str) -> Path:
+    """Writes a prompts file."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def make_two_experts(
+    artifact: Path, forms: tuple[str, ...] = ("denoise_step", "denoise_loop"), max_steps: int = 60
+) -> None:
+    """Changes a manifest to one of two experts; there are no weights of the second, and no new programs.
+
+    Args:
+        artifact: its folder, with a manifest of its own.
+        forms: programs of the denoising loop that every profile has, with and without guidance.
+        max_steps: what the scan form is built for.
+    """
+    manifest = read_manifest(artifact)
+    profiles: dict[str, Profile] = {}
+    for old in manifest.profiles.values():
+        platforms = {}
+        for platform, programs in old.programs.items():
+            rest = {
+                name: item for name, item in programs.items() if name not in ("denoise_step", "denoise_loop")
+            }
+            platforms[platform] = {**rest, **dict.fromkeys(forms, programs["denoise_step"])}
+        for guidance in (True, False):
+            options = {**old.options, "max_steps": max_steps}
+            new = dataclasses.replace(
+                old, guidance=guidance, index=len(profiles), options=options, programs=platforms
+            )
+            profiles[new.name] = new
+    one, model = manifest.components["transformer"], manifest.model
+    defaults = {**model["defaults"], "guidance_scale": 4.0, "guidance_scale_2": 3.0}
+    manifest.changed(
+        components={
+            **manifest.components,
+            "transformer_2": Component("weights/transformer_2", one.parameters),
+        },
+        model={**model, "defaults": defaults, "boundary_ratio": 0.875},
+        profiles=profiles,
+    ).write(artifact)

@@ -1,0 +1,215 @@
+"""Options of a generation: defaults, what has an effect with which model, and the forms of the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.manifest import Component, Manifest, Profile, Program
+from wanrun.options import check_numbers, loop_forms, resolve_loop, resolve_options
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_steps": 40,
+    "guidance_scale": 4.0,
+    "flow_shift": 12.0,
+    "solver": "unipc",
+    "fps": 16,
+    "negative_prompt": "blurry",
+}
+ONE = Manifest(
+    model={"defaults": DEFAULTS, "boundary_ratio": None},
+    configs={},
+    source={"files": {}},
+    loras=(),
+    dtypes={},
+    components={"transformer": Component("transformer", {})},
+    tokenizer={},
+)
+TWO = ONE.changed(
+    model={"defaults": {**DEFAULTS, "guidance_scale_2": 3.0}, "boundary_ratio": 0.875},
+    components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
+)
+NOTHING: Mapping[str, Any] = {
+    "negative_prompt": None,
+    "num_steps": None,
+    "guidance_scale": None,
+    "guidance_scale_2": None,
+    "boundary": None,
+    "flow_shift": None,
+    "solver": None,
+    "loop": None,
+}
+"""What ``Pipeline.generate`` is given where a user gives nothing."""
+PROGRAM = Program("file", "sha256", (), (), False)
+
+
+def profile(guidance: bool = True, forms: tuple[str, ...] = ("step", "scan"), **others: Any) -> Profile:
+    programs = {"step": "denoise_step", "scan": "denoise_loop"}
+    built = dict.fromkeys(("prepare", *(programs[form] for form in forms)), PROGRAM)
+    return Profile(
+        96, 64, 9, 1, guidance, 0, {"max_steps": 50}, others or {"tpu": {"prepare": PROGRAM}, "cpu": built}
+    )
+
+
+def resolve(manifest: Manifest, where: Profile, prefix: str = "", /, **options: Any) -> dict[str, Any]:
+    return resolve_options(manifest, where, prefix, **{**NOTHING, "prompt": "a fox", **options})
+
+
+def refusal(
+    error: type[Exception], manifest: Manifest, where: Profile, prefix: str = "", /, **options: Any
+) -> str:
+    with pytest.raises(error) as caught:
+        resolve(manifest, where, prefix, **options)
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    common = {"prompt": "a fox", "num_steps": 40, "flow_shift": 12.0, "solver": "unipc", "loop": "step"}
+    common |= {"width": 96, "height": 64, "num_frames": 9}
+    one = {**common, "guidance_scale": 4.0, "negative_prompt": "blurry"}
+    assert resolve(ONE, profile()) == one
+    assert resolve(TWO, profile()) == {**one, "guidance_scale_2": 3.0, "boundary": 0.875}
+    off = {**common, "guidance_scale": 1.0, "negative_prompt": None}
+    assert resolve(ONE, profile(guidance=False)) == off
+    assert resolve(TWO, profile(guidance=False)) == {**off, "guidance_scale_2": 1.0, "boundary": 0.875}
+    # What is older than the experts and the loop does not name their options at all.
+    bare = {"prompt": "a fox", "num_steps": None, "guidance_scale": None, "negative_prompt": None}
+    assert resolve_options(TWO, profile(), **bare).items() >= {"boundary": 0.875, "loop": "step"}.items()
+
+
+finite = st.floats(-1e38, 1e38)
+
+
+@given(st.none() | finite, st.none() | finite, st.none() | st.floats(0, 1), st.booleans())
+def test_the_scales_of_two_experts(
+    scale: float | None, scale_2: float | None, boundary: float | None, guidance: bool
+) -> None:
+    on = guidance and (scale is None or scale > 1)
+    given = {"guidance_scale": scale, "guidance_scale_2": scale_2, "boundary": boundary}
+    if scale_2 is not None and scale_2 > 1 and not on:
+        assert "guidance_scale_2 has no effect" in refusal(UsageError, TWO, profile(guidance), **given)
+        return
+    found = resolve(TWO, profile(guidance), **given)
+    assert found["boundary"] == (0.875 if boundary is None else boundary)
+    if not guidance:
+        assert found["guidance_scale"] == found["guidance_scale_2"] == 1.0
+        return
+    assert found["guidance_scale"] == (4.0 if scale is None else scale)
+    if scale_2 is not None:
+        assert found["guidance_scale_2"] == scale_2
+    else:  # the given scale is both experts', a default one is the high-noise expert's alone
+        assert found["guidance_scale_2"] == (3.0 if scale is None else scale)
+    assert all(type(found[name]) is float for name in given)
+
+
+def test_the_numbers_that_metadata_can_hold() -> None:
+    given = {"guidance_scale": np.float32(2.5), "guidance_scale_2": 3, "boundary": np.float64(0.5)}
+    found = resolve(TWO, profile(), **given)
+    assert [(type(found[name]), found[name]) for name in given] == [(float, 2.5), (float, 3.0), (float, 0.5)]
+
+
+def test_options_without_effect_are_refused() -> None:
+    for name, option in (("guidance_scale_2", "--guidance-scale-2"), ("boundary", "--boundary")):
+        rest = (
+            "has no effect: this model has one transformer; leave it out; it is for models with two experts"
+        )
+        for value in (0.0, 0.5, 1.0):
+            assert refusal(UsageError, ONE, profile(), **{name: value}) == f"{name} {rest}"
+            assert refusal(UsageError, ONE, profile(False), "--", **{name: value}) == f"{option} {rest}"
+    for where, scale in ((profile(False), None), (profile(False), 1.0), (profile(), 1.0)):
+        options = {"guidance_scale": scale, "guidance_scale_2": 3.0}
+        assert refusal(UsageError, TWO, where, "--", **options) == (
+            "--guidance-scale-2 has no effect: guidance is off; expected --guidance-scale above 1, which "
+            "switches it on for both experts; found --guidance-scale-2 3.0 alone; raise the one, or leave "
+            "the other out"
+        )
+    # Off is off: one that asks for nothing is no contradiction.
+    assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "bad"),
+    [
+        ("boundary", "0 to 1", [-1e-9, 1.0000001, -math.inf, math.inf, math.nan, 875]),
+        ("guidance_scale", "a number", [math.inf, -math.inf, math.nan, 3.5e38]),
+        ("guidance_scale_2", "a number", [math.inf, -math.inf, math.nan, -3.5e38]),
+        ("fps", "0.1 to 240", [0, 0.09, 241, math.nan, math.inf]),
+    ],
+)
+def test_numbers_out_of_range(name: str, expected: str, bad: list[float]) -> None:
+    for value in bad:
+        message = f"is out of range; expected {expected}; found {value}"
+        for prefix, spelled in (("", name), ("--", "--" + name.replace("_", "-"))):
+            with pytest.raises(UsageError) as caught:
+                check_numbers({"steps": 3, name: value}, prefix)
+            assert str(caught.value) == f"{spelled} {message}"
+        if name != "fps":  # which is no option of a generation
+            assert refusal(UsageError, TWO, profile(), **{name: value}) == f"{name} {message}"
+    check_numbers({"boundary": 0, "guidance_scale": -3.4e38, "guidance_scale_2": 0.0, "fps": 240})
+    check_numbers({"boundary": 1, "steps": None})
+    for steps in ("steps", "num_steps"):
+        with pytest.raises(UsageError, match="steps is too large; expected at most 10000; found 10001"):
+            check_numbers({steps: 10_001})
+
+
+# The loop.
+
+
+def test_the_forms_of_the_loop_that_are_built() -> None:
+    assert loop_forms(profile()) == ("step", "scan")
+    assert loop_forms(profile(forms=("scan",))) == ("scan",)
+    assert loop_forms(profile(forms=("step",))) == ("step",)
+    assert loop_forms(profile(forms=())) == ()
+    apart = profile(tpu={"denoise_loop": PROGRAM}, cpu={"denoise_step": PROGRAM})
+    assert loop_forms(apart) == ("step", "scan")
+
+
+def test_the_form_of_the_loop() -> None:
+    for forms, asked, found in [
+        (("step", "scan"), None, "step"),
+        (("step", "scan"), "step", "step"),
+        (("step", "scan"), "scan", "scan"),
+        (("scan",), None, "scan"),
+        (("step",), None, "step"),
+    ]:
+        assert resolve(ONE, profile(forms=forms), loop=asked)["loop"] == found
+        assert resolve_loop(profile(forms=forms), asked) == found
+    for forms, asked, built in [
+        (("step",), "scan", "step"),
+        (("scan",), "step", "scan"),
+        ((), "scan", "no form"),
+        ((), None, "no form"),
+    ]:
+        assert refusal(ArtifactError, ONE, profile(forms=forms), "--", loop=asked) == (
+            f"profile 96x64x9-b1-cfg has no program for --loop {asked or 'step'}; found one for {built}; "
+            "add it with wanbuild compile --loop both"
+        )
+    wrong = refusal(UsageError, ONE, profile(), loop="while")
+    assert wrong == "loop cannot be 'while'; expected one of step, scan"
+
+
+def test_the_most_steps_of_the_scan_form() -> None:
+    both, scan = profile(), profile(forms=("scan",))
+    what = (
+        "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; expected at most 50; "
+    )
+    larger = "or wanbuild compile with a larger --max-steps"
+    assert refusal(UsageError, ONE, both, loop="scan", num_steps=51) == (
+        f"{what}found 51; use fewer steps, --loop step, {larger}"
+    )
+    for loop in ("scan", None):
+        found = refusal(UsageError, ONE, scan, loop=loop, num_steps=200)
+        assert found == f"{what}found 200; use fewer steps, {larger}"
+    assert resolve(ONE, both, loop="scan", num_steps=50)["num_steps"] == 50
+    assert resolve(ONE, both, loop="step", num_steps=51)["num_steps"] == 51
+    assert resolve(ONE, both, num_steps=51)["loop"] == "step"
+    short = dataclasses.replace(scan, options={"max_steps": 39})
+    assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default
