@@ -1,0 +1,210 @@
+"""The choices of precision: what a profile records, and what its programs then do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import wanrun
+from wanbuild import programs
+from wanbuild.compile import CompileRequest, compile_artifact
+from wanbuild.convert import ConvertRequest, convert
+from wanbuild.programs import BuildOptions, ProgramBuilder, Shape
+from wanbuild.targets import resolve_target
+from wanrun.executables import read_program
+from wanrun.manifest import Manifest, read_manifest
+from wanrun.noise import initial_noise
+
+STEPS = 4
+ROUNDING = 2.0**-9
+"""The most that rounding to bfloat16 changes a number, relative to it: it has eight significant bits."""
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def recorded(manifest: Manifest, profile: str) -> dict[str, str]:
+    options = manifest.profiles[profile].options
+    return {name: value for name, value in options.items() if name.endswith("dtype")}
+
+
+ALL_FLOAT32 = dict.fromkeys(
+    ("dtype", "vae_dtype", "scheduler_dtype", "weights_dtype", "text_weights_dtype", "vae_weights_dtype"),
+    "float32",
+)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Latents of both forms of the loop, and the programs' inputs and outputs."""
+
+    latents: Mapping[str, np.ndarray]
+    avals: Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def coarse(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The float32 toy with latents and history kept in bfloat16: only the loop's programs are compiled."""
+    folder = Path(shutil.copytree(toy_artifact, tmp_path_factory.mktemp("coarse") / "artifact"))
+    options = BuildOptions(dtype="float32", scheduler_dtype="bfloat16")
+    compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], options=options), print)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bfloat16_vae(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default build, but for a VAE that is stored and computed in bfloat16; one frame of 32x16."""
+    folder = tmp_path_factory.mktemp("vae") / "artifact"
+    convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
+    options = BuildOptions(vae_dtype="bfloat16", loop="step")
+    compile_artifact(CompileRequest(folder, ["cpu"], [(32, 16)], [1], options=options), print)
+    return folder
+
+
+def generate(artifact: Path) -> Generated:
+    with wanrun.load(artifact, embeddings="none") as pipeline:
+        pipeline.decode = lambda latents: np.zeros(0, np.uint8)  # type: ignore[method-assign]
+        latents = {
+            loop: pipeline.generate("a red fox", num_steps=STEPS, guidance_scale=2, loop=loop).latents
+            for loop in ("step", "scan")
+        }
+        avals = {name: program.avals for name, program in pipeline.profile.programs["cpu"].items()}
+        return Generated(latents, avals)
+
+
+@pytest.fixture(scope="module")
+def made(coarse: Path, toy_artifact: Path) -> Mapping[str, Generated]:
+    return {"bfloat16": generate(coarse), "float32": generate(toy_artifact)}
+
+
+def test_dtypes_are_recorded(toy_artifact: Path, coarse: Path, bfloat16_vae: Path) -> None:
+    assert recorded(read_manifest(toy_artifact), "96x64x9-b1-cfg") == ALL_FLOAT32
+    scheduler = ALL_FLOAT32 | {"scheduler_dtype": "bfloat16"}
+    assert recorded(read_manifest(coarse), "96x64x9-b1-cfg") == scheduler
+    everything_else = dict.fromkeys(ALL_FLOAT32, "bfloat16") | {"scheduler_dtype": "float32"}
+    assert recorded(read_manifest(bfloat16_vae), "32x16x1-b1-cfg") == everything_else
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_latents_and_history_have_the_scheduler_dtype(
+    made: Mapping[str, Generated], request: pytest.FixtureRequest, dtype: str
+) -> None:
+    artifact = request.getfixturevalue({"bfloat16": "coarse", "float32": "toy_artifact"}[dtype])
+    exported = read_manifest(artifact).profiles["96x64x9-b1-cfg"].programs["cpu"]
+    avals = made[dtype].avals
+    for name in ("denoise_step", "denoise_loop"):
+        state = [avals[name]["inputs"], avals[name]["outputs"]]
+        arrays = [array for s in state for array in (s["latents"], *s["history"].values())]
+        assert arrays == [f"{dtype}[1,16,3,8,12]"] * 8
+        assert avals[name]["inputs"]["coefficients"].startswith("float32[")
+        # And the program itself, whatever the manifest says of it.
+        program = jax.export.deserialize(bytearray(read_program(artifact, name, exported[name])))
+        found = [aval.dtype for aval in program.in_avals if aval.shape == (1, 16, 3, 8, 12)]
+        assert found == [dtype] * 4
+    # What they are not a part of stays as it is.
+    assert avals["decode_video"]["inputs"]["latents"] == "float32[16,3,8,12]"
+
+
+def test_both_loops_keep_bfloat16_latents(made: Mapping[str, Generated]) -> None:
+    step, scan = made["bfloat16"].latents["step"], made["bfloat16"].latents["scan"]
+    assert np.array_equal(step, scan)
+    assert step.dtype == np.float32 and np.isfinite(step).all() and step.std() > 0.5
+    # They come from bfloat16, so no bit is lost by going there; of float32 latents nearly all would be.
+    assert np.array_equal(step.astype(ml_dtypes.bfloat16).astype(np.float32), step)
+    exact = made["float32"].latents["step"]
+    assert np.mean(exact.astype(ml_dtypes.bfloat16).astype(np.float32) == exact) < 0.01
+
+
+def test_bfloat16_latents_are_near_float32(made: Mapping[str, Generated]) -> None:
+    """As far apart as independent roundings take them, of the noise and at every step; seen 3.0e-3."""
+    error = relative_error(made["bfloat16"].latents["step"], made["float32"].latents["step"])
+    print(f"{error:.1e}")
+    # The bound takes each rounding of the latents at its largest. They are 0.4 of that on average, which
+    # leaves room for the history and the transformer's gain; sums in bfloat16 do not fit it, at 6.4e-3. Below
+    # is half of the last rounding alone, 8e-4 on average.
+    assert ROUNDING / 5 < error < np.sqrt(STEPS + 1) * ROUNDING
+
+
+def test_a_bfloat16_vae_decodes(bfloat16_vae: Path, toy_checkpoint: Path) -> None:
+    parameters = read_manifest(bfloat16_vae).components["vae"].parameters
+    convolutions = {p.layout.dtype for path, p in parameters.items() if "conv" in path}
+    assert convolutions == {"bfloat16"}
+    latents = initial_noise(3, (1, 16, 1, 2, 4))
+    with wanrun.load(bfloat16_vae, embeddings="none", lazy=True) as pipeline:
+        frames = pipeline.decode(latents)
+    assert frames.shape == (1, 1, 16, 32, 3) and frames.dtype == np.uint8
+    error = frames[0] / 127.5 - 1 - decoded_by_reference(toy_checkpoint, latents)
+    levels = np.sqrt(np.mean(np.square(error))) * 127.5
+    print(f"{levels:.2f} levels")
+    # Seen 0.49, of which rounding to uint8 is 0.29; the rest is 0.3 % of the range's half, 127 levels.
+    assert 0.3 < levels < 1
+
+
+def decoded_by_reference(checkpoint: Path, latents: np.ndarray) -> np.ndarray:
+    """Frames (T, H, W, 3) in [-1, 1] of latents (1, C, T, h, w), by diffusers in float32."""
+    import torch
+    from diffusers import AutoencoderKLWan
+
+    vae = AutoencoderKLWan.from_pretrained(str(checkpoint / "vae"), local_files_only=True).eval()
+    mean, std = (
+        torch.tensor(values).reshape(1, -1, 1, 1, 1)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    with torch.no_grad():
+        video = vae.decode(torch.from_numpy(latents) * std + mean, return_dict=False)[0]
+    return video[0].permute(1, 2, 3, 0).clamp(-1, 1).numpy()
+
+
+class Seen:
+    """In place of the VAE: keeps what it is given to decode."""
+
+    z: Any
+    dtype: Any
+
+    def decode(self, z: Any, chunk: int, *, dtype: Any, **_: Any) -> Any:
+        self.z, self.dtype = z, dtype
+        return z
+
+
+@pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.2-ti2v"])
+def test_mean_and_std_stay_in_float32(
+    variant: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The VAE is given latents * std + mean to float32's precision, whatever it is stored and computes in."""
+    checkpoint = {"wan2.1-t2v": "toy_checkpoint", "wan2.2-ti2v": "ti2v_checkpoint"}[variant]
+    source = request.getfixturevalue(checkpoint)
+    convert(ConvertRequest(source, tmp_path / "artifact", {"vae": "bfloat16"}))
+    manifest = read_manifest(tmp_path / "artifact")
+    config = json.loads((source / "vae" / "config.json").read_text())
+    mean, std = (np.array(config[f"latents_{name}"]).reshape(-1, 1, 1, 1) for name in ("mean", "std"))
+    latents = initial_noise(5, (1, len(mean), 2, 4, 6))[0]
+    # What is compared below is noticed if mean or std are rounded: in these numbers they have more bits.
+    for values in (mean, std):
+        assert np.abs(values.astype(ml_dtypes.bfloat16) / values - 1).max() > 1e-3
+    for dtype in ("float32", "bfloat16"):
+        seen = Seen()
+        monkeypatch.setattr(programs, "bind", lambda module, weights, seen=seen: seen)
+        width, height = (size * manifest.model["vae_spatial"] for size in (6, 4))
+        builder = ProgramBuilder(
+            manifest,
+            Shape(width, height, 5, 1, True),
+            BuildOptions(vae_dtype=dtype),
+            resolve_target("cpu").kernels,
+        )
+        builder.decode_video().function({}, latents)
+        z = np.asarray(seen.z[0])
+        assert (z.dtype, seen.dtype) == (np.float32, jnp.dtype(dtype))
+        # Three roundings of float32: 1 / std, the quotient, the sum.
+        assert (np.abs(z - (latents * std + mean)) <= 2e-7 * (np.abs(latents * std) + np.abs(mean))).all()
