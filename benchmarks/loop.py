@@ -25,9 +25,10 @@ from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.toy import write_toy
 from wanrun.manifest import MANIFEST, read_manifest
+from wanrun.options import LOOP_PROGRAMS
 from wanrun.timing import Timings
 
-FORMS = ("step", "scan")
+FORMS = tuple(LOOP_PROGRAMS)
 
 
 def ensure_artifact(folder: Path, options: argparse.Namespace) -> Path:
@@ -74,12 +75,9 @@ def measure(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
         "scan_form_seconds": steps["scan"],
         "scan_over_step": statistics.median(b / a for a, b in zip(steps["step"], steps["scan"], strict=True)),
         "python_overhead_seconds": statistics.median(overhead),
-        "temporary_bytes": {f: statistics_of[p]["temporary_bytes"] for f, p in _PROGRAMS.items()},
+        "temporary_bytes": {f: statistics_of[p]["temporary_bytes"] for f, p in LOOP_PROGRAMS.items()},
         "bitwise_equal": bool(np.array_equal(latents["step"], latents["scan"])),
     }
-
-
-_PROGRAMS = {"step": "denoise_step", "scan": "denoise_loop"}
 
 
 def main() -> None:

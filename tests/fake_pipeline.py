@@ -14,7 +14,7 @@ import pytest
 from wanrun.cli import wanrun
 from wanrun.console import run
 from wanrun.manifest import Component, Profile, read_manifest
-from wanrun.pipeline import Result
+from wanrun.result import Result
 from wanrun.timing import Timings
 
 SIZE = (9, 64, 96, 3)

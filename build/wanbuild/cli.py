@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wanbuild.families import FAMILIES, family_named
+from wanbuild.families import FAMILIES
 from wanrun import __version__
 from wanrun.console import SIZE, run
 
@@ -139,14 +139,9 @@ def compile_command(artifact: Path, guidance: bool, **options: Any) -> None:
 def _compile(artifact: Path, **options: Any) -> None:
     from wanbuild.compile import CompileRequest, compile_artifact
     from wanbuild.programs import BuildOptions
-    from wanrun.manifest import read_manifest
 
     build_names = [field.name for field in dataclasses.fields(BuildOptions)]
     build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
-    if not (options.get("sizes") and options.get("frames")):
-        family = family_named(read_manifest(artifact).model.get("variant"), artifact)
-        options["sizes"] = options.get("sizes") or family.sizes[:1]
-        options["frames"] = options.get("frames") or (family.num_frames,)
     compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), click.echo)
 
 

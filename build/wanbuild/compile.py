@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wanbuild.families import family_named
 from wanbuild.programs import BuildOptions, ProgramBuilder, ProgramSpec, Shape
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets import TargetSpec, resolve_target
@@ -33,8 +34,8 @@ class CompileRequest:
     Args:
         artifact: the artifact's folder.
         targets: target names.
-        sizes: (width, height) in pixels.
-        frames: frame counts.
+        sizes: (width, height) in pixels; the variant's first published one where there are none.
+        frames: frame counts; the variant's published one where there are none.
         guidance: with guidance, without, or both.
         num_videos: videos per prompt.
         options: build options; the attention implementation comes from the target.
@@ -42,16 +43,17 @@ class CompileRequest:
 
     artifact: Path
     targets: Sequence[str] = ("local",)
-    sizes: Sequence[tuple[int, int]] = ((832, 480),)
-    frames: Sequence[int] = (81,)
+    sizes: Sequence[tuple[int, int]] = ()
+    frames: Sequence[int] = ()
     guidance: Sequence[bool] = (True,)
     num_videos: int = 1
     options: BuildOptions = field(default_factory=BuildOptions)
 
-    def shapes(self) -> Iterator[Shape]:
-        """Every combination of size, frame count and guidance."""
-        for width, height in self.sizes:
-            for frames in self.frames:
+    def shapes(self, variant: object) -> Iterator[Shape]:
+        """Every combination of size, frame count and guidance, for an artifact of this variant."""
+        family = family_named(variant, self.artifact)
+        for width, height in self.sizes or family.sizes[:1]:
+            for frames in self.frames or (family.num_frames,):
                 for guidance in self.guidance:
                     yield Shape(width, height, frames, self.num_videos, guidance)
 
@@ -261,7 +263,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         configure_jax("cpu")
         targets = [resolve_target(name) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
-        shapes = list(request.shapes())
+        shapes = list(request.shapes(manifest.model.get("variant")))
         for shape in shapes:  # refuse a bad shape before anything is built
             ProgramBuilder(manifest, shape, request.options, targets[0].kernels)
         for target in targets:

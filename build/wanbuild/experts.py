@@ -14,10 +14,9 @@ from typing import Any
 
 from wanbuild.config import shown
 from wanrun.errors import SourceError
-from wanrun.experts import schedule, transformers
-from wanrun.manifest import Manifest
+from wanrun.manifest import TRANSFORMERS
 
-LOW_NOISE = "transformer_2"
+LOW_NOISE = TRANSFORMERS[1]
 """The component that only a checkpoint of two experts has."""
 
 
@@ -69,27 +68,6 @@ def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path)
         )
 
 
-def boundary_between(manifest: Manifest, steps: int) -> float | None:
-    """A boundary that gives each expert steps of a short run: the model's own if it does, else their middle.
-
-    Args:
-        manifest: an artifact's manifest.
-        steps: denoising steps, with the artifact's default solver and shift.
-
-    Returns:
-        The share of the training timesteps; None with one transformer.
-    """
-    names, own = transformers(manifest), manifest.model["boundary_ratio"]
-    if len(names) == 1:
-        return None
-    options = {**manifest.model["defaults"], "num_steps": steps, "boundary": own}
-    table, parts = schedule(options, manifest)
-    if steps == 1 or len(parts) == 2:
-        return float(own)
-    middle = steps // 2
-    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model["num_train_timesteps"]
-
-
 def check_same_config(configs: Mapping[Path, Any]) -> None:
     """Refuses experts whose configs differ in any field that is read.
 
@@ -104,7 +82,7 @@ def check_same_config(configs: Mapping[Path, Any]) -> None:
         different = [name for name in expected if found[name] != expected[name]]
         if different:
             raise SourceError(
-                f"{file} differs from {first}, and the experts of a checkpoint have the same shapes",
+                f"{file} differs from {first}, and the experts of a checkpoint have the same config",
                 expected=", ".join(f"{name} {shown(expected[name])}" for name in different),
                 found=", ".join(f"{name} {shown(found[name])}" for name in different),
                 remedy="check that both transformers are of the same checkpoint",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from wanbuild.config import shown
 from wanrun.errors import ArtifactError, SourceError
+from wanrun.manifest import TRANSFORMERS
 
 if TYPE_CHECKING:
     from wanbuild.source import Source
@@ -96,7 +97,7 @@ class Family:
     @property
     def transformers(self) -> tuple[str, ...]:
         """Names of the transformers, the high-noise one first."""
-        return tuple(name for name in self.weight_components if name.startswith("transformer"))
+        return tuple(name for name in TRANSFORMERS if name in self.components)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -19,9 +19,10 @@ from wanbuild.families import NO_WEIGHTS, families_of_pipeline
 from wanbuild.shards import WEIGHT_NAMES, read_weight_map
 from wanbuild.tensors import refuse_pickle
 from wanrun.errors import SourceError, UsageError
+from wanrun.manifest import TRANSFORMERS
 
 _INDEX = "model_index.json"
-_TRANSFORMERS = frozenset({"transformer", "transformer_2"})
+_TRANSFORMERS = frozenset(TRANSFORMERS)
 """The components whose weights may be in the original naming, under any name."""
 
 

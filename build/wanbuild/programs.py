@@ -23,9 +23,10 @@ from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
+from wanrun.denoise import HISTORY
 from wanrun.errors import UsageError
 from wanrun.manifest import Manifest
-from wanrun.options import MAX_STEPS
+from wanrun.options import LOOP_PROGRAMS, MAX_STEPS
 from wanrun.solvers import COLUMNS
 
 ENCODE_BATCH = 1
@@ -35,7 +36,7 @@ One, not two: 512 tokens already saturate the matmuls, and a cached or unused ne
 nothing (BUILD_NOTES.md, "encode_text").
 """
 
-LOOPS = ("both", "step", "scan")
+LOOPS = ("both", *LOOP_PROGRAMS)
 """Which forms of the denoising loop a profile has."""
 
 TEXT_LENGTHS = (64, 128, 256)
@@ -271,7 +272,7 @@ class ProgramBuilder:
             "transformer": self._weights["transformer"],
             **jax.eval_shape(prepared.function, *prepared.arguments),
             "latents": latents,
-            "history": dict.fromkeys(("last", "m1", "m2"), latents),
+            "history": dict.fromkeys(HISTORY, latents),
             **rows,
         }
         if self._shape.guidance:

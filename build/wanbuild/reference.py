@@ -19,12 +19,11 @@ import numpy as np
 
 from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.embed import open_profile
-from wanbuild.experts import boundary_between
 from wanbuild.hub import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source import open_source
 from wanrun.errors import UsageError, VerificationError
-from wanrun.experts import schedule, transformers
+from wanrun.experts import boundary_between, schedule, transformers
 from wanrun.manifest import Manifest, read_manifest
 from wanrun.noise import initial_noise
 from wanrun.pipeline import Pipeline

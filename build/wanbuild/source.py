@@ -27,10 +27,11 @@ from wanbuild.shards import WEIGHT_NAMES, check_shards, find_weights, read_weigh
 from wanbuild.source_tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.tensors import WEIGHT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
+from wanrun.manifest import TRANSFORMERS
 
 # Parts of a pipeline that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({"transformer_2", "image_encoder", "image_processor"})
-_TRANSFORMERS = frozenset({"transformer", "transformer_2"})
+_TRANSFORMERS = frozenset(TRANSFORMERS)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from wanbuild.embed import add_embeddings, open_profile, runnable_profiles
-from wanbuild.experts import boundary_between
 from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.embeddings import ArtifactEmbeddings
 from wanrun.environment import usable_cores
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables import check_entry, read_program
+from wanrun.experts import boundary_between
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.restore import Restore, default_threads

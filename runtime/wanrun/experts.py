@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.manifest import Manifest
+from wanrun.manifest import TRANSFORMERS, Manifest
 from wanrun.solvers import SolverTable, solver_table
-
-TRANSFORMERS = ("transformer", "transformer_2")
-"""Component names of the experts, the high-noise one first; most models have the first alone."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,9 @@ def segments(
         num_train_timesteps: the timestep of pure noise.
     """
     total = len(table.timesteps)
-    if len(names) == 1 or boundary is None or guidance_scale_2 is None:
+    if len(names) == 1:
         return (Segment(names[0], 0, total, guidance_scale),)
+    assert boundary is not None and guidance_scale_2 is not None  # as resolved options have them
     high = int(np.count_nonzero(table.timesteps >= np.float32(boundary * num_train_timesteps)))
     both = (
         Segment(names[0], 0, high, guidance_scale),
@@ -86,3 +84,24 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
         num_train_timesteps,
     )
     return table, parts
+
+
+def boundary_between(manifest: Manifest, steps: int) -> float | None:
+    """A boundary that gives each expert steps of a short run: the model's own if it does, else their middle.
+
+    Args:
+        manifest: an artifact's manifest.
+        steps: denoising steps, with the artifact's default solver and shift.
+
+    Returns:
+        The share of the training timesteps; None with one transformer.
+    """
+    names, own = transformers(manifest), manifest.model["boundary_ratio"]
+    if len(names) == 1:
+        return None
+    options = {**manifest.model["defaults"], "num_steps": steps, "boundary": own}
+    table, parts = schedule(options, manifest)
+    if steps == 1 or len(parts) == 2:
+        return float(own)
+    middle = steps // 2
+    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model["num_train_timesteps"]

@@ -20,6 +20,8 @@ from wanrun.layout import ArrayLayout
 FORMAT = "wan-artifact"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+TRANSFORMERS = ("transformer", "transformer_2")
+"""Component names of the experts, the high-noise one first; most models have the first alone."""
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,14 @@ def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any], 
                 f"{_spelled(name, prefix)} has no effect: this model has one transformer",
                 remedy="leave it out; it is for models with two experts",
             )
-    scale, name = given.get("guidance_scale_2"), _spelled("guidance_scale_2", prefix)
+    scale = given.get("guidance_scale_2")
     if scale is not None and scale > 1 and not guidance:
+        first = _spelled("guidance_scale", prefix)
         raise UsageError(
-            f"{name} has no effect: guidance is off",
-            expected=f"{_spelled('guidance_scale', prefix)} above 1, which switches it on for both experts",
-            found=f"{name} {scale} alone",
-            remedy="raise the one, or leave the other out",
+            f"{_spelled('guidance_scale_2', prefix)} has no effect: guidance is off",
+            expected=f"{first} above 1 and a profile with guidance, for both experts",
+            found=scale,
+            remedy=f"raise {first}, or leave the other out",
         )
 
 
@@ -181,6 +182,14 @@ def resolve_options(
     check_experts(manifest, profile.guidance and scale > 1, given, prefix)
     experts = EXPERT_OPTIONS if len(transformers(manifest)) > 1 else ()
     names = [name for name in given if name not in EXPERT_OPTIONS]
+    for name in experts:
+        if given.get(name) is None and type(defaults.get(name)) not in (int, float):
+            raise ArtifactError(
+                f"the artifact has two experts and no {name}",
+                expected="a number",
+                found=repr(defaults.get(name)),
+                remedy="convert the checkpoint again",
+            )
     options: dict[str, Any] = {
         name: defaults.get(name) if given.get(name) is None else given[name] for name in (*names, *experts)
     }

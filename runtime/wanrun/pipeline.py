@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,11 +12,11 @@ from typing import Any, Self
 import numpy as np
 
 from wanrun.denoise import OnStep, velocity_table
-from wanrun.denoiser import Denoiser
 from wanrun.device import open_device
 from wanrun.embeddings import ArtifactEmbeddings, EmbeddingCache
 from wanrun.errors import UsageError
 from wanrun.executables import check_entries
+from wanrun.expert_loop import ExpertLoop
 from wanrun.experts import Segment, schedule, transformers
 from wanrun.loader import Loader, unfinished, when_done
 from wanrun.loading import Loading
@@ -27,6 +26,7 @@ from wanrun.noise import initial_noise
 from wanrun.options import LOOP_PROGRAMS, check_latents, latents_shape, resolve_loop, resolve_options
 from wanrun.placement import choose_placement, device_memory_bytes, host_memory_bytes
 from wanrun.prompt import clean_prompt
+from wanrun.result import Result
 from wanrun.select import SelectedTarget, select_profile, select_target
 from wanrun.text import EmbeddingStore, PromptEncoder
 from wanrun.text_backends import ArtifactTextEncoder, TextBackend, TorchBackend, environment_of
@@ -38,23 +38,6 @@ Tell = Callable[[str], None]
 
 def _silent(message: str) -> None:
     del message
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one generation made.
-
-    Args:
-        frames: uint8 (B, T, H, W, 3).
-        latents: final latents, float32 (B, C, T, h, w), normalised.
-        options: prompt, seed, solver and everything else that was used, for the video's metadata.
-        timings: what loading and every generation of this pipeline took so far.
-    """
-
-    frames: np.ndarray
-    latents: np.ndarray
-    options: Mapping[str, Any]
-    timings: Timings
 
 
 class Pipeline:
@@ -93,37 +76,25 @@ class Pipeline:
             memory.touch_ahead()  # while jax is imported
         try:
             opened = open_device(selected, loading.allow_compile, timings, warn)
+            placement = self._placement(selected, opened.device, report)
+            self._loader = Loader(
+                artifact,
+                manifest,
+                profile,
+                selected,
+                opened,
+                weights=loading.weights,
+                memories={self._first_expert: memory},
+                keep_on_host=frozenset(names if placement == "host" else ()),
+                allow_compile=loading.allow_compile,
+                verify=loading.verify,
+                timings=timings,
+                warn=warn,
+            )
         except BaseException:
             memory.stop()
             raise
-        placement = choose_placement(
-            manifest,
-            profile,
-            selected.target.statistics.get(profile.name, {}),
-            device_memory_bytes(opened.device),
-            host_memory_bytes(),
-            separate=opened.device.platform != "cpu",
-            memory=loading.memory,
-            text_encoder=loading.text_encoder == "jax",
-        )
-        if len(names) > 1:
-            timings.placement = placement.kind
-            report(placement.describe())
-        self._loader = Loader(
-            artifact,
-            manifest,
-            profile,
-            selected,
-            opened,
-            weights=loading.weights,
-            memories={self._first_expert: memory},
-            keep_on_host=frozenset(names if placement.kind == "host" else ()),
-            allow_compile=loading.allow_compile,
-            verify=loading.verify,
-            timings=timings,
-            warn=warn,
-        )
-        self._denoiser = Denoiser(self._loader, profile, names, placement.kind)
+        self._expert_loop = ExpertLoop(self._loader, profile, names, placement)
         environment = environment_of(selected.target.environment, opened.foreign, opened.device)
         self._backend = self._text_backend(environment, warn)
         self._prompts = PromptEncoder(
@@ -135,6 +106,24 @@ class Pipeline:
             dtype=self._dtype,
             warn=warn,
         )
+
+    def _placement(self, selected: SelectedTarget, device: Any, report: Tell) -> str:
+        """Where the experts are kept; a single transformer stays on the device."""
+        if len(self._transformers) == 1:
+            return "both"
+        placement = choose_placement(
+            self.manifest,
+            self.profile,
+            selected.target.statistics.get(self.profile.name, {}),
+            device_memory_bytes(device),
+            host_memory_bytes(),
+            separate=device.platform != "cpu",
+            memory=self._loading.memory,
+            text_encoder=self._loading.text_encoder == "jax",
+        )
+        self.timings.placement = placement.kind
+        report(placement.describe())
+        return placement.kind
 
     def _text_backend(self, environment: Mapping[str, Any], warn: Tell) -> TextBackend:
         if self._loading.text_encoder == "torch":
@@ -182,6 +171,9 @@ class Pipeline:
             waiting += self._backend.request(())
         else:
             self._text_expected = False
+        if missing and self._loading.memory == "low":  # not both in memory
+            self.encode_prompts(missing)
+            missing, waiting = [], []
         waiting += self._loader.request(components=[self._first_expert])
         if missing:
             waiting += self._backend.request(self._tokenizer(missing).lengths)
@@ -244,12 +236,13 @@ class Pipeline:
         """
         segment, embeddings = Segment(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
         table = velocity_table(timestep)
-        return latents - self._denoiser(latents, table, [segment], embeddings, self._loop, Timings())
+        return latents - self._expert_loop(latents, table, [segment], embeddings, self._loop, Timings())
 
     def warmup(self) -> None:
         """Executes every program once, and with every expert, so that the first request pays for nothing new.
 
-        The text encoder is left out where ``load`` was told the prompts and had all their embeddings.
+        Of the two forms of the loop, the one that ``load`` was given. The text encoder is left out where
+        ``load`` was told the prompts and had all their embeddings.
         """
         with self.timings.phase("warmup"):
             if self._text_expected:
@@ -261,7 +254,7 @@ class Pipeline:
             # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
             for expert in sorted(self._transformers, key=lambda name: name == self._first_expert):
                 segment = Segment(expert, 0, 1, 1.0)
-                latents = self._denoiser(noise, table, [segment], embeddings, self._loop, Timings())
+                latents = self._expert_loop(noise, table, [segment], embeddings, self._loop, Timings())
             self.decode(latents[:1])
 
     def generate(
@@ -322,7 +315,7 @@ class Pipeline:
         check_latents(noise, self.latents_shape)
         prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
         embeddings = self.encode_prompts(prompts)
-        final = self._denoiser(
+        final = self._expert_loop(
             noise, table, parts, embeddings, options["loop"], self.timings, self._load_behind, on_step
         )
         return Result(
@@ -332,7 +325,7 @@ class Pipeline:
             self.timings,
         )
 
-    def _load_behind(self, rest: Sequence[Segment]) -> None:
+    def _load_behind(self) -> None:
         """Raises what has failed in the background, and asks for what comes after the last step."""
         self._loader.raise_failures()
         self._loader.request(programs=["decode_video"], components=["vae"])

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import ArtifactError
-from wanrun.experts import TRANSFORMERS
-from wanrun.manifest import Manifest, Profile, Program
+from wanrun.manifest import TRANSFORMERS, Manifest, Profile, Program
 
 if TYPE_CHECKING:
     import jax
@@ -76,9 +75,10 @@ def choose_placement(
 ) -> Placement:
     """Chooses the first placement of ``PLACEMENTS`` that fits.
 
-    On the device are the experts that stay, the VAE, the text encoder unless memory is low, and what the
-    largest program takes beside weights. With one transformer it is always 'both'. Where not even one expert
-    fits, 'one' is chosen all the same, for these are predictions, and ``describe`` says so.
+    On the device are the experts that stay, the VAE, the text encoder unless memory is low (it is then gone
+    before the first expert, for the prompts that ``load`` was told), and what the largest program takes
+    beside weights. With one transformer it is always 'both'. Where not even one expert fits, 'one' is chosen
+    all the same, for these are predictions, and ``describe`` says so.
 
     Args:
         manifest: the artifact's manifest.
@@ -111,7 +111,9 @@ def choose_placement(
         has = "of an unknown size" if available is None else f"of {_gigabytes(available)}"
         return Placement("both", both, available, f"{_gigabytes(both)} {has}")
     owner = "device" if separate else "host"
-    reasons = [f"both need {_gigabytes(both)}, the {owner} has {_gigabytes(available or 0)}"]
+    usable = _gigabytes(int((1 - margin) * (available or 0)))
+    has = f"{usable} of the {owner}'s {_gigabytes(available or 0)} may be used"
+    reasons = [f"both need {_gigabytes(both)}, {has}"]
     if low:
         reasons = ["memory is low by choice"]
     elif separate and fits(one):
@@ -119,9 +121,9 @@ def choose_placement(
             return Placement("host", one, available, "; ".join(reasons))
         reasons.append(f"host memory takes {_gigabytes(on_host)} and has {_gigabytes(host_memory)}")
     if not fits(one):
-        reasons.append(
-            f"one needs {_gigabytes(one)}, which may not fit the {_gigabytes(available or 0)} either"
-        )
+        reasons.append(f"one needs {_gigabytes(one)}, which may not fit either")
+        if not low:
+            reasons.append("--memory low needs less")
     return Placement("one", one, available, "; ".join(reasons))
 
 

@@ -17,13 +17,12 @@ from safetensors.numpy import load_file, save_file
 from original_checkpoint import original_keys
 from wanbuild.cli import wanbuild
 from wanbuild.convert import ConvertRequest, convert
-from wanbuild.experts import boundary_between
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source import SourceComponent, open_source
 from wanbuild.toy import write_toy
 from wanrun.console import run
 from wanrun.errors import UsageError
-from wanrun.experts import schedule
+from wanrun.experts import boundary_between, schedule
 from wanrun.manifest import read_manifest
 
 EXPERTS = ("transformer", "transformer_2")

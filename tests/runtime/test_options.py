@@ -127,9 +127,9 @@ def test_options_without_effect_are_refused() -> None:
     for where, scale in ((profile(False), None), (profile(False), 1.0), (profile(), 1.0)):
         options = {"guidance_scale": scale, "guidance_scale_2": 3.0}
         assert refusal(UsageError, TWO, where, "--", **options) == (
-            "--guidance-scale-2 has no effect: guidance is off; expected --guidance-scale above 1, which "
-            "switches it on for both experts; found --guidance-scale-2 3.0 alone; raise the one, or leave "
-            "the other out"
+            "--guidance-scale-2 has no effect: guidance is off; expected --guidance-scale above 1 and a "
+            "profile with guidance, for both experts; found 3.0; raise --guidance-scale, or leave the other "
+            "out"
         )
     # Off is off: one that asks for nothing is no contradiction.
     assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0

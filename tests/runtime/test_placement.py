@@ -169,18 +169,21 @@ def test_the_choice_is_said_in_one_line() -> None:
     assert say(None) == "experts: both resident (50.0 GB of an unknown size)"
     assert say(40 * GB) == (
         "experts: one resident, the other in host memory and moved at the boundary "
-        "(both need 50.0 GB, the device has 40.0 GB)"
+        "(both need 50.0 GB, 38.0 GB of the device's 40.0 GB may be used)"
     )
     assert say(40 * GB, 48 * GB) == (
         "experts: one at a time, read again at the boundary "
-        "(both need 50.0 GB, the device has 40.0 GB; host memory takes 50.0 GB and has 48.0 GB)"
+        "(both need 50.0 GB, 38.0 GB of the device's 40.0 GB may be used; "
+        "host memory takes 50.0 GB and has 48.0 GB)"
     )
     assert say(24 * GB) == (
         "experts: one at a time, read again at the boundary "
-        "(both need 50.0 GB, the device has 24.0 GB; one needs 30.0 GB, which may not fit the 24.0 GB either)"
+        "(both need 50.0 GB, 22.8 GB of the device's 24.0 GB may be used; "
+        "one needs 30.0 GB, which may not fit either; --memory low needs less)"
     )
     assert say(None, 40 * GB, False) == (
-        "experts: one at a time, read again at the boundary (both need 50.0 GB, the host has 40.0 GB)"
+        "experts: one at a time, read again at the boundary (both need 50.0 GB, "
+        "36.0 GB of the host's 40.0 GB may be used)"
     )
     assert say(80 * GB, memory="low") == (
         "experts: one at a time, read again at the boundary (memory is low by choice)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
+import mmap
 import time
 import weakref
 from collections.abc import Callable
@@ -16,12 +16,12 @@ import pytest
 import wanrun
 from damage import flip, linked, own
 from wanrun import pipeline as pipeline_module
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, WanError
 from wanrun.loader import Loader
-from wanrun.memory import Memory
 from wanrun.pipeline import Pipeline
 from wanrun.placement import PLACEMENTS, Placement, choose_placement
 from wanrun.restore import Restore
+from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"
 HIGH, LOW = "transformer", "transformer_2"
@@ -138,28 +138,61 @@ def test_placements_agree(
 
 
 @pytest.mark.parametrize("loop", ["step", "scan"])
-def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str) -> None:
-    """The block that the first expert was read into is gone before the second is read."""
-    blocks: dict[str, list[weakref.ref[Memory]]] = {HIGH: [], LOW: []}
+@pytest.mark.parametrize("memory", ["low", "auto"])
+def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str, memory: str) -> None:
+    """Whatever the other expert and the text encoder were read into is gone before an expert is read."""
+    blocks: dict[str, list[weakref.ref[mmap.mmap]]] = {}
     begin = Restore.__init__
-    alive: list[tuple[str, int]] = []
+    alive: list[tuple[str, list[str]]] = []
 
     def record(self: Restore, artifact: Path, name: str, *arguments: Any, **options: Any) -> None:
-        if name in blocks:
-            gc.collect()
-            others = [block() for other in blocks.values() for block in other]
-            alive.append((name, sum(block is not None for block in others)))
-            del others
+        held = [other for other, found in blocks.items() if any(block() is not None for block in found)]
+        alive.append((name, held))
         begin(self, artifact, name, *arguments, **options)
-        if name in blocks:
-            blocks[name].append(weakref.ref(self._memory))
+        blocks.setdefault(name, []).append(weakref.ref(self._memory._block))  # what the weights hold
 
+    def fail(done: int, total: int) -> None:
+        raise WanError("stop")
+
+    prompts = [PROMPT, ""]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Restore, "__init__", record)
-        with wanrun.load(two_experts_artifact, memory="low", loop=loop, prompts=[PROMPT, ""]) as pipeline:
-            assert pipeline.timings.placement == "one"
-            pipeline.generate(PROMPT, "", **STEPS)
-    assert alive == [(HIGH, 0), (LOW, 0)]
+        with wanrun.load(
+            two_experts_artifact, memory=memory, loop=loop, prompts=prompts, embeddings="none"
+        ) as pipeline:
+            pipeline.generate(*prompts, **STEPS)
+            with pytest.raises(WanError, match="stop"):
+                pipeline.generate(*prompts, **STEPS, on_step=fail)
+            pipeline.generate(*prompts, **STEPS)
+            assert pipeline.timings.placement == ("one" if memory == "low" else "both")
+    experts = [(name, held) for name, held in alive if name in (HIGH, LOW)]
+    if memory == "auto":
+        assert experts == [(HIGH, ["text_encoder"]), (LOW, ["text_encoder", HIGH])]  # it can be seen
+    else:
+        # The VAE is asked for behind the first steps, and stays. The run that fails ends before the boundary.
+        assert experts == [(HIGH, []), (LOW, ["vae"]), (HIGH, ["vae"]), (LOW, ["vae"])]
+
+
+def test_the_expert_that_is_needed_now_is_read_first(two_experts_artifact: Path, reads: list[str]) -> None:
+    with wanrun.load(two_experts_artifact, loop="scan", lazy=True, embeddings="none") as pipeline:
+        pipeline.generate(PROMPT, **STEPS)
+    assert reads == ["text_encoder", HIGH, LOW, "vae"]
+    reads.clear()
+    with wanrun.load(two_experts_artifact, loop="scan", embeddings="none") as pipeline:
+        pipeline.generate(PROMPT, **{**STEPS, "boundary": 1.0})
+    assert reads == ["text_encoder", HIGH, LOW, "vae"]
+
+
+def test_what_python_costs_between_two_steps(two_experts_artifact: Path) -> None:
+    """Less than a millisecond; seen: 0.05 to 0.25 ms. The best of three: the machine does other things."""
+    overheads = []
+    with wanrun.load(two_experts_artifact, embeddings="none") as pipeline:
+        pipeline.warmup()
+        for _ in range(3):
+            pipeline.timings = timings = Timings()
+            pipeline.generate(PROMPT, num_steps=30, flow_shift=3.0, boundary=0.8)
+            overheads.append(timings.loop_overhead_seconds or 1.0)
+    assert min(overheads) < 1e-3
 
 
 def test_the_choice_is_told(two_experts_artifact: Path, toy_artifact: Path) -> None:

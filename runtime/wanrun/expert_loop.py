@@ -17,14 +17,12 @@ from wanrun.options import LOOP_PROGRAMS
 from wanrun.solvers import SolverTable
 from wanrun.timing import Timings
 
-Behind = Callable[[Sequence[Segment]], None]
-
 
 def _nothing(*_: Any) -> None:
     pass
 
 
-class Denoiser:
+class ExpertLoop:
     """Takes noise to latents.
 
     Args:
@@ -48,7 +46,7 @@ class Denoiser:
         embeddings: np.ndarray,
         loop: str,
         timings: Timings,
-        behind: Behind = _nothing,
+        behind: Callable[[], None] = _nothing,
         on_step: OnStep = _nothing,
     ) -> np.ndarray:
         """Runs the segments in order.
@@ -60,8 +58,7 @@ class Denoiser:
             embeddings: (P, 512, text_dim), the positive prompt first.
             loop: 'step' or 'scan'.
             timings: where steps are recorded.
-            behind: told which segments are still to come, as soon as something can be loaded behind the steps
-                of this one; maybe more than once.
+            behind: called when what comes after the steps can be loaded behind them; more than once.
             on_step: told after each call how many of how many steps are done.
 
         Returns:
@@ -73,19 +70,12 @@ class Denoiser:
         """
         state: State = start_state(noise, self._dtype)
         for index, segment in enumerate(segments):
-            rest = segments[index + 1 :]
 
-            def load_behind(rest: Sequence[Segment] = rest) -> None:
+            def load_behind(rest: Sequence[Segment] = segments[index + 1 :]) -> None:
                 self._expect(rest)
-                behind(rest)
+                behind()
 
-            def after(done: int, total: int, load: Callable[[], None] = load_behind) -> None:
-                load()
-                on_step(done, total)
-
-            if loop == "scan" or segment.last - segment.first == 1:
-                load_behind()  # no later step of this segment could hide it
-            state = self._run(state, table, segment, embeddings, loop, timings, after)
+            state = self._run(state, table, segment, embeddings, loop, timings, load_behind, on_step)
         return final_latents(state)
 
     def _run(
@@ -96,6 +86,7 @@ class Denoiser:
         embeddings: np.ndarray,
         loop: str,
         timings: Timings,
+        load_behind: Callable[[], None],
         on_step: OnStep,
     ) -> State:
         """Takes a segment's steps. When it returns, nothing here holds the expert's weights."""
@@ -104,8 +95,15 @@ class Denoiser:
         form: Form = run_steps
         if loop == "scan":
             form = functools.partial(run_loop, max_steps=self._profile.options["max_steps"])
+        if loop == "scan" or segment.last - segment.first == 1:
+            load_behind()  # no later step of this segment could hide it
+
+        def after(done: int, total: int) -> None:
+            load_behind()
+            on_step(done, total)
+
         with timings.phase("denoise"):
-            return form(program, state, table, segment, constant, timings, on_step)
+            return form(program, state, table, segment, constant, timings, after)
 
     def _prepare(self, embeddings: np.ndarray, segment: Segment, timings: Timings) -> dict[str, Any]:
         """What every step of a segment takes."""
