@@ -1,9 +1,11 @@
 # Two commands do all the set-up: `make demo` and `make test`.
-# PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index.
+# PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
+# demo's model: wan2.1-t2v, wan2.2-t2v or wan2.2-ti2v.
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV ?= .venv
 DEMO ?= artifacts/demo
+VARIANT ?= wan2.1-t2v
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
@@ -14,7 +16,7 @@ SETUP := pyproject.toml constraints.txt
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
 	mkdir -p $(DEMO)
-	$(BIN)/wanbuild toy $(DEMO)/checkpoint
+	$(BIN)/wanbuild toy $(DEMO)/checkpoint --variant $(VARIANT)
 	$(BIN)/wanbuild convert $(DEMO)/checkpoint --artifact $(DEMO)/artifact
 	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size 192x128 --frames 17
 	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record

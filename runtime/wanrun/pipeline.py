@@ -71,9 +71,10 @@ class Pipeline:
                 expected=" or ".join(names),
                 found=repr(self._first_expert),
             )
-        memory = Memory(manifest.components[self._first_expert])
-        if not loading.lazy:
-            memory.touch_ahead()  # while jax is imported
+        ahead: dict[str, Memory] = {}
+        if not (loading.lazy or loading.memory == "low"):  # the text encoder may come first
+            ahead[self._first_expert] = Memory(manifest.components[self._first_expert])
+            ahead[self._first_expert].touch_ahead()  # while jax is imported
         try:
             opened = open_device(selected, loading.allow_compile, timings, warn)
             placement = self._placement(selected, opened.device, report)
@@ -84,7 +85,7 @@ class Pipeline:
                 selected,
                 opened,
                 weights=loading.weights,
-                memories={self._first_expert: memory},
+                memories=ahead,
                 keep_on_host=frozenset(names if placement == "host" else ()),
                 allow_compile=loading.allow_compile,
                 verify=loading.verify,
@@ -92,7 +93,8 @@ class Pipeline:
                 warn=warn,
             )
         except BaseException:
-            memory.stop()
+            for memory in ahead.values():
+                memory.stop()
             raise
         self._expert_loop = ExpertLoop(self._loader, profile, names, placement)
         environment = environment_of(selected.target.environment, opened.foreign, opened.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import mmap
 import time
 import weakref
@@ -146,10 +147,20 @@ def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str, memo
     alive: list[tuple[str, list[str]]] = []
 
     def record(self: Restore, artifact: Path, name: str, *arguments: Any, **options: Any) -> None:
-        held = [other for other, found in blocks.items() if any(block() is not None for block in found)]
-        alive.append((name, held))
+        held = holds()
+        if name in (HIGH, LOW):
+            until = time.monotonic() + 0.5  # the backend lets go of a program's inputs a moment after its end
+            while held and time.monotonic() < until:
+                time.sleep(0.01)
+                gc.collect(0)
+                held = holds()
+            alive.append((name, held))
         begin(self, artifact, name, *arguments, **options)
         blocks.setdefault(name, []).append(weakref.ref(self._memory._block))  # what the weights hold
+
+    def holds() -> list[str]:
+        others = [name for name, found in blocks.items() if any(block() is not None for block in found)]
+        return [name for name in others if name != "vae"]  # which stays from the first steps on
 
     def fail(done: int, total: int) -> None:
         raise WanError("stop")
@@ -165,12 +176,10 @@ def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str, memo
                 pipeline.generate(*prompts, **STEPS, on_step=fail)
             pipeline.generate(*prompts, **STEPS)
             assert pipeline.timings.placement == ("one" if memory == "low" else "both")
-    experts = [(name, held) for name, held in alive if name in (HIGH, LOW)]
     if memory == "auto":
-        assert experts == [(HIGH, ["text_encoder"]), (LOW, ["text_encoder", HIGH])]  # it can be seen
+        assert alive == [(HIGH, ["text_encoder"]), (LOW, ["text_encoder", HIGH])]  # it can be seen
     else:
-        # The VAE is asked for behind the first steps, and stays. The run that fails ends before the boundary.
-        assert experts == [(HIGH, []), (LOW, ["vae"]), (HIGH, ["vae"]), (LOW, ["vae"])]
+        assert alive == [(HIGH, []), (LOW, []), (HIGH, []), (LOW, [])]  # the run that failed was at its start
 
 
 def test_the_expert_that_is_needed_now_is_read_first(two_experts_artifact: Path, reads: list[str]) -> None:
