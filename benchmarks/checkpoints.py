@@ -28,7 +28,14 @@ def text_encoder_config(layers: int = 1) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in TOY_TEXT_ENCODER}
 
 
-def ensure_checkpoint(folder: Path, model: str, *, layers: int = 1, sparse: bool = False) -> Path:
+def ensure_checkpoint(
+    folder: Path,
+    model: str,
+    *,
+    layers: int = 1,
+    sparse: bool = False,
+    transformer_layers: int | None = None,
+) -> Path:
     """A float32 checkpoint in two shards a component, made unless it is there.
 
     Args:
@@ -36,10 +43,14 @@ def ensure_checkpoint(folder: Path, model: str, *, layers: int = 1, sparse: bool
         model: one of ``MODELS``.
         layers: of the text encoder, which otherwise has the published width.
         sparse: all zeros in holes, which take no room, instead of random values.
+        transformer_layers: of the transformers, where not as published.
     """
-    checkpoint = folder / f"checkpoint-{model}{'-sparse' if sparse else ''}-{layers}"
+    cut = f"-{transformer_layers}-layers" if transformer_layers else ""
+    checkpoint = folder / f"checkpoint-{model}{cut}{'-sparse' if sparse else ''}-{layers}"
     if not checkpoint.exists():
         variant, repository = MODELS[model]
         configs = {**PUBLISHED_MODELS[repository], "text_encoder": text_encoder_config(layers)}
+        if transformer_layers:
+            configs["transformer"] = {**configs["transformer"], "num_layers": transformer_layers}
         write_toy(checkpoint, variant, **configs, shards=2, sparse=sparse)
     return checkpoint

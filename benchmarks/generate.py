@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="kept, and used again if it holds a checkpoint")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--layers", type=int, help="of the transformer, where it is too large as published")
     parser.add_argument("--reference", action="store_true", help="also time diffusers in bfloat16")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -48,7 +49,8 @@ def main() -> None:
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Makes what is missing in folder, times every stage and prints a table and a JSON line."""
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, artifact = ensure_checkpoint(folder, options.model), folder / f"artifact-{options.model}"
+    checkpoint = ensure_checkpoint(folder, options.model, transformer_layers=options.layers)
+    artifact = folder / f"artifact-{options.model}"
     figures: dict[str, Any] = {"model": options.model, "size": options.size, "frames": options.frames}
     figures["convert_seconds"] = _timed("wanbuild", "convert", checkpoint, "--artifact", artifact, "--force")
     figures["compile_seconds"] = _timed(
