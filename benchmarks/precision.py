@@ -34,6 +34,7 @@ from training import smooth_latents, train
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.programs import BuildOptions
+from wanbuild.reference import relative_error
 from wanbuild.toy import write_toy
 from wanrun.manifest import read_manifest
 
@@ -148,11 +149,6 @@ def psnr(found: np.ndarray, expected: np.ndarray) -> float | None:
     """Of uint8 arrays in dB; None where they are the same."""
     error = np.mean(np.square(found.astype(np.float64) - expected))
     return None if error == 0 else float(10 * np.log10(255**2 / error))
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of the difference, relative to that of what was expected."""
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def compare(found: Made, expected: Made, solver: str, steps: int) -> dict[str, float | None]:

@@ -21,6 +21,7 @@ from wanbuild import programs
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.programs import BuildOptions, ProgramBuilder, Shape
+from wanbuild.reference import relative_error
 from wanbuild.targets import resolve_target
 from wanrun.executables import read_program
 from wanrun.manifest import Manifest, read_manifest
@@ -29,10 +30,6 @@ from wanrun.noise import initial_noise
 STEPS = 4
 ROUNDING = 2.0**-9
 """The most that rounding to bfloat16 changes a number, relative to it: it has eight significant bits."""
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def recorded(manifest: Manifest, profile: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ import pytest
 
 import wanrun
 from fake_pipeline import write_lines
+from wanbuild.reference import relative_error
 from wanrun.experts import transformers
 from wanrun.files import sha256_of, user_cache
 
@@ -90,10 +91,6 @@ def compiling() -> Iterator[list[str]]:
     finally:
         jax.monitoring.unregister_event_listener(event)
         jax.monitoring.unregister_event_duration_listener(duration)
-
-
-def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
-    return float(np.linalg.norm(value - reference) / np.linalg.norm(reference))
 
 
 @pytest.mark.parametrize("family", ["toy_artifact", "two_experts_artifact", "ti2v_artifact"])

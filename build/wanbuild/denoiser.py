@@ -60,7 +60,17 @@ class Denoiser:
             The next latents and history, in the dtype of the latents.
         """
         model = bind(self.module, weights)
-        return self._step(model, kv, rope, latents, history, coefficients, timestep, guidance_scale)
+        stored = latents.dtype
+        latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
+        batch = latents if guidance_scale is None else jnp.concatenate([latents, latents])
+        timesteps = jnp.full((1, self.groups), timestep)
+        velocity = model(batch, timesteps, kv, rope, self.attention, self.dtype)
+        if guidance_scale is not None:
+            conditional, unconditional = jnp.split(velocity, 2)
+            velocity = unconditional + guidance_scale * (conditional - unconditional)
+        latents, history = solver_step(latents, velocity, history, coefficients)
+        state = {"latents": latents, "history": history}
+        return jax.tree.map(lambda x: x.astype(stored), state)  # type: ignore[no-any-return]
 
     def loop(
         self,
@@ -83,39 +93,15 @@ class Denoiser:
             first: int32 scalar.
             last: int32 scalar, at most N.
         """
-        model = bind(self.module, weights)
 
         def body(index: jax.Array, state: dict[str, Any]) -> dict[str, Any]:
             row, timestep = coefficients[index], timesteps[index]
-            return self._step(
-                model, kv, rope, state["latents"], state["history"], row, timestep, guidance_scale
+            return self.step(
+                weights, kv, rope, state["latents"], state["history"], row, timestep, guidance_scale
             )
 
         start = {"latents": latents, "history": dict(history)}
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
-
-    def _step(
-        self,
-        model: WanTransformer,
-        kv: Any,
-        rope: Any,
-        latents: jax.Array,
-        history: _History,
-        coefficients: jax.Array,
-        timestep: jax.Array,
-        guidance_scale: jax.Array | None,
-    ) -> dict[str, Any]:
-        stored = latents.dtype
-        latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
-        batch = latents if guidance_scale is None else jnp.concatenate([latents, latents])
-        timesteps = jnp.full((1, self.groups), timestep)
-        velocity = model(batch, timesteps, kv, rope, self.attention, self.dtype)
-        if guidance_scale is not None:
-            conditional, unconditional = jnp.split(velocity, 2)
-            velocity = unconditional + guidance_scale * (conditional - unconditional)
-        latents, history = solver_step(latents, velocity, history, coefficients)
-        state = {"latents": latents, "history": history}
-        return jax.tree.map(lambda x: x.astype(stored), state)  # type: ignore[no-any-return]
 
 
 def solver_step(

@@ -123,7 +123,7 @@ class _Comparison:
         error = relative_error(self._ours.encode_prompts(self._prompts), reference.numpy())
         return Check("text_encoder", error, LIMITS[self._text_dtype]["component"])
 
-    def transformers(self) -> list[Check]:
+    def experts(self) -> list[Check]:
         """Every expert's velocity at the first noise and a middle timestep, guidance included."""
         import torch
 
@@ -294,7 +294,7 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
         comparison = _Comparison(pipeline, pipe)
         report(f"{profile.name}, {profile.options['dtype']} against diffusers in float32")
         report(f"{'component':<14} {'error':>10} {'limit':>10}")
-        checks = [comparison.text(), *comparison.transformers(), comparison.encode(), comparison.decode()]
+        checks = [comparison.text(), *comparison.experts(), comparison.encode(), comparison.decode()]
         checks += comparison.video(steps)
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"

@@ -30,7 +30,7 @@ from wanrun.errors import SourceError
 from wanrun.manifest import TRANSFORMERS
 
 # Parts of a pipeline that a checkpoint may list as absent, [null, null].
-_OPTIONAL = frozenset({"transformer_2", "image_encoder", "image_processor"})
+_OPTIONAL = frozenset({LOW_NOISE, "image_encoder", "image_processor"})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
 
 

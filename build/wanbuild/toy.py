@@ -28,6 +28,7 @@ from wanbuild.toy_shapes import Shapes, text_encoder_shapes, transformer_shapes,
 from wanbuild.toy_tokenizer import vocabulary, write_tokenizer
 from wanbuild.toy_weights import DTYPES, write_json, write_weights
 from wanrun.errors import UsageError
+from wanrun.manifest import TRANSFORMERS
 
 MARKER = "wanbuild_toy.json"
 """A file that says that a folder was written here, and so may be replaced."""
@@ -132,7 +133,7 @@ def _check_configs(configs: Mapping[str, Mapping[str, Any]]) -> None:
     vae, text = configs["vae"], configs["text_encoder"]
     z, tokens = vae["z_dim"], len(vocabulary())
     checks = []
-    for name in [name for name in configs if name.startswith("transformer")]:
+    for name in [name for name in TRANSFORMERS if name in configs]:
         checks += [
             (f"{name} text_dim", text["d_model"], configs[name]["text_dim"]),
             (f"{name} in_channels", z, configs[name]["in_channels"]),

@@ -11,20 +11,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from wanbuild.tensors import DTYPES as STORED_DTYPES
 from wanbuild.toy_shapes import Shapes
 
-DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {
-        "float32": np.dtype(np.float32),
-        "float16": np.dtype(np.float16),
-        "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    }
-)
 _STORED_NAMES: Mapping[str, str] = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
+DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {name: STORED_DTYPES[stored] for name, stored in _STORED_NAMES.items()}
+)
 
 
 _NORM = re.compile(r".*(\.gamma|norm[^.]*\.weight)")

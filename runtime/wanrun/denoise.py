@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from wanrun.errors import WanError
 from wanrun.experts import Segment
 from wanrun.solvers import COLUMNS, SolverTable
-from wanrun.timing import Timings
 
 HISTORY = ("last", "m1", "m2")
 """Solver history: the last corrected sample and the two newest data predictions."""
@@ -23,99 +23,79 @@ State = Mapping[str, Any]
 OnStep = Callable[[int, int], None]
 
 
-class Form(Protocol):
-    """Takes the steps of a segment.
+@dataclass(frozen=True)
+class Call:
+    """One call of a program of the loop.
+
+    Attributes:
+        arguments: which steps it takes, as the program's form wants to be told.
+        first: index of its first step.
+        last: one past its last step.
+    """
+
+    arguments: Mapping[str, Any]
+    first: int
+    last: int
+
+
+def step_calls(table: SolverTable, segment: Segment) -> Iterator[Call]:
+    """A call of ``denoise_step`` for every step: what comes between can be seen, and interrupted."""
+    for index in range(segment.first, segment.last):
+        row, timestep = table.coefficients[index], table.timesteps[index]
+        yield Call({"coefficients": row, "timestep": timestep}, index, index + 1)
+
+
+def loop_call(table: SolverTable, segment: Segment, max_steps: int) -> Call:
+    """The one call of ``denoise_loop`` for a segment.
+
+    Args:
+        table: timesteps and coefficients.
+        segment: which of its steps.
+        max_steps: rows that the program's table has.
+    """
+    arguments = {
+        "coefficients": _padded(table.coefficients, max_steps),
+        "timesteps": _padded(table.timesteps, max_steps),
+        "first": np.int32(segment.first),
+        "last": np.int32(segment.last),
+    }
+    return Call(arguments, segment.first, segment.last)
+
+
+def run_calls(
+    program: Program,
+    calls: Iterable[Call],
+    state: State,
+    constant: Mapping[str, Any],
+    record: Callable[[Call, float], None],
+    on_call: Callable[[Call], None],
+) -> State:
+    """Makes one call after the other.
 
     Args:
         program: the executable with its weights, taking its inputs by name.
+        calls: in the order of their steps.
         state: latents and solver history; donated.
-        table: timesteps and coefficients.
-        segment: which of its steps.
-        constant: what every step takes: what ``prepare`` returned, and the guidance scale.
-        timings: where steps are recorded, synchronised with the device.
-        on_step: told after each call how many of how many steps are done.
+        constant: what every call takes: what ``prepare`` returned, and the guidance scale.
+        record: told after each call how many seconds it took, synchronised with the device.
+        on_call: told that it was made.
 
     Returns:
-        The state after the segment's last step.
-    """
-
-    def __call__(
-        self,
-        program: Program,
-        state: State,
-        table: SolverTable,
-        segment: Segment,
-        constant: Mapping[str, Any],
-        timings: Timings,
-        on_step: OnStep,
-    ) -> State: ...
-
-
-def run_steps(
-    program: Program,
-    state: State,
-    table: SolverTable,
-    segment: Segment,
-    constant: Mapping[str, Any],
-    timings: Timings,
-    on_step: OnStep,
-) -> State:
-    """One call of ``denoise_step`` a step: what comes between can be seen, and interrupted. See ``Form``.
+        The state after the last call.
 
     Raises:
-        WanError: if the latents are not finite after the very first step.
+        WanError: if the latents are not finite after the very first call.
     """
     import jax
 
-    for index in range(segment.first, segment.last):
+    for call in calls:
         started = time.perf_counter()
-        row, timestep = table.coefficients[index], table.timesteps[index]
-        state = program(**constant, **state, timestep=timestep, coefficients=row)
+        state = program(**constant, **state, **call.arguments)
         jax.block_until_ready(state)
-        timings.step(time.perf_counter() - started)
-        if index == 0:
-            timings.mark_first_step()
-            check_finite(state, "after the first step")
-        on_step(index + 1, len(table.timesteps))
-    return state
-
-
-def run_loop(
-    program: Program,
-    state: State,
-    table: SolverTable,
-    segment: Segment,
-    constant: Mapping[str, Any],
-    timings: Timings,
-    on_step: OnStep,
-    max_steps: int,
-) -> State:
-    """One call of ``denoise_loop`` for the whole segment. See ``Form``.
-
-    Args:
-        max_steps: rows that the program's table has.
-
-    Raises:
-        WanError: if the latents are not finite after the first segment.
-    """
-    import jax
-
-    count = segment.last - segment.first
-    started = time.perf_counter()
-    state = program(
-        **constant,
-        **state,
-        coefficients=_padded(table.coefficients, max_steps),
-        timesteps=_padded(table.timesteps, max_steps),
-        first=np.int32(segment.first),
-        last=np.int32(segment.last),
-    )
-    jax.block_until_ready(state)
-    timings.steps(count, time.perf_counter() - started)
-    if segment.first == 0:
-        timings.mark_first_step()
-        check_finite(state, f"after {count} steps")
-    on_step(segment.last, len(table.timesteps))
+        record(call, time.perf_counter() - started)
+        if call.first == 0:
+            check_finite(state, "after the first step" if call.last == 1 else f"after {call.last} steps")
+        on_call(call)
     return state
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from wanrun.denoise import Form, OnStep, State, final_latents, run_loop, run_steps, start_state
+from wanrun.denoise import (
+    Call,
+    OnStep,
+    State,
+    final_latents,
+    loop_call,
+    run_calls,
+    start_state,
+    step_calls,
+)
 from wanrun.experts import Segment
 from wanrun.loader import Loader
 from wanrun.manifest import Profile
@@ -92,18 +100,25 @@ class ExpertLoop:
         """Takes a segment's steps. When it returns, nothing here holds the expert's weights."""
         constant = self._prepare(embeddings, segment, timings)
         program = self._bound(LOOP_PROGRAMS[loop], segment.transformer)
-        form: Form = run_steps
+        calls: Iterable[Call] = step_calls(table, segment)
         if loop == "scan":
-            form = functools.partial(run_loop, max_steps=self._profile.options["max_steps"])
+            calls = [loop_call(table, segment, self._profile.options["max_steps"])]
         if loop == "scan" or segment.last - segment.first == 1:
-            load_behind()  # no later step of this segment could hide it
+            load_behind()  # no later call of this segment could hide it
 
-        def after(done: int, total: int) -> None:
+        def record(call: Call, seconds: float) -> None:
+            if loop == "scan":
+                timings.steps(call.last - call.first, seconds)
+            else:
+                timings.step(seconds)
+            timings.mark_first_step()
+
+        def on_call(call: Call) -> None:
             load_behind()
-            on_step(done, total)
+            on_step(call.last, len(table.timesteps))
 
         with timings.phase("denoise"):
-            return form(program, state, table, segment, constant, timings, after)
+            return run_calls(program, calls, state, constant, record, on_call)
 
     def _prepare(self, embeddings: np.ndarray, segment: Segment, timings: Timings) -> dict[str, Any]:
         """What every step of a segment takes."""

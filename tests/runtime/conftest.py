@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stored_weights import Stored, convert_transformer, write_plain
 from wanrun.manifest import Parameter
+from wanrun.restore import Restore
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +23,17 @@ def stored(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> St
 def plain(tmp_path: Path) -> tuple[Path, Parameter, np.ndarray]:
     """A checkpoint of one array without checksums, its entry in a manifest, and its values."""
     return write_plain(tmp_path / "model")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The components that are read, in order."""
+    read: list[str] = []
+    begin = Restore.__init__
+
+    def record(self: Restore, artifact: Path, name: str, *arguments: Any, **options: Any) -> None:
+        read.append(name)
+        begin(self, artifact, name, *arguments, **options)
+
+    monkeypatch.setattr(Restore, "__init__", record)
+    return read

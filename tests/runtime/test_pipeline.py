@@ -19,26 +19,11 @@ from wanrun.console import run
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.loader import Loader
 from wanrun.pipeline import Pipeline
-from wanrun.restore import Restore
 from wanrun.text_backends import ArtifactTextEncoder, text_programs
 from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"
 TEXT = ["encode_text_64", "encode_text_128", "encode_text_256", "encode_text"]
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The components that are read, in order."""
-    read: list[str] = []
-    begin = Restore.__init__
-
-    def record(self: Restore, artifact: Path, name: str, *arguments: Any, **options: Any) -> None:
-        read.append(name)
-        begin(self, artifact, name, *arguments, **options)
-
-    monkeypatch.setattr(Restore, "__init__", record)
-    return read
 
 
 @pytest.fixture

@@ -30,20 +30,6 @@ STEPS: dict[str, Any] = {"num_steps": 5, "flow_shift": 3.0, "boundary": 0.8}  # 
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The components that are read, in order."""
-    read: list[str] = []
-    begin = Restore.__init__
-
-    def record(self: Restore, artifact: Path, name: str, *arguments: Any, **options: Any) -> None:
-        read.append(name)
-        begin(self, artifact, name, *arguments, **options)
-
-    monkeypatch.setattr(Restore, "__init__", record)
-    return read
-
-
-@pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the policy choose a placement: on the CPU it would not choose host memory, which is the same."""
 
