@@ -1,11 +1,20 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 # PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
-# demo's model: wan2.1-t2v, wan2.2-t2v or wan2.2-ti2v.
+# demo's model, one that `wanbuild toy --help` lists.
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV ?= .venv
 DEMO ?= artifacts/demo
 VARIANT ?= wan2.1-t2v
+
+SAMPLES := $(DEMO)/checkpoint/media
+MEDIA_wan2.1-i2v := --image $(SAMPLES)/image.png
+MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_image.png
+MEDIA_wan2.2-i2v := --image $(SAMPLES)/image.png
+MEDIA_wan2.2-ti2v := --image $(SAMPLES)/image.png
+MEDIA_wan2.1-vace := --video $(SAMPLES)/video --mask $(SAMPLES)/mask
+MEDIA_wan2.2-animate := --image $(SAMPLES)/image.png --pose-video $(SAMPLES)/pose_video \
+	--face-video $(SAMPLES)/face_video
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
@@ -21,6 +30,7 @@ demo: $(VENV)/.installed-build
 	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size 192x128 --frames 17
 	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "A red fox runs through fresh snow at dawn" \
+		$(MEDIA_$(VARIANT)) \
 		--steps 20 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json (random weights: expect noise)."
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from wanbuild.published import PUBLISHED_TEXT_ENCODER
 from wanbuild.published_models import PUBLISHED_MODELS
-from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+from wanbuild.toy import write_toy
+from wanbuild.toy_configs import TOY_TEXT_ENCODER
 
 MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -17,15 +18,29 @@ MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "14b": ("wan2.1-t2v", "Wan2.1-T2V-14B-Diffusers"),
         "5b": ("wan2.2-ti2v", "Wan2.2-TI2V-5B-Diffusers"),
         "a14b": ("wan2.2-t2v", "Wan2.2-T2V-A14B-Diffusers"),
+        "i2v-14b": ("wan2.1-i2v", "Wan2.1-I2V-14B-480P-Diffusers"),
+        "flf2v-14b": ("wan2.1-flf2v", "Wan2.1-FLF2V-14B-720P-diffusers"),
+        "i2v-a14b": ("wan2.2-i2v", "Wan2.2-I2V-A14B-Diffusers"),
+        "vace-1.3b": ("wan2.1-vace", "Wan2.1-VACE-1.3B-diffusers"),
+        "vace-14b": ("wan2.1-vace", "Wan2.1-VACE-14B-diffusers"),
+        "animate-14b": ("wan2.2-animate", "Wan2.2-Animate-14B-Diffusers"),
     }
 )
-"""By name: the variant, and the repository with the published transformers and VAE."""
+"""By name: the variant, and the repository with the published components; text encoders are cut short."""
 
 
 def text_encoder_config(layers: int = 1) -> dict[str, Any]:
     """The published width with this many layers, and the toy tokenizer's vocabulary."""
     fields = {**PUBLISHED_TEXT_ENCODER, "num_layers": layers, "vocab_size": TOY_TEXT_ENCODER["vocab_size"]}
     return {name: value for name, value in fields.items() if name in TOY_TEXT_ENCODER}
+
+
+def cut_transformer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with this many layers, and the control blocks that follow one of them."""
+    fields = {**config, "num_layers": layers}
+    if "vace_layers" in config:
+        fields["vace_layers"] = [layer for layer in config["vace_layers"] if layer < layers]
+    return fields
 
 
 def ensure_checkpoint(
@@ -51,6 +66,6 @@ def ensure_checkpoint(
         variant, repository = MODELS[model]
         configs = {**PUBLISHED_MODELS[repository], "text_encoder": text_encoder_config(layers)}
         if transformer_layers:
-            configs["transformer"] = {**configs["transformer"], "num_layers": transformer_layers}
+            configs["transformer"] = cut_transformer(configs["transformer"], transformer_layers)
         write_toy(checkpoint, variant, **configs, shards=2, sparse=sparse)
     return checkpoint

@@ -1,10 +1,12 @@
 """Times the whole path at real shapes: convert, compile, start, step, decode; and diffusers beside it.
 
-The checkpoint is random but has the published transformer and VAE configs; the text encoder has the
-published width and one layer. Everything runs in processes of its own, as a user would run it, and the
-figures of one run belong together: the machine is shared, so compare ratios, not single times.
+The checkpoint is random but has the published transformer, image encoder and VAE configs; the text encoder
+has the published width and one layer. Images and videos are made up and written as PNG files: a video is a
+folder of frames. Everything runs in processes of its own, as a user would run it, and the figures of one run
+belong together: the machine is shared, so compare ratios, not single times.
 
     python benchmarks/generate.py --model 1.3b --size 448x256 --frames 9 --steps 3 [--reference]
+    python benchmarks/generate.py --model animate-14b --layers 5 --size 448x256 --frames 9 --reference
 """
 
 from __future__ import annotations
@@ -16,11 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from checkpoints import MODELS, ensure_checkpoint
+from pagecache import warm
 from peers import diffusers
+from wanbuild.families import FAMILIES, OPTIONAL, REQUIRED
+from wanbuild.reference_pipeline import PIPELINES
+from wanbuild.sample_media import write_samples
+from wanrun.manifest import read_manifest
+from wanrun.media import spelled
 
 PROMPT = "A red fox runs through fresh snow at dawn"
 
@@ -31,8 +40,13 @@ def _timed(*command: object) -> float:
     return time.perf_counter() - started
 
 
+def _warm(folder: Path) -> None:
+    """Reads all of it, so that both sides find what they load in the page cache."""
+    warm([path for path in folder.rglob("*") if path.is_file()])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), default="1.3b")
     parser.add_argument("--size", default="448x256")
     parser.add_argument("--frames", type=int, default=9)
@@ -40,17 +54,39 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="kept, and used again if it holds a checkpoint")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int, help="of the transformer, where it is too large as published")
+    parser.add_argument("--optional", action="store_true", help="with what may be left out; VACE always is")
     parser.add_argument("--reference", action="store_true", help="also time diffusers in bfloat16")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         run(options, options.folder or Path(temporary))
 
 
+def media_files(folder: Path, inputs: Mapping[str, str], options: argparse.Namespace) -> dict[str, Path]:
+    """Writes an image or a folder of frames for everything that a model takes, by the option's name.
+
+    References of a VACE model are left out: its profile is built without.
+
+    Args:
+        folder: where to.
+        inputs: what the model takes, and when.
+        options: of the command line.
+    """
+    # A VACE model without a video to edit would be measured at something else than what it is for.
+    wanted = [REQUIRED, OPTIONAL] if options.optional or "video" in inputs else [REQUIRED]
+    names = [name for name, needs in inputs.items() if needs in wanted and name != "reference_image"]
+    width, height = map(int, options.size.split("x"))
+    write_samples(folder, names, (width, height), options.frames, face=512)
+    paths = {name: folder / name for name in names}
+    return {name: path if path.is_dir() else path.with_suffix(".png") for name, path in paths.items()}
+
+
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Makes what is missing in folder, times every stage and prints a table and a JSON line."""
     folder.mkdir(parents=True, exist_ok=True)
+    family = FAMILIES[MODELS[options.model][0]]
     checkpoint = ensure_checkpoint(folder, options.model, transformer_layers=options.layers)
     artifact = folder / f"artifact-{options.model}"
+    media = media_files(folder / "media", family.inputs, options)
     figures: dict[str, Any] = {"model": options.model, "size": options.size, "frames": options.frames}
     figures["convert_seconds"] = _timed("wanbuild", "convert", checkpoint, "--artifact", artifact, "--force")
     figures["compile_seconds"] = _timed(
@@ -58,37 +94,60 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         *("--frames", options.frames, "--dtype", options.dtype),
     )
     timing = folder / "timing.json"
+    _warm(artifact)
     _timed(
         *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--steps", options.steps, "--overwrite"),
         *("--size", options.size, "--frames", options.frames),
+        *(word for name, path in media.items() for word in (spelled(name, "--"), path)),
         *("--output", folder / "out.npy", "--timing", "--timing-json", timing),
     )
     figures["wanrun"] = json.loads(timing.read_text())
-    ours = figures["wanrun"]
-    rows = [
-        ("start to first step", ours["process_to_first_step_seconds"]),
-        ("start to ready", ours["process_to_ready_seconds"]),
-        ("step (median of the rest)", statistics.median(ours["step_seconds"][1:] or ours["step_seconds"])),
-        ("VAE decode", ours["decode_seconds"]),
-        ("peak RSS, GB", ours["peak_rss_bytes"] / 1e9),
-    ]
-    theirs: list[float | None] = [None] * len(rows)
+    ours, theirs = wanrun_rows(figures["wanrun"]), dict[str, float]()
     if options.reference:
         width, height = map(int, options.size.split("x"))
-        reference = figures["reference"] = diffusers(
-            checkpoint, (width, height), options.frames, (PROMPT, ""), steps=options.steps, decode=True
+        _warm(checkpoint)
+        figures["reference"] = diffusers(
+            *(checkpoint, (width, height), options.frames, (PROMPT, "")),
+            steps=options.steps,
+            decode=True,
+            pipeline=PIPELINES[family.task if media else "t2v"],
+            media=media,
+            guidance_scale=read_manifest(artifact).model["defaults"]["guidance_scale"],
         )
-        theirs = [
-            reference["start_to_first_step_seconds"],
-            reference["import_seconds"] + reference["load_seconds"],
-            statistics.median(reference["step_seconds"]),
-            reference["decode_seconds"],
-            None,
-        ]
-    print(f"{'':<26} {'artifact':>10} {'diffusers':>10} {'ratio':>7}")
-    for (name, value), other in zip(rows, theirs, strict=True):
-        print(f"{name:<26} {value:>10.2f}" + (f" {other:>10.2f} {value / other:>7.2f}" if other else ""))
+        theirs = reference_rows(figures["reference"])
+    print(f"{'':<34} {'artifact':>10} {'diffusers':>10} {'ratio':>7}")
+    for name, value in ours.items():
+        other = theirs.get(name)
+        print(f"{name:<34} {value:>10.2f}" + (f" {other:>10.2f} {value / other:>7.2f}" if other else ""))
     print(json.dumps(figures))
+
+
+def wanrun_rows(timing: Mapping[str, Any]) -> dict[str, float]:
+    """The table's first column from ``--timing-json``."""
+    steps = timing["step_seconds"]
+    return {
+        "start to ready": timing["process_to_ready_seconds"],
+        "images and videos: reading": timing.get("read_media_seconds", 0.0),
+        "images and videos: encoding": timing.get("encode_media_seconds", 0.0),
+        "start to the end of the first step": timing["process_to_first_step_seconds"],
+        "first step, after keys and values": steps[0],  # prepare returns before it has run
+        "step (median of the rest)": statistics.median(steps[1:] or steps),
+        "VAE decode": timing["decode_seconds"],
+        "peak RSS, GB": timing["peak_rss_bytes"] / 1e9,
+    }
+
+
+def reference_rows(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The second column: what diffusers has of the rows of the first."""
+    return {
+        "start to ready": figures["import_seconds"] + figures["load_seconds"],
+        "images and videos: reading": figures["read_media_seconds"],
+        "images and videos: encoding": figures["encode_media_seconds"],
+        "start to the end of the first step": figures["start_to_first_step_seconds"],
+        "step (median of the rest)": statistics.median(figures["step_seconds"]),
+        "VAE decode": figures["decode_seconds"],
+        "peak RSS, GB": figures["peak_rss_bytes"] / 1e9,
+    }
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -28,8 +30,11 @@ def diffusers(
     threads: int | None = None,
     timeout: float = 1800,
     environment: dict[str, str] | None = None,
+    pipeline: str = "WanPipeline",
+    media: Mapping[str, Path] = MappingProxyType({}),
+    guidance_scale: float = 5.0,
 ) -> dict[str, Any]:
-    """Times diffusers' WanPipeline in bfloat16 with a float32 VAE, as its documentation loads it.
+    """Times a pipeline of diffusers in bfloat16 with a float32 VAE, as its documentation loads it.
 
     Args:
         checkpoint: folder in the published layout.
@@ -43,11 +48,16 @@ def diffusers(
         threads: torch's; its own default where None.
         timeout: in seconds.
         environment: of the process.
+        pipeline: its class.
+        media: files of images and folders of frames, by the name of the option.
+        guidance_scale: above 1, or the negative prompt is not used.
 
     Returns:
-        ``import``, ``load``, ``text``, ``start_to_first_step`` (from the start of the process), ``decode``
-        and ``wall`` in seconds under their names with ``_seconds``; ``step_seconds`` of the second step and
-        the following ones.
+        ``import``, ``load``, ``text``, ``read_media`` (opening files, resizing), ``encode_media`` (the image
+        encoder, the VAE's encoder), ``face`` (Animate's motion encoder, in all steps until the end),
+        ``start_to_first_step`` (from the start of the process), ``decode`` and ``wall`` in seconds under
+        their names with ``_seconds``; ``step_seconds`` of the second step and the following ones;
+        ``peak_rss_bytes``.
     """
     from processes import clean_environment, measure
 
@@ -61,6 +71,9 @@ def diffusers(
         "decode": decode,
         "compiled": compiled,
         "threads": threads,
+        "pipeline": pipeline,
+        "media": {name: str(path) for name, path in media.items()},
+        "guidance_scale": guidance_scale,
     }
     return measure(
         Path(__file__),
@@ -71,38 +84,96 @@ def diffusers(
     )
 
 
+class Stopwatch:
+    """Adds up what calls of some functions take; what one of them calls of the others counts once."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth = 0.0, 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Times a block."""
+        self._depth += 1
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self.seconds += time.monotonic() - started
+
+    def watch(self, owner: Any, name: str) -> None:
+        """Times a method of an object from now on."""
+        function = getattr(owner, name)
+
+        def timed(*values: Any, **options: Any) -> Any:
+            with self.running():
+                return function(*values, **options)
+
+        setattr(owner, name, timed)
+
+
+def _read_media(files: Mapping[str, str]) -> dict[str, Any]:
+    """Images as Pillow's, and videos as lists of them."""
+    from PIL import Image
+
+    def read(path: Path) -> Any:
+        if path.is_dir():
+            return [read(frame) for frame in sorted(path.iterdir())]
+        with Image.open(path) as image:
+            return image.convert("RGB")
+
+    return {name: read(Path(path)) for name, path in files.items()}
+
+
 def _run_diffusers(arguments: dict[str, Any]) -> None:
     started = time.monotonic()
+    import diffusers
     import torch
-    from diffusers import WanPipeline
 
+    pipeline_class = getattr(diffusers, arguments["pipeline"])  # which imports it
     imported = time.monotonic()
     if arguments["threads"]:
         torch.set_num_threads(arguments["threads"])
-    pipe = WanPipeline.from_pretrained(arguments["checkpoint"], dtype=torch.bfloat16, local_files_only=True)
+    pipe = pipeline_class.from_pretrained(
+        arguments["checkpoint"], dtype=torch.bfloat16, local_files_only=True
+    )
     pipe.vae.to(torch.float32)
     pipe.set_progress_bar_config(disable=True)
     if arguments["compiled"]:
         pipe.transformer.compile()
     loaded = time.monotonic()
-    encoded: list[float] = []
+    from wanbuild.reference_pipeline import reference_arguments
+    from wanrun.media import Media
+    from wanrun.timing import peak_rss_bytes
+
+    text, reading, encoding, face, decoding = (Stopwatch() for _ in range(5))
+    text.watch(pipe, "encode_prompt")
+    encoding.watch(pipe.vae, "encode")
+    decoding.watch(pipe.vae, "decode")
+    if hasattr(pipe, "encode_image"):
+        encoding.watch(pipe, "encode_image")
+    if (motion_encoder := getattr(pipe.transformer, "motion_encoder", None)) is not None:
+        face.watch(motion_encoder, "forward")
+    for name in ("video_processor", "video_processor_for_mask", "vae_image_processor"):
+        for method in ("preprocess", "preprocess_video"):
+            if hasattr(getattr(pipe, name, None), method):
+                reading.watch(getattr(pipe, name), method)
     step_ends: list[float] = []
-    encode_prompt = pipe.encode_prompt
 
-    def timed_encode(*values: Any, **options: Any) -> Any:
-        result = encode_prompt(*values, **options)
-        encoded.append(time.monotonic())
-        return result
-
-    def leave(decode_seconds: float | None) -> None:
+    def leave() -> None:
         result = {
             "interpreter_seconds": started - arguments["spawned"],
             "import_seconds": imported - started,
             "load_seconds": loaded - imported,
-            "text_seconds": encoded[0] - loaded,
+            "text_seconds": text.seconds,
+            "read_media_seconds": reading.seconds,
+            "encode_media_seconds": encoding.seconds,
+            "face_seconds": face.seconds,
             "start_to_first_step_seconds": step_ends[0] - arguments["spawned"],
             "step_seconds": [b - a for a, b in itertools.pairwise(step_ends)],
-            "decode_seconds": decode_seconds,
+            "decode_seconds": decoding.seconds,
+            "peak_rss_bytes": peak_rss_bytes(),
         }
         Path(arguments["result"]).write_text(json.dumps(result))
         os._exit(0)
@@ -111,29 +182,28 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
         del step, timestep
         step_ends.append(time.monotonic())
         if len(step_ends) == arguments["stop_after"]:
-            leave(None)
+            leave()
         return tensors
 
-    pipe.encode_prompt = timed_encode
     width, height = arguments["size"]
     prompt, negative_prompt = arguments["prompts"]
-    latents = pipe(
-        prompt=prompt,
-        negative_prompt=negative_prompt,
-        height=height,
-        width=width,
-        num_frames=arguments["frames"],
-        num_inference_steps=arguments["steps"],
-        guidance_scale=5.0,
-        output_type="latent",
+    with reading.running():
+        media = _read_media(arguments["media"])
+    pipe(
+        **reference_arguments(
+            Media(**media) if media else None,
+            prompt=prompt,
+            negative_prompt=negative_prompt,
+            height=height,
+            width=width,
+            num_frames=arguments["frames"],
+            num_inference_steps=arguments["steps"],
+            guidance_scale=arguments["guidance_scale"],
+        ),
+        output_type="np" if arguments["decode"] else "latent",
         callback_on_step_end=on_step,
-    ).frames
-    if not arguments["decode"]:
-        leave(None)
-    begun = time.monotonic()
-    with torch.no_grad():
-        pipe.vae.decode(latents.float())
-    leave(time.monotonic() - begun)
+    )
+    leave()
 
 
 def main() -> None:

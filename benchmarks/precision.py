@@ -31,9 +31,9 @@ import numpy as np
 
 import wanrun
 from training import smooth_latents, train
+from wanbuild.build_options import BuildOptions
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
-from wanbuild.programs import BuildOptions
 from wanbuild.reference import relative_error
 from wanbuild.toy import write_toy
 from wanrun.manifest import read_manifest

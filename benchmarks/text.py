@@ -29,7 +29,8 @@ from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.models.params import bind
 from wanbuild.published import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+from wanbuild.toy import write_toy
+from wanbuild.toy_configs import TOY_TEXT_ENCODER
 from wanrun.manifest import read_manifest
 from wanrun.restore import Restore
 from wanrun.torch_text import TorchTextEncoder

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -85,6 +86,36 @@ def ti2v_artifact(ti2v_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     return _shared(tmp_path_factory, "ti2v-artifact", build)
 
 
+MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "wan2.1-i2v": {},
+    "wan2.1-flf2v": {},
+    "wan2.2-i2v": {},
+    "wan2.1-vace": {"references": (0, 2)},
+    "wan2.2-animate": {"guidance": (True, False), "num_frames": 13},  # enough to share five
+}
+"""The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``."""
+
+
+@pytest.fixture(scope="session")
+def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """Gives a checkpoint and its artifact by variant, of those that take images. Not to be changed."""
+
+    def make(variant: str) -> tuple[Path, Path]:
+        from wanbuild.toy import write_toy
+
+        checkpoint = _shared(
+            tmp_path_factory, f"{variant}-checkpoint", lambda folder: write_toy(folder, variant, seed=0)
+        )
+        artifact = _shared(
+            tmp_path_factory,
+            f"{variant}-artifact",
+            lambda folder: _build_artifact(checkpoint, folder, **MEDIA_PROFILES[variant]),
+        )
+        return checkpoint, artifact
+
+    return make
+
+
 @pytest.fixture
 def artifact_copy(toy_artifact: Path, tmp_path: Path) -> Path:
     """A copy of the toy artifact that the test may damage."""
@@ -97,27 +128,40 @@ def _build_artifact(
     size: tuple[int, int] = (96, 64),
     num_frames: int = 9,
     guidance: Sequence[bool] = (True,),
+    references: Sequence[int] = (0,),
 ) -> None:
+    from wanbuild.build_options import BuildOptions
     from wanbuild.compile import CompileRequest, compile_artifact
     from wanbuild.convert import ConvertRequest, convert
-    from wanbuild.programs import BuildOptions
 
-    convert(ConvertRequest(checkpoint, folder, {"transformer": "float32", "text_encoder": "float32"}))
+    stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
+    convert(ConvertRequest(checkpoint, folder, stored))
     options = BuildOptions(dtype="float32")
-    compile_artifact(CompileRequest(folder, ["cpu"], [size], [num_frames], guidance, options=options), print)
+    for count in references:
+        request = CompileRequest(
+            folder, ["cpu"], [size], [num_frames], guidance, num_references=count, options=options
+        )
+        compile_artifact(request, print)
+
+
+def _base(factory: pytest.TempPathFactory) -> Path:
+    """The folder that all workers of the test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def _shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Makes a folder once for all workers of the test run."""
-    base = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
+    base = _base(factory)
     folder = base / f"shared-{name}"
     with FileLock(base / f"shared-{name}.lock"):
         if not folder.exists():
             building = base / f"building-{name}"  # so that what failed half-way is not taken for complete
             shutil.rmtree(building, ignore_errors=True)
-            make(building)
+            from compiled_once import compiled_once
+
+            with compiled_once(base / "compiled"):
+                make(building)
             building.rename(folder)
     return folder
 

@@ -68,8 +68,10 @@ class Fake:
         on_step = options.pop("on_step")
         for done in self.tells:
             on_step(done, options["num_steps"])
-        noise = options.pop("latents")
+        noise, inputs = options.pop("latents"), options.pop("inputs")
         seed = options["seed"] if noise is None else int(abs(noise).sum())
+        if inputs is not None:
+            seed += sum(int(array.sum()) for array in inputs.arrays.values())
         random = np.random.default_rng([*prompt.encode(), *(negative_prompt or "").encode(), seed])
         frames = random.integers(0, 256, (self.num_videos, *SIZE), dtype=np.uint8)
         latents = random.standard_normal((self.num_videos, 2), np.float32)

@@ -18,11 +18,11 @@ from filelock import FileLock
 
 from damage import edit, edit_environment, flip, linked, one_error
 from wanbuild import embed, verify
+from wanbuild.build_options import BuildOptions
 from wanbuild.cli import wanbuild
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.embed import embed_prompts, open_profile
-from wanbuild.programs import BuildOptions
 from wanrun.console import run
 from wanrun.embeddings import (
     DTYPES,

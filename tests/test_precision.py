@@ -18,9 +18,10 @@ import pytest
 
 import wanrun
 from wanbuild import programs
+from wanbuild.build_options import BuildOptions, Shape
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
-from wanbuild.programs import BuildOptions, ProgramBuilder, Shape
+from wanbuild.programs import ProgramBuilder
 from wanbuild.reference import relative_error
 from wanbuild.targets import resolve_target
 from wanrun.executables import read_program

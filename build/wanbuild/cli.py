@@ -38,7 +38,11 @@ def wanbuild() -> None:
     "--weights-dtype", type=_STORED, help="Of the transformer, or both experts.  [default: bfloat16]"
 )
 @click.option("--vae-weights-dtype", type=_STORED, help="Of the VAE.  [default: float32]")
-@click.option("--text-weights-dtype", type=_STORED, help="Of the text encoder.  [default: bfloat16]")
+@click.option(
+    "--text-weights-dtype",
+    type=_STORED,
+    help="Of the text encoder, and of the image encoder.  [default: bfloat16]",
+)
 @click.option(
     "--lora", metavar="FILE[:SCALE]", multiple=True, help="Merged into every transformer; repeatable."
 )
@@ -64,6 +68,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
         "transformer": options.get("weights_dtype"),
         "vae": options.get("vae_weights_dtype"),
         "text_encoder": options.get("text_weights_dtype"),
+        "image_encoder": options.get("text_weights_dtype"),
     }
     experts = {"lora": None, "lora_high": "transformer", "lora_low": "transformer_2"}
     loras = [
@@ -101,9 +106,19 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     help="4n + 1; repeatable.  [default: the model's published frame count]",
 )
 @click.option(
-    "--guidance/--no-guidance", default=True, help="Whether guidance doubles the batch.  [default: on]"
+    "--guidance/--no-guidance",
+    default=None,
+    help="Whether guidance doubles the batch.  [default: on where the model is published with guidance]",
 )
 @click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
+@click.option(
+    "--reference-images",
+    "num_references",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Reference images of each video (VACE).",
+)
 @click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="To compute in.")
 @click.option(
     "--vae-dtype", type=_STORED, default="float32", show_default=True, help="For the VAE to compute in."
@@ -116,6 +131,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     help="Of latents and solver history between steps.",
 )
 @click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time.")
+@click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time.")
 @click.option(
     "--loop",
     type=click.Choice(["both", "step", "scan"]),
@@ -131,14 +147,14 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     help="The most steps of the scan form.",
 )
 @_DEBUG
-def compile_command(artifact: Path, guidance: bool, **options: Any) -> None:
+def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> None:
     """Adds profiles: exports their programs and compiles them for a target. Executes nothing."""
-    _compile(artifact, guidance=(guidance,), **options)
+    _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
 
 
 def _compile(artifact: Path, **options: Any) -> None:
+    from wanbuild.build_options import BuildOptions
     from wanbuild.compile import CompileRequest, compile_artifact
-    from wanbuild.programs import BuildOptions
 
     build_names = [field.name for field in dataclasses.fields(BuildOptions)]
     build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
@@ -240,11 +256,18 @@ def build(recipe: Path, force: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
 @_DEBUG
 def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
-    """Writes a small random checkpoint in the published layout, offline."""
+    """Writes a small random checkpoint in the published layout, offline, and media to try it with."""
+    from wanbuild.sample_media import write_samples
     from wanbuild.toy import write_toy
 
     write_toy(directory, variant, seed, force=force)
+    # Beside the checkpoint, which is in its place: one without media is whole.
+    write_samples(directory / "media", FAMILIES[variant].inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)
     click.echo(f"wrote {directory}")
+
+
+SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
+"""Of the videos that a toy comes with."""
 
 
 def main() -> None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wanbuild.build_options import BuildOptions, Shape
 from wanbuild.families import family_named
-from wanbuild.programs import BuildOptions, ProgramBuilder, ProgramSpec, Shape
+from wanbuild.program_spec import ProgramSpec
+from wanbuild.programs import ProgramBuilder
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets import TargetSpec, resolve_target
 from wanrun import __version__
@@ -36,8 +38,9 @@ class CompileRequest:
         targets: target names.
         sizes: (width, height) in pixels; the variant's first published one where there are none.
         frames: frame counts; the variant's published one where there are none.
-        guidance: with guidance, without, or both.
+        guidance: with guidance, without, or both; as the variant is published where there is neither.
         num_videos: videos per prompt.
+        num_references: reference images of a VACE model.
         options: build options; the attention implementation comes from the target.
     """
 
@@ -45,8 +48,9 @@ class CompileRequest:
     targets: Sequence[str] = ("local",)
     sizes: Sequence[tuple[int, int]] = ()
     frames: Sequence[int] = ()
-    guidance: Sequence[bool] = (True,)
+    guidance: Sequence[bool] = ()
     num_videos: int = 1
+    num_references: int = 0
     options: BuildOptions = field(default_factory=BuildOptions)
 
     def shapes(self, variant: object) -> Iterator[Shape]:
@@ -54,8 +58,8 @@ class CompileRequest:
         family = family_named(variant, self.artifact)
         for width, height in self.sizes or family.sizes[:1]:
             for frames in self.frames or (family.num_frames,):
-                for guidance in self.guidance:
-                    yield Shape(width, height, frames, self.num_videos, guidance)
+                for guidance in self.guidance or (family.guidance_scale > 1,):
+                    yield Shape(width, height, frames, self.num_videos, guidance, self.num_references)
 
 
 def export_program(spec: ProgramSpec, platform: str) -> bytes:
@@ -219,8 +223,10 @@ def _profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Prof
         for option, name in (
             ("weights_dtype", "transformer"),
             ("text_weights_dtype", "text_encoder"),
+            ("image_weights_dtype", "image_encoder"),
             ("vae_weights_dtype", "vae"),
         )
+        if name in manifest.dtypes
     }
     return Profile(
         width=shape.width,
@@ -231,6 +237,7 @@ def _profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Prof
         index=0,
         options={**options.as_json(), **weights},
         programs={},
+        num_references=shape.num_references,
     )
 
 

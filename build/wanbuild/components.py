@@ -11,13 +11,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.config import ConfigClass, parse_config
+from wanbuild.mapping.animate import ANIMATE_RULES
+from wanbuild.mapping.clip import CLIP_RULES
 from wanbuild.mapping.rules import Rule
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.mapping.umt5 import UMT5_RULES
+from wanbuild.mapping.vace import VACE_RULES
 from wanbuild.mapping.vae import VAE_RULES
+from wanbuild.models.animate import AnimateTransformer
+from wanbuild.models.animate_config import AnimateConfig
+from wanbuild.models.clip import CLIPImageEncoder
+from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
+from wanbuild.models.vace import VACEConfig, VACETransformer
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig
 
@@ -28,7 +36,8 @@ class DtypePolicy:
 
     Args:
         weights: matmul and convolution weights with their biases.
-        norms: norms, and in the transformer the condition embedder and scale_shift_table.
+        norms: norms, and in the transformer the condition embedder and scale_shift_table, in the image
+            encoder the class and position embeddings.
     """
 
     weights: str
@@ -70,9 +79,17 @@ class ComponentKind:
         return DtypePolicy(dtype or self.default_dtype, "float32")
 
 
-_TRANSFORMER = ComponentKind(
-    TransformerConfig, TRANSFORMER_RULES, WanTransformer, "bfloat16", "--weights-dtype"
+def _transformer(config_class: type[Any], rules: tuple[Rule, ...], build: type[Any]) -> ComponentKind:
+    return ComponentKind(config_class, rules, build, "bfloat16", "--weights-dtype")
+
+
+_TRANSFORMER = _transformer(TransformerConfig, TRANSFORMER_RULES, WanTransformer)
+
+_VARIANTS: tuple[ComponentKind, ...] = (
+    _transformer(VACEConfig, VACE_RULES, VACETransformer),
+    _transformer(AnimateConfig, ANIMATE_RULES, AnimateTransformer),
 )
+"""The transformers of other classes than the base's."""
 
 KINDS: Mapping[str, ComponentKind] = MappingProxyType(
     {
@@ -88,6 +105,24 @@ KINDS: Mapping[str, ComponentKind] = MappingProxyType(
         "text_encoder": ComponentKind(
             TextEncoderConfig, UMT5_RULES, UMT5Encoder, "bfloat16", "--text-weights-dtype"
         ),
+        "image_encoder": ComponentKind(
+            ImageEncoderConfig, CLIP_RULES, CLIPImageEncoder, "bfloat16", "--text-weights-dtype"
+        ),
     }
 )
-"""By component name."""
+"""By component name; of a transformer the base's, see ``kind_of``."""
+
+
+def kind_of(name: str, class_name: str | None) -> ComponentKind:
+    """The kind of a component, which for a transformer depends on its class.
+
+    Args:
+        name: the component's name, one of ``KINDS``.
+        class_name: its class, without the library: that of model_index.json, which a config that names
+            another contradicts; in a manifest that of the config. None for the base's, which is all that
+            there was in the manifests that name none.
+    """
+    for variant in _VARIANTS:
+        if KINDS[name] is _TRANSFORMER and class_name in variant.config_class.CLASS_NAMES:
+            return variant
+    return KINDS[name]

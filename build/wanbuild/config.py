@@ -20,7 +20,7 @@ import stat
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -38,7 +38,27 @@ class ConfigClass(Protocol):
 
 C = TypeVar("C", bound=ConfigClass)
 
-METADATA_FIELDS = frozenset({"_class_name", "_diffusers_version", "_name_or_path", "transformers_version"})
+
+class ConfigError(SourceError):
+    """Fields of a config that contradict each other, or that no model here has.
+
+    A config class raises it when it is made; ``parse_config`` makes an error of it that names the file.
+
+    Args:
+        problems: one text each.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"the config does not fit together: {', '.join(problems)}")
+
+
+METADATA_FIELDS = frozenset(
+    {
+        *("_class_name", "_diffusers_version", "_name_or_path", "transformers_version"),
+        "_attn_implementation_autoset",  # of transformers 4.46 to 4.52: who chose the attention's form
+    }
+)
 
 MAX_SIZE = 2**20
 """The largest integer that a config field may have: four times the largest published one, a vocabulary."""
@@ -126,7 +146,8 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
         where: the file's name, for messages.
 
     Raises:
-        SourceError: naming every field that is unknown, missing, of a wrong type or not supported.
+        SourceError: naming every field that is unknown, missing, of a wrong type or not supported, or fields
+            that do not fit together.
     """
     problems: list[str] = []
     class_name = _class_name(data)
@@ -163,7 +184,13 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             f"{where} is not understood: {', '.join(problems)}",
             remedy="a field that may change the result is never ignored; use a published checkpoint",
         )
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise SourceError(
+            f"{where} does not fit together: {', '.join(error.problems)}",
+            remedy="use the config.json that was published with these weights",
+        ) from None
 
 
 def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

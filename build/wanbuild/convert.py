@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import os
 import shutil
 import threading
@@ -13,16 +14,18 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.components import KINDS, DtypePolicy, kind_of
 from wanbuild.experts import check_same_config
-from wanbuild.families import Family, family_of
+from wanbuild.families import Family
+from wanbuild.family_match import family_of
 from wanbuild.hub import locate_source
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.scheduler import read_scheduler
-from wanbuild.source import Source, open_source
+from wanbuild.source import Source, SourceComponent, open_source
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanrun import __version__
@@ -30,10 +33,20 @@ from wanrun.console import Progress
 from wanrun.embeddings import embedding_file, embedding_key
 from wanrun.errors import ArtifactError, SourceError, UsageError
 from wanrun.files import canonical_json, digest_found, sha256_of, write_durable
-from wanrun.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.manifest import MANIFEST, TRANSFORMERS, Manifest, read_manifest
 
 SPARE_BYTES = 64 * 2**20
 """Free space asked for beyond the weights: metadata, programs and executables."""
+
+_PROGRAM_FACTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **dict.fromkeys(("variant", "task", "latent_channels", "vae_spatial", "vae_temporal", "face_size")),
+        "inputs": {},
+        "leading_latents": 0,
+        "expand_timesteps": False,
+    }
+)
+"""The facts of a model that its programs depend on, and what it means that a manifest has none."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +83,14 @@ class _Plan:
     policy: DtypePolicy
     assignments: tuple[Assignment, ...]
 
+    @functools.cached_property
+    def keys(self) -> frozenset[str]:
+        """The source's tensors that fill something."""
+        return frozenset(fill.key for item in self.assignments for fill in item.fills)
+
     @property
     def nbytes(self) -> int:
+        """Bytes that are written."""
         return sum(layout.nbytes for layout in component_layouts(self.assignments).values())
 
 
@@ -79,14 +98,16 @@ def _plan_components(source: Source, family: Family, request: ConvertRequest) ->
     """Plans every component; raises one error with the problems of all of them."""
     plans: dict[str, _Plan] = {}
     problems: list[str] = []
+    components = {name: source.component(name) for name in family.weight_components}
+    kinds = {name: kind_of(name, component.class_name) for name, component in components.items()}
     configs = {
-        name: KINDS[name].parse(source.component(name).config, str(source.component(name).config_file))
-        for name in family.weight_components
+        name: kinds[name].parse(component.config, str(component.config_file))
+        for name, component in components.items()
     }
     check_same_config({source.component(name).config_file: configs[name] for name in family.transformers})
     policies = _policies(family, request)
     for name, config in configs.items():
-        component, kind, policy = source.component(name), KINDS[name], policies[name]
+        component, kind, policy = components[name], kinds[name], policies[name]
         shapes = {key: component.entry(key).shape for key in component.keys}
         assignments, found = assign(kind.rules, shapes, kind.module(config, policy), name)
         problems += found
@@ -136,19 +157,24 @@ def _read_small_files(source: Source) -> _SmallFiles:
 
 
 def _source_record(
-    source: Source, small: _SmallFiles, crcs: Mapping[str, Mapping[str, str]]
+    source: Source,
+    small: _SmallFiles,
+    plans: Mapping[str, _Plan],
+    crcs: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
     """Repository, revision and a digest of every file that was read.
 
     A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, taken while
-    they were converted; other files are small and have the sha256 of their bytes.
+    they were converted; of one that fills nothing no byte was read, and it has no crc32c. Other files are
+    small and have the sha256 of their bytes.
     """
     tensors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
     for name, component in source.components.items():
         for key, file in component.keys.items():
             entry = component.entry(key)
-            record = [str(entry.dtype), list(entry.shape), crcs[name][key]]
+            checksum = crcs[name][key] if key in plans[name].keys else None
+            record = [str(entry.dtype), list(entry.shape), checksum]
             place = file.path.relative_to(source.path).as_posix()
             tensors.setdefault(place, {})[key] = record
             sizes[place] = file.nbytes
@@ -169,27 +195,44 @@ def _model_record(
     """The facts and defaults that the runtime needs; it knows no model code."""
     scheduler = read_scheduler(source.scheduler_config, default_shift=family.flow_shift)
     negative = family.negative_prompt if request.negative_prompt is None else request.negative_prompt
-    guidance: dict[str, float] = {"guidance_scale": family.guidance_scale}
-    if family.guidance_scale_2 is not None:
-        guidance["guidance_scale_2"] = family.guidance_scale_2
+    scales = {
+        "guidance_scale": family.guidance_scale,
+        "guidance_scale_2": family.guidance_scale_2,
+        "conditioning_scale": family.conditioning_scale,
+    }
+    images: dict[str, Any] = {}
+    if source.image_processor is not None:
+        images["image_processor"] = source.image_processor.as_json()
+    if family.task == "animate":
+        images["face_size"] = plans["transformer"].config.motion_encoder_size
     return {
         "variant": family.name,
         "task": family.task,
+        "inputs": dict(family.inputs),
+        **images,
         "latent_channels": plans["vae"].config.z_dim,
         "vae_spatial": family.vae_spatial,
         "vae_temporal": family.vae_temporal,
+        "size_multiple": family.size_multiple,
+        "leading_latents": family.leading_latents,
         "num_train_timesteps": 1000,
         "boundary_ratio": source.boundary_ratio,
         "expand_timesteps": source.expand_timesteps,
         "defaults": {
             "num_steps": family.steps,
-            **guidance,
+            **{name: scale for name, scale in scales.items() if scale is not None},
             "flow_shift": scheduler.flow_shift,
             "solver": scheduler.solver,
             "fps": family.fps,
             "negative_prompt": negative,
         },
     }
+
+
+def _stored_config(component: SourceComponent) -> dict[str, Any]:
+    """A component's config.json; a transformer's names its class, by which programs are made."""
+    named = {"_class_name": component.class_name} if component.name in TRANSFORMERS else {}
+    return {**component.config, **named}
 
 
 def _open_loras(source: Source, family: Family, requests: Sequence[LoraRequest]) -> Loras:
@@ -213,7 +256,8 @@ def _write_components(
             raise CancelledError
         progress.advance(count)
 
-    with Progress(sum(source.component(name).nbytes for name in plans), "convert", unit="B") as progress:
+    total = sum(source.component(name).entry(key).nbytes for name, plan in plans.items() for key in plan.keys)
+    with Progress(total, "convert", unit="B") as progress:
         writers = {
             name: ComponentWriter(
                 building / "weights" / name,
@@ -241,8 +285,8 @@ def _write_components(
 def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
 
-    Weights are arguments of a program, so it stays valid as long as the variant, configs, dtypes and
-    parameters' shapes are the same.
+    Weights are arguments of a program, so it stays valid as long as the facts of the model, configs, dtypes
+    and parameters' shapes are the same.
     """
     try:
         previous = read_manifest(old)
@@ -255,7 +299,8 @@ def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
             name: {path: dataclasses.astuple(p.layout) for path, p in component.parameters.items()}
             for name, component in manifest.components.items()
         }
-        return manifest.model.get("variant"), manifest.configs, manifest.dtypes, layouts
+        facts = {name: manifest.model.get(name, default) for name, default in _PROGRAM_FACTS.items()}
+        return facts, manifest.configs, manifest.dtypes, manifest.tokenizer["max_length"], layouts
 
     if signature(previous) != signature(new):
         return new
@@ -323,10 +368,12 @@ def convert(request: ConvertRequest) -> Manifest:
                 manifest = Manifest(
                     model=model,
                     configs={
-                        **{name: dict(source.component(name).config) for name in plans},
+                        **{name: _stored_config(source.component(name)) for name in plans},
                         "scheduler": dict(source.scheduler_config),
                     },
-                    source=_source_record(source, small, {n: w.source_crc32c for n, w in written.items()}),
+                    source=_source_record(
+                        source, small, plans, {name: item.source_crc32c for name, item in written.items()}
+                    ),
                     loras=loras.records,
                     dtypes={name: plan.policy.as_json() for name, plan in plans.items()},
                     components={name: item.component for name, item in written.items()},

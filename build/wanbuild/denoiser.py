@@ -13,7 +13,7 @@ from wanbuild.models.attention import Attention
 from wanbuild.models.params import bind
 from wanbuild.models.transformer import WanTransformer
 
-_History = Mapping[str, jax.Array]
+_Arrays = Mapping[str, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -24,30 +24,30 @@ class Denoiser:
         module: the abstract transformer.
         attention: the attention implementation.
         dtype: compute dtype of the transformer.
-        groups: timesteps that the transformer is given: one, or one per latent frame where it is made for a
-            timestep per token (diffusers' ``expand_timesteps``). From text alone all of them are the same.
     """
 
     module: WanTransformer
     attention: Attention
     dtype: Any
-    groups: int
 
     def step(
         self,
-        weights: Any,
+        transformer: Any,
         kv: Any,
         rope: Any,
         latents: jax.Array,
-        history: _History,
+        history: _Arrays,
         coefficients: jax.Array,
         timestep: jax.Array,
         guidance_scale: jax.Array | None = None,
+        condition: _Arrays | None = None,
+        frame_mask: jax.Array | None = None,
+        conditioning_scale: jax.Array | None = None,
     ) -> dict[str, Any]:
         """One step.
 
         Args:
-            weights: the transformer's.
+            transformer: the weights.
             kv: the cross-attention cache of one prompt, or with guidance of two, the positive one first.
             rope: the rotary tables.
             latents: (B, C, T, h, w).
@@ -55,16 +55,29 @@ class Denoiser:
             coefficients: float32 (9,), a row of the solver's table.
             timestep: float32 scalar.
             guidance_scale: float32 scalar; None for no guidance.
+            condition: what ``encode_video`` returned, the same for all videos.
+            frame_mask: float32 (T,), for a model that has a timestep per token (diffusers'
+                ``expand_timesteps``): zero for a frame that is held, of which the condition has the
+                latents, ``first_frame`` (C, 1, h, w), and one for the others.
+            conditioning_scale: float32 (control blocks,), for a model that has them.
 
         Returns:
             The next latents and history, in the dtype of the latents.
         """
-        model = bind(self.module, weights)
+        model = bind(self.module, transformer)
         stored = latents.dtype
         latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
-        batch = latents if guidance_scale is None else jnp.concatenate([latents, latents])
-        timesteps = jnp.full((1, self.groups), timestep)
-        velocity = model(batch, timesteps, kv, rope, self.attention, self.dtype)
+        condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
+        if frame_mask is not None:
+            # The velocity of a held frame is as good as any: its latents are put in again at the end.
+            mask = frame_mask[:, None, None]
+            batch = (1 - mask) * condition.pop("first_frame") + mask * latents
+            timesteps = (frame_mask * timestep)[None]
+        if conditioning_scale is not None:
+            condition["scale"] = conditioning_scale
+        if guidance_scale is not None:
+            batch = jnp.concatenate([batch, batch])
+        velocity = model(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
         if guidance_scale is not None:
             conditional, unconditional = jnp.split(velocity, 2)
             velocity = unconditional + guidance_scale * (conditional - unconditional)
@@ -74,38 +87,36 @@ class Denoiser:
 
     def loop(
         self,
-        weights: Any,
-        kv: Any,
-        rope: Any,
         latents: jax.Array,
-        history: _History,
+        history: _Arrays,
         coefficients: jax.Array,
         timesteps: jax.Array,
         first: jax.Array,
         last: jax.Array,
-        guidance_scale: jax.Array | None = None,
+        **constant: Any,
     ) -> dict[str, Any]:
         """The steps [first, last) of a table; arguments as of ``step``.
 
         Args:
+            latents: (B, C, T, h, w).
+            history: the solver's.
             coefficients: float32 (N, 9).
             timesteps: float32 (N,).
             first: int32 scalar.
             last: int32 scalar, at most N.
+            constant: what ``step`` takes besides, the same in every step.
         """
 
         def body(index: jax.Array, state: dict[str, Any]) -> dict[str, Any]:
             row, timestep = coefficients[index], timesteps[index]
-            return self.step(
-                weights, kv, rope, state["latents"], state["history"], row, timestep, guidance_scale
-            )
+            return self.step(**constant, **state, coefficients=row, timestep=timestep)
 
         start = {"latents": latents, "history": dict(history)}
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
 
 
 def solver_step(
-    x: jax.Array, velocity: jax.Array, history: _History, coefficients: jax.Array
+    x: jax.Array, velocity: jax.Array, history: _Arrays, coefficients: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One step of a linear multistep solver, whichever its table describes.
 

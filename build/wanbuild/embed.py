@@ -56,6 +56,7 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
         num_frames=profile.num_frames,
         num_videos=profile.num_videos,
         guidance=profile.guidance,
+        num_references=profile.num_references,
         embeddings="none",
         lazy=lazy,
     )

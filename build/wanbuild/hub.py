@@ -15,8 +15,10 @@ from typing import Protocol
 import click
 
 from wanbuild.config import read_json
-from wanbuild.families import NO_WEIGHTS, families_of_pipeline
+from wanbuild.families import IMAGE_PROCESSOR, NO_WEIGHTS, families_of_pipeline
 from wanbuild.shards import WEIGHT_NAMES, read_weight_map
+from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source_images import open_image_processor
 from wanbuild.tensors import refuse_pickle
 from wanrun.errors import SourceError, UsageError
 from wanrun.manifest import TRANSFORMERS
@@ -150,8 +152,12 @@ def _gather(repository: _Repository) -> Located:
     configs = {name: _config(repository, name, file) for name, file in weights.items()}
     tables = [name for name in ("tokenizer/tokenizer_config.json",) if repository.holds(name)]
     settings = ["scheduler/scheduler_config.json", *filter(None, configs.values())]
+    if IMAGE_PROCESSOR in classes:
+        settings.append(f"{IMAGE_PROCESSOR}/{IMAGE_PROCESSOR_FILE}")
     repository.fetch([*indexes, *settings, *tables])
-    _check_configs(folder, configs)
+    _check_configs(folder, configs, {name: class_name for name, (_, class_name) in classes.items()})
+    if IMAGE_PROCESSOR in classes:
+        open_image_processor(folder / IMAGE_PROCESSOR)
     large = ["tokenizer/tokenizer.json"]
     for file in weights.values():
         if file in indexes:
@@ -171,14 +177,15 @@ def _config(repository: _Repository, component: str, weights: str) -> str | None
     return next((name for name in (plain, beside) if repository.holds(name)), plain if published else None)
 
 
-def _check_configs(folder: Path, files: Mapping[str, str | None]) -> None:
+def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
     """Raises SourceError for configs that conversion would refuse once the weights are there.
 
     Args:
         folder: where they are.
         files: the file of each component's; None for one that has to be derived from its weights.
+        classes: the class of each component, from model_index.json.
     """
-    from wanbuild.components import KINDS
+    from wanbuild.components import KINDS, kind_of
     from wanbuild.experts import check_same_config
     from wanbuild.original_config import is_original
 
@@ -188,7 +195,7 @@ def _check_configs(folder: Path, files: Mapping[str, str | None]) -> None:
             continue
         data = read_json(folder / file)
         if not is_original(data):
-            config = KINDS[component].parse(data, str(folder / file))
+            config = kind_of(component, classes[component]).parse(data, str(folder / file))
             if component in _TRANSFORMERS:
                 transformers[folder / file] = config
     if len(transformers) > 1:

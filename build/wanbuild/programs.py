@@ -7,26 +7,28 @@ runtime passes the outputs of one program to the next without knowing what they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.build_options import BuildOptions, Kernels, Shape
+from wanbuild.components import DtypePolicy, kind_of
+from wanbuild.conditioner import CONDITIONERS
 from wanbuild.denoiser import Denoiser
 from wanbuild.models.attention import ATTENTION
-from wanbuild.models.convolution import Algorithm
+from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
+from wanbuild.program_spec import ProgramSpec, program
+from wanrun.conditioning import PREVIOUS_FRAMES
 from wanrun.denoise import HISTORY
 from wanrun.errors import UsageError
 from wanrun.manifest import Manifest
-from wanrun.options import LOOP_PROGRAMS, MAX_STEPS
 from wanrun.solvers import COLUMNS
 
 ENCODE_BATCH = 1
@@ -36,100 +38,11 @@ One, not two: 512 tokens already saturate the matmuls, and a cached or unused ne
 nothing (BUILD_NOTES.md, "encode_text").
 """
 
-LOOPS = ("both", *LOOP_PROGRAMS)
-"""Which forms of the denoising loop a profile has."""
+MAX_REFERENCES = 16
+"""Reference images that a profile may have: each costs a latent frame, and published examples use up to 3."""
 
 TEXT_LENGTHS = (64, 128, 256)
 """Tokens of the shorter ``encode_text`` programs: most prompts are short; padding costs what text does."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """Choices that change a profile's programs; recorded in the manifest.
-
-    Args:
-        dtype: compute dtype of the text encoder and the transformer.
-        vae_dtype: compute dtype of the VAE.
-        scheduler_dtype: what latents and solver history are kept in between steps; sums are in float32.
-        vae_decode_chunk: latent frames decoded at a time.
-        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one; or ``both``.
-        max_steps: the most steps of the scan form, which its coefficient table is padded to.
-    """
-
-    dtype: str = "bfloat16"
-    vae_dtype: str = "float32"
-    scheduler_dtype: str = "float32"
-    vae_decode_chunk: int = 1
-    loop: str = "both"
-    max_steps: int = 100
-
-    def __post_init__(self) -> None:
-        if self.loop not in LOOPS:
-            raise UsageError("--loop cannot be built", expected=" or ".join(LOOPS), found=self.loop)
-        if not 1 <= self.max_steps <= MAX_STEPS:
-            raise UsageError(
-                "--max-steps is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
-            )
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Implementations chosen by the target's platform; they compute the same.
-
-    Args:
-        attention: a name in ``models.attention.ATTENTION``.
-        convolution: the form of the VAE's convolutions.
-        weight_bits: whether bfloat16 weights are passed as uint16 (``models.loops`` says why).
-    """
-
-    attention: str
-    convolution: Algorithm
-    weight_bits: bool
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a profile's name says: the static shape of one generation.
-
-    Args:
-        width: pixels.
-        height: pixels.
-        num_frames: frames, 4n + 1.
-        num_videos: videos per prompt.
-        guidance: whether classifier-free guidance doubles the batch.
-    """
-
-    width: int
-    height: int
-    num_frames: int
-    num_videos: int
-    guidance: bool
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A program before it is exported.
-
-    Args:
-        name: its name.
-        function: takes the inputs in order and returns a dict of outputs.
-        inputs: argument names; a component's name stands for its weights.
-        arguments: abstract arguments, one pytree per input.
-        donate: names of donated inputs.
-    """
-
-    name: str
-    function: Callable[..., dict[str, Any]]
-    inputs: tuple[str, ...]
-    arguments: tuple[Any, ...]
-    donate: tuple[str, ...] = ()
-
-    @property
-    def donate_argnums(self) -> tuple[int, ...]:
-        return tuple(self.inputs.index(name) for name in self.donate)
 
 
 class ProgramBuilder:
@@ -148,13 +61,15 @@ class ProgramBuilder:
     def __init__(self, manifest: Manifest, shape: Shape, options: BuildOptions, kernels: Kernels) -> None:
         self._kernels = kernels
         self._model, self._shape, self._options = manifest.model, shape, options
+        self._inputs: Mapping[str, str] = manifest.model.get("inputs", {})
         self._max_length = manifest.tokenizer["max_length"]
         self._configs: dict[str, Any] = {}
         self._modules: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
         for name in manifest.components:
-            kind, dtypes = KINDS[name], manifest.dtypes[name]
-            config = kind.parse(manifest.configs[name], f"config of {name}")
+            data, dtypes = manifest.configs[name], manifest.dtypes[name]
+            kind = kind_of(name, data.get("_class_name"))
+            config = kind.parse(data, f"config of {name}")
             module: nnx.Module = kind.module(config, DtypePolicy(dtypes["weights"], dtypes["norms"]))
             self._configs[name], self._modules[name] = config, module
             self._weights[name] = self._arguments(abstract_params(module))
@@ -190,29 +105,66 @@ class ProgramBuilder:
                 found=shape.num_frames,
                 remedy=f"use {below} or {below + temporal}",
             )
+        least, why = self._least_frames
+        if shape.num_frames < least:
+            raise UsageError(
+                f"{shape.num_frames} frames cannot be built",
+                expected=f"{least} or more: {why}",
+                found=shape.num_frames,
+                remedy=f"use {least}",
+            )
         if shape.num_videos < 1:
             raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)
+        if shape.num_videos > 1 and model["task"] == "animate":
+            raise UsageError(
+                "--num-videos cannot be built",
+                expected="1: segments follow one another",
+                found=shape.num_videos,
+            )
+        most = MAX_REFERENCES if "reference_image" in self._inputs else 0
+        if not 0 <= shape.num_references <= most:
+            raise UsageError(
+                "--reference-images cannot be built",
+                expected=f"0 to {most}" if most else f"0: {model['variant']} takes no reference images",
+                found=shape.num_references,
+            )
         try:
             self._configs["transformer"].grid(self.latent_shape)
         except ValueError as error:
             raise UsageError(f"{shape.width}x{shape.height} cannot be built: {error}") from None
 
     @property
+    def _least_frames(self) -> tuple[int, str]:
+        """The fewest frames that a video may have, 4n + 1, and why."""
+        if self._model["task"] == "animate":
+            return PREVIOUS_FRAMES, f"a segment may begin with {PREVIOUS_FRAMES} of the one before"
+        if "last_image" in self._inputs:  # with a single frame an optional one would have no place
+            return 1 + self._model["vae_temporal"], "the first and the last one may be given"
+        return 1, "a video"
+
+    @property
+    def _leading(self) -> int:
+        """Latent frames in front of the video's own."""
+        return int(self._model.get("leading_latents", 0)) + self._shape.num_references
+
+    @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns."""
+        """Latent frames, those in front too, rows and columns."""
         spatial, temporal = self._model["vae_spatial"], self._model["vae_temporal"]
-        frames = (self._shape.num_frames - 1) // temporal + 1
+        frames = (self._shape.num_frames - 1) // temporal + 1 + self._leading
         return frames, self._shape.height // spatial, self._shape.width // spatial
 
     def programs(self) -> tuple[ProgramSpec, ...]:
         """Every program of the profile."""
         texts = [self.encode_text(length) for length in (*TEXT_LENGTHS, self._max_length)]
+        images = [self.encode_image()] if "image_encoder" in self._modules else []
+        videos = [self.encode_video()] if self._inputs else []
         steps = [
             make()
             for form, make in (("step", self.denoise_step), ("scan", self.denoise_loop))
             if self._options.loop in (form, "both")
         ]
-        return (*texts, self.prepare(), *steps, self.decode_video())
+        return (*texts, *images, *videos, self.prepare(), *steps, self.decode_video())
 
     def encode_text(self, length: int) -> ProgramSpec:
         """ids, mask (1, L) int32 -> embeddings (1, L, text_dim), zero past the prompt's length.
@@ -223,30 +175,73 @@ class ProgramBuilder:
         module: UMT5Encoder = self._modules["text_encoder"]
         tokens = jax.ShapeDtypeStruct((ENCODE_BATCH, length), jnp.int32)
 
-        def encode_text(weights: Any, ids: jax.Array, mask: jax.Array) -> dict[str, Any]:
-            return {"embeddings": bind(module, weights)(ids, mask, self._dtype)}
+        def encode_text(text_encoder: Any, ids: jax.Array, mask: jax.Array) -> dict[str, Any]:
+            return {"embeddings": bind(module, text_encoder)(ids, mask, self._dtype)}
 
-        return ProgramSpec(
+        return program(
             "encode_text" if length == self._max_length else f"encode_text_{length}",
             encode_text,
-            ("text_encoder", "ids", "mask"),
-            (self._weights["text_encoder"], tokens, tokens),
+            {"text_encoder": self._weights["text_encoder"], "ids": tokens, "mask": tokens},
         )
+
+    def encode_image(self) -> ProgramSpec:
+        """pixels (N, S, S, 3) float32 of N images -> their image_tokens (N, tokens, image_dim)."""
+        module: CLIPImageEncoder = self._modules["image_encoder"]
+        size = self._configs["image_encoder"].image_size
+        images = 1 + (self._inputs.get("last_image") == "required")
+
+        def encode_image(image_encoder: Any, pixels: jax.Array) -> dict[str, Any]:
+            return {"image_tokens": bind(module, image_encoder)(pixels, self._dtype)}
+
+        pixels = jax.ShapeDtypeStruct((images, size, size, 3), jnp.float32)
+        arguments = {"image_encoder": self._weights["image_encoder"], "pixels": pixels}
+        return program("encode_image", encode_image, arguments)
+
+    def encode_video(self) -> ProgramSpec:
+        """Images and videos, uint8 -> the condition of ``denoise_step``, see ``wanbuild.conditioner``."""
+        conditioner = CONDITIONERS[self._model["task"]](
+            module=self._modules["vae"],
+            config=self._configs["vae"],
+            inputs=self._inputs,
+            width=self._shape.width,
+            height=self._shape.height,
+            num_frames=self._shape.num_frames,
+            num_references=self._shape.num_references,
+            chunk=self._options.vae_encode_chunk,
+            dtype=self._vae_dtype,
+            algorithm=self._kernels.convolution,
+        )
+
+        def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:
+            return conditioner(vae, **media)
+
+        arguments = {"vae": self._weights["vae"], **conditioner.arguments()}
+        return program("encode_video", encode_video, arguments)
 
     def prepare(self) -> ProgramSpec:
-        """embeddings (P, 512, text_dim), positive first -> the cross-attention cache and RoPE tables."""
-        module: WanTransformer = self._modules["transformer"]
+        """What stays the same over a generation: the cross-attention cache and the RoPE tables.
 
-        def prepare(weights: Any, embeddings: jax.Array) -> dict[str, Any]:
-            kv, rope = bind(module, weights).prepare(embeddings, self.latent_shape, self._dtype)
+        embeddings (P, 512, text_dim), the positive first; of a model that takes them, image_tokens of
+        ``encode_image`` and face_video (F, S, S, 3) uint8.
+        """
+        module: WanTransformer = self._modules["transformer"]
+        arguments = {"transformer": self._weights["transformer"], "embeddings": self._embeddings()}
+        extra: dict[str, Any] = {}
+        if "image_encoder" in self._modules:
+            encoded = self.encode_image()
+            arguments |= jax.eval_shape(encoded.function, *encoded.arguments)
+            extra["image_multiple"] = self._kernels.image_multiple
+        if "face_video" in self._inputs:
+            size = self._model["face_size"]
+            faces = (self._shape.num_frames, size, size, 3)
+            arguments["face_video"] = jax.ShapeDtypeStruct(faces, jnp.uint8)
+
+        def prepare(transformer: Any, embeddings: jax.Array, **inputs: jax.Array) -> dict[str, Any]:
+            model = bind(module, transformer)
+            kv, rope = model.prepare(embeddings, self.latent_shape, self._dtype, **inputs, **extra)
             return {"kv": kv, "rope": rope}
 
-        return ProgramSpec(
-            "prepare",
-            prepare,
-            ("transformer", "embeddings"),
-            (self._weights["transformer"], self._embeddings()),
-        )
+        return program("prepare", prepare, arguments)
 
     def _embeddings(self) -> jax.ShapeDtypeStruct:
         prompts = 2 if self._shape.guidance else 1
@@ -260,12 +255,7 @@ class ProgramBuilder:
     def _denoising(self, form: str, **rows: jax.ShapeDtypeStruct) -> ProgramSpec:
         """A form of the loop; rows are the arguments that say which steps it takes."""
         config = self._configs["transformer"]
-        denoiser = Denoiser(
-            self._modules["transformer"],
-            ATTENTION[self._kernels.attention],
-            self._dtype,
-            config.grid(self.latent_shape)[0] if self._model["expand_timesteps"] else 1,
-        )
+        denoiser = Denoiser(self._modules["transformer"], ATTENTION[self._kernels.attention], self._dtype)
         latents = jax.ShapeDtypeStruct(self._latents().shape, jnp.dtype(self._options.scheduler_dtype))
         prepared = self.prepare()
         arguments = {
@@ -277,13 +267,16 @@ class ProgramBuilder:
         }
         if self._shape.guidance:
             arguments["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
-        return ProgramSpec(
-            f"denoise_{form}",
-            getattr(denoiser, form),
-            tuple(arguments),
-            tuple(arguments.values()),
-            donate=("latents", "history"),
-        )
+        if self._inputs:
+            encoded = self.encode_video()
+            arguments |= jax.eval_shape(encoded.function, *encoded.arguments)
+        if self._model["expand_timesteps"] and self._inputs:  # of text alone no frame is held
+            frames = config.grid(self.latent_shape)[0]
+            arguments["frame_mask"] = jax.ShapeDtypeStruct((frames,), jnp.float32)
+        if self._model["task"] == "vace":
+            blocks = len(config.vace_layers)
+            arguments["conditioning_scale"] = jax.ShapeDtypeStruct((blocks,), jnp.float32)
+        return program(f"denoise_{form}", getattr(denoiser, form), arguments, donate=("latents", "history"))
 
     def denoise_step(self) -> ProgramSpec:
         """One step: latents (B, C, T, h, w) and solver history -> the same, one step on.
@@ -312,27 +305,38 @@ class ProgramBuilder:
         )
 
     def decode_video(self) -> ProgramSpec:
-        """latents (C, T, h, w) float32 of one video, normalised -> frames (T, H, W, 3) uint8."""
+        """latents (C, T, h, w) float32 of one video, normalised -> frames (F, H, W, 3) uint8.
+
+        T is without the latent frames in front of the video's own, so that profiles which differ in those
+        share the program. Where a video is made in segments, also last_frames, float32 in [-1, 1]: what the
+        next one may begin with.
+        """
         module: WanVAE = self._modules["vae"]
         config = self._configs["vae"]
         # The reference divides by a rounded 1/std; the same order of roundings keeps uint8 equal.
         inverse_std = 1.0 / jnp.asarray(config.latents_std, jnp.float32)
         mean = jnp.asarray(config.latents_mean, jnp.float32)
+        keep = PREVIOUS_FRAMES if self._model["task"] == "animate" else 0
 
         def to_uint8(frames: jax.Array) -> jax.Array:
             unit = jnp.clip(frames.astype(jnp.float32) / 2 + 0.5, 0, 1)
             return jnp.round(unit * 255).astype(jnp.uint8)
 
-        def decode_video(weights: Any, latents: jax.Array) -> dict[str, Any]:
+        def decode_video(vae: Any, latents: jax.Array) -> dict[str, Any]:
             z = latents / inverse_std[:, None, None, None] + mean[:, None, None, None]
-            frames = bind(module, weights).decode(
+            decoded = bind(module, vae).decode(
                 z[None],
                 self._options.vae_decode_chunk,
                 dtype=self._vae_dtype,
                 algorithm=self._kernels.convolution,
                 finish=to_uint8,
+                keep_last=keep,
             )
-            return {"frames": frames[0]}
+            if not keep:
+                return {"frames": decoded[0]}
+            frames, last = decoded
+            return {"frames": frames[0], "last_frames": last[0]}
 
-        one = jax.ShapeDtypeStruct(self._latents().shape[1:], jnp.float32)
-        return ProgramSpec("decode_video", decode_video, ("vae", "latents"), (self._weights["vae"], one))
+        channels, frames, *cells = self._latents().shape[1:]
+        one = jax.ShapeDtypeStruct((channels, frames - self._leading, *cells), jnp.float32)
+        return program("decode_video", decode_video, {"vae": self._weights["vae"], "latents": one})

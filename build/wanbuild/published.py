@@ -1,8 +1,8 @@
 """The configs of the published checkpoints, field for field, for benchmarks and as the toy's starting point.
 
-From the Wan-AI/Wan2.1-T2V-*-Diffusers, Wan2.2-T2V-A14B-Diffusers and Wan2.2-TI2V-5B-Diffusers repositories:
-transformer, vae, text_encoder (google/umt5-xxl), scheduler and model_index. Wrapped read-only; copy one with
-``dict(...)`` to change it.
+From the Wan-AI repositories in the diffusers layout: transformers for text, vae, text_encoder
+(google/umt5-xxl), scheduler, image_processor and model_index; ``wanbuild.published_models`` has the other
+transformers. Wrapped read-only; copy one with ``dict(...)`` to change it.
 """
 
 from __future__ import annotations
@@ -253,18 +253,68 @@ _MODEL_INDEX: Config = MappingProxyType(
     }
 )
 
+_IMAGE_INDEX: Config = MappingProxyType(
+    {
+        **_MODEL_INDEX,
+        "_class_name": "WanImageToVideoPipeline",
+        "image_encoder": ["transformers", "CLIPVisionModel"],
+        "image_processor": ["transformers", "CLIPImageProcessor"],
+    }
+)
+
 MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
     {
         "wan2.1-t2v": _MODEL_INDEX,
+        "wan2.1-i2v": _IMAGE_INDEX,
+        "wan2.1-flf2v": _IMAGE_INDEX,
+        "wan2.1-vace": changed(
+            _MODEL_INDEX,
+            "0.34.0.dev0",
+            _class_name="WanVACEPipeline",
+            transformer=["diffusers", "WanVACETransformer3DModel"],
+        ),
         "wan2.2-t2v": changed(
             _MODEL_INDEX,
             _WAN_2_2,
             boundary_ratio=0.875,
             transformer_2=["diffusers", "WanTransformer3DModel"],
         ),
+        "wan2.2-i2v": changed(
+            _IMAGE_INDEX,
+            _WAN_2_2,
+            boundary_ratio=0.9,
+            image_encoder=[None, None],
+            image_processor=[None, None],
+            transformer_2=["diffusers", "WanTransformer3DModel"],
+        ),
         "wan2.2-ti2v": changed(
             _MODEL_INDEX, _WAN_2_2, boundary_ratio=None, expand_timesteps=True, transformer_2=[None, None]
         ),
+        "wan2.2-animate": changed(
+            _IMAGE_INDEX,
+            "0.36.0.dev0",
+            _class_name="WanAnimatePipeline",
+            transformer=["diffusers", "WanAnimateTransformer3DModel"],
+        ),
     }
 )
-"""model_index.json by variant."""
+"""model_index.json by variant, with the image encoder that every pipeline can do with: those of Wan 2.1 were
+saved with its projection, CLIPVisionModelWithProjection, and for FLF2V with a CLIPProcessor."""
+
+PUBLISHED_IMAGE_PROCESSOR: Config = MappingProxyType(
+    {
+        "crop_size": {"height": 224, "width": 224},
+        "do_center_crop": True,
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_processor_type": "CLIPImageProcessor",
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "resample": 3,
+        "rescale_factor": 0.00392156862745098,
+        "size": {"shortest_edge": 224},
+    }
+)
+"""image_processor/preprocessor_config.json; with other releases' additions it says the same."""

@@ -19,6 +19,7 @@ from wanbuild.published import (
     Config,
     changed,
 )
+from wanbuild.published_image_encoder import PUBLISHED_IMAGE_ENCODER
 
 _SMALL, _LARGE = PUBLISHED_TRANSFORMERS["wan2.1-t2v-1.3b"], PUBLISHED_TRANSFORMERS["wan2.1-t2v-14b"]
 _A14B = PUBLISHED_TRANSFORMERS["wan2.2-t2v-a14b"]
@@ -58,30 +59,6 @@ _ANIMATE = _image(
     pos_embed_seq_len=None,
 )
 
-PUBLISHED_IMAGE_ENCODER: Config = MappingProxyType(
-    {
-        "architectures": ["CLIPVisionModel"],
-        "attention_dropout": 0.0,
-        "dropout": 0.0,
-        "hidden_act": "gelu",
-        "hidden_size": 1280,
-        "image_size": 224,
-        "initializer_factor": 1.0,
-        "initializer_range": 0.02,
-        "intermediate_size": 5120,
-        "layer_norm_eps": 1e-5,
-        "model_type": "clip_vision_model",
-        "num_attention_heads": 16,
-        "num_channels": 3,
-        "num_hidden_layers": 32,
-        "patch_size": 14,
-        "projection_dim": 1024,
-        "torch_dtype": "float32",
-        "transformers_version": "4.49.0",
-    }
-)
-"""CLIP ViT-H/14, the vision half."""
-
 
 def _repository(transformer: Config, vae: Config = PUBLISHED_VAE, **more: Config) -> Mapping[str, Config]:
     return MappingProxyType(
@@ -102,6 +79,7 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "Wan2.1-T2V-1.3B-Diffusers": _repository(_SMALL),
         "Wan2.1-T2V-14B-Diffusers": _repository(_LARGE),
         "Wan2.1-I2V-14B-480P-Diffusers": _with_image(_image(_LARGE, "0.33.0.dev0")),
+        "Wan2.1-I2V-14B-720P-Diffusers": _with_image(_image(_LARGE, "0.33.0.dev0")),
         "Wan2.1-FLF2V-14B-720P-diffusers": _with_image(_image(_LARGE, "0.33.0.dev0", pos_embed_seq_len=514)),
         "Wan2.1-VACE-1.3B-diffusers": _repository(_vace(_SMALL, 2)),
         "Wan2.1-VACE-14B-diffusers": _repository(_vace(_LARGE, 5)),

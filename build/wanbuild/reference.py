@@ -7,8 +7,6 @@ runs in float32 on the CPU. Needs the test extra (torch, diffusers, transformers
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +19,21 @@ from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.embed import open_profile
 from wanbuild.hub import locate_source
 from wanbuild.models.params import bind
+from wanbuild.reference_pipeline import (
+    Made,
+    load_reference,
+    reference_arguments,
+    run_reference,
+    text_pipeline,
+)
+from wanbuild.sample_media import sample_media
 from wanbuild.source import open_source
 from wanrun.errors import UsageError, VerificationError
 from wanrun.experts import boundary_between, schedule, transformers
-from wanrun.manifest import Manifest, read_manifest
+from wanrun.manifest import Manifest, Profile, read_manifest
+from wanrun.media import MODES, Inputs, Media, load_media
 from wanrun.noise import initial_noise
+from wanrun.options import leading_latents
 from wanrun.pipeline import Pipeline
 from wanrun.prompt import clean_prompt
 from wanrun.select import select_profile
@@ -35,6 +43,8 @@ NEGATIVE_PROMPT = "blurry, static"
 SEED = 7
 GUIDANCE_SCALE, GUIDANCE_SCALE_2 = 5.0, 3.0
 """They differ, so that experts that are given each other's are noticed."""
+
+ENCODERS = ("text_encoder", "image_encoder")
 
 Report = Callable[[str], None]
 
@@ -79,18 +89,49 @@ def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(value, np.float64) - reference) / np.linalg.norm(reference))
 
 
-def _load_reference(source: Path) -> Any:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import torch
-        from diffusers import WanPipeline
-    except ImportError as error:
-        raise UsageError(
-            f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
-        ) from None
-    pipe = WanPipeline.from_pretrained(str(source), dtype=torch.float32, local_files_only=True)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+@dataclass(frozen=True)
+class Trial:
+    """What one whole video is made of.
+
+    Args:
+        name: for the table; empty for the only one.
+        media: as it was made up; None for text alone.
+        inputs: the same as the artifact takes it.
+    """
+
+    name: str
+    media: Media | None
+    inputs: Inputs | None
+
+
+_WITHOUT: Mapping[str, tuple[str, str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "ti2v": ("text", "image", ("image",)),
+        "i2v": ("first image", "both images", ("last_image",)),
+        "vace": ("no video", "video", ("video", "mask")),
+    }
+)
+"""By task: the names of a trial without and with optional media, and which these are."""
+
+
+def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
+    """A trial for each way of using a model: in each mode, without and with what is optional.
+
+    The last one has all that there may be.
+    """
+    takes: Mapping[str, str] = manifest.model.get("inputs", {})
+    ways: list[tuple[str, Mapping[str, Any]]] = [("", {})]
+    if "replace" in takes.values():
+        ways = [(mode, {"mode": mode}) for mode in MODES]
+    elif "optional" in takes.values():
+        poor, rich, left_out = _WITHOUT[manifest.model["task"]]
+        ways = [(poor, {"without": left_out}), (rich, {})]
+    made = []
+    for name, options in ways:
+        media = sample_media(manifest, profile, **options, seed=SEED)
+        inputs = None if media is None else load_media(manifest, profile, media)
+        made.append(Trial(name, media, inputs))
+    return made
 
 
 class _Comparison:
@@ -98,10 +139,12 @@ class _Comparison:
 
     def __init__(self, pipeline: Pipeline, pipe: Any) -> None:
         self._ours, self._pipe = pipeline, pipe
+        self._trials = trials(pipeline.manifest, pipeline.profile)
         self._profile = pipeline.profile
         self._transformers = transformers(pipeline.manifest)
         self._text_dtype = self._coarser(["dtype"], ["text_encoder"])
-        self._dtype = self._coarser(["dtype", "scheduler_dtype"], ["text_encoder", *self._transformers])
+        encoders = [name for name in ENCODERS if name in pipeline.manifest.components]
+        self._dtype = self._coarser(["dtype", "scheduler_dtype"], [*encoders, *self._transformers])
         self._vae_dtype = self._coarser(["vae_dtype"], ["vae"])
         self._video_dtype = "float32" if self._dtype == self._vae_dtype == "float32" else "bfloat16"
         self._limits, self._vae_limits = LIMITS[self._dtype], LIMITS[self._vae_dtype]
@@ -123,38 +166,41 @@ class _Comparison:
         error = relative_error(self._ours.encode_prompts(self._prompts), reference.numpy())
         return Check("text_encoder", error, LIMITS[self._text_dtype]["component"])
 
+    def image(self) -> list[Check]:
+        """Tokens of the images, for a model that has an encoder of them."""
+        import torch
+
+        media, inputs = self._trials[-1].media, self._trials[-1].inputs
+        if "image_encoder" not in self._ours.manifest.components or media is None or inputs is None:
+            return []
+        images = [image for image in (media.image, media.last_image) if image is not None]
+        with torch.no_grad():
+            reference = self._pipe.encode_image(images, "cpu").numpy()
+        error = relative_error(self._ours.image_tokens(inputs), reference)
+        limits = LIMITS[self._coarser(["dtype"], ["image_encoder"])]
+        return [Check("image_encoder", error, limits["component"])]
+
     def experts(self) -> list[Check]:
-        """Every expert's velocity at the first noise and a middle timestep, guidance included."""
-        import torch
+        """Every expert's velocity at the second of two steps of the reference, guidance included."""
+        return [self._transformer(name) for name in self._transformers]
 
-        with torch.no_grad():
-            embeds = self._pipe._get_t5_prompt_embeds(self._prompts, max_sequence_length=512)
-        return [self._transformer(name, embeds) for name in self._transformers]
-
-    def _transformer(self, name: str, embeds: Any) -> Check:
-        import torch
-
-        noise, timestep = initial_noise(SEED, self._ours.latents_shape), 500.0
-        model = getattr(self._pipe, name)
-        with torch.no_grad():
-            x, times = torch.from_numpy(noise), self._reference_timesteps(model, noise.shape, timestep)
-            outputs = [
-                model(x, times, e[None].expand(len(noise), -1, -1), return_dict=False)[0] for e in embeds
-            ]
-        guided = outputs[0]
+    def _transformer(self, name: str) -> Check:
+        trial, single = self._trials[-1], len(self._transformers) == 1
+        # All steps are the wanted expert's: timesteps are below twice the boundary's range, and not below 0.
+        boundary = None if single else 2.0 * (name != self._transformers[0])
+        calls = self._run(trial, 2, {} if boundary is None else {"boundary": boundary}).calls
+        outputs = [call for call in calls if call.transformer == name][len(calls) // 2 :]
+        guided = outputs[0].output
         if len(outputs) == 2:
-            guided = outputs[1] + GUIDANCE_SCALE * (outputs[0] - outputs[1])
-        velocity = self._ours.velocity(noise, self._prompts, timestep, GUIDANCE_SCALE, transformer=name)
-        return Check(name, relative_error(velocity, guided.numpy()), self._limits["component"])
-
-    def _reference_timesteps(self, model: Any, shape: Sequence[int], timestep: float) -> Any:
-        """For the reference's transformer: integers (B,), or float32 (B, tokens) where it expands them."""
-        import torch
-
-        if not self._pipe.config.expand_timesteps:
-            return torch.full((shape[0],), int(timestep))
-        grid = [size // patch for size, patch in zip(shape[2:], model.config.patch_size, strict=True)]
-        return torch.full((shape[0], math.prod(grid)), timestep)
+            guided = outputs[1].output + GUIDANCE_SCALE * (outputs[0].output - outputs[1].output)
+        latents = outputs[0].latents[:, : self._ours.latents_shape[1]]
+        timestep = float(outputs[0].timestep.max())  # of a frame that is held it is zero
+        velocity = self._ours.velocity(
+            latents, self._prompts, timestep, GUIDANCE_SCALE, transformer=name, inputs=trial.inputs
+        )
+        held = int(bool(self._ours.manifest.model["expand_timesteps"]) and trial.media is not None)
+        error = relative_error(velocity[:, :, held:], guided[:, :, held:])
+        return Check(name, error, self._limits["component"])
 
     def _latents_to_vae(self, latents: np.ndarray) -> Any:
         import torch
@@ -169,8 +215,10 @@ class _Comparison:
         import torch
 
         latents = initial_noise(SEED + 1, self._ours.latents_shape)
+        leading = leading_latents(self._ours.manifest, self._profile)
         with torch.no_grad():
-            video = self._pipe.vae.decode(self._latents_to_vae(latents), return_dict=False)[0]
+            own = self._latents_to_vae(latents[:, :, leading:])
+            video = self._pipe.vae.decode(own, return_dict=False)[0]
         frames = self._pipe.video_processor.postprocess_video(video, output_type="np")
         return self._frames("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
 
@@ -201,38 +249,56 @@ class _Comparison:
         note = f"PSNR {psnr:.1f} dB, largest difference {difference.max():.0f}"
         return Check(name, float(error), LIMITS[dtype]["frames"], note)
 
-    def video(self, steps: int) -> list[Check]:
-        """The whole path from prompt to frames, from the same seed."""
-        import torch
+    def videos(self, steps: int) -> list[Check]:
+        """The whole path from prompt to frames, from the same seed, for every trial."""
+        return [check for trial in self._trials for check in self._video(trial, steps)]
 
+    def _video(self, trial: Trial, steps: int) -> list[Check]:
         options, note = self._expert_options(steps)
         guidance = GUIDANCE_SCALE if self._profile.guidance else 1.0
-        arguments = {
-            "prompt": PROMPT,
-            "negative_prompt": NEGATIVE_PROMPT,
-            "height": self._profile.height,
-            "width": self._profile.width,
-            "num_frames": self._profile.num_frames,
-            "num_inference_steps": steps,
-            "num_videos_per_prompt": self._profile.num_videos,
-            "guidance_scale": guidance,
-            "guidance_scale_2": options.get("guidance_scale_2"),
-            "generator": torch.Generator("cpu").manual_seed(SEED),
-        }
-        if "boundary" in options:
-            self._pipe.register_to_config(boundary_ratio=options["boundary"])
-        latents = self._pipe(**arguments, output_type="latent").frames
-        with torch.no_grad():
-            decoded = self._pipe.vae.decode(self._latents_to_vae(latents.numpy()), return_dict=False)[0]
-        frames = self._pipe.video_processor.postprocess_video(decoded, output_type="np")
+        made = self._run(trial, steps, options)
         ours = self._ours.generate(
-            PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=steps, guidance_scale=guidance, **options
+            PROMPT,
+            NEGATIVE_PROMPT,
+            seed=SEED,
+            num_steps=steps,
+            guidance_scale=guidance,
+            inputs=trial.inputs,
+            **options,
         )
-        error = relative_error(ours.latents, latents.numpy())
+        error, suffix = relative_error(ours.latents, made.latents), f" ({trial.name})" if trial.name else ""
         return [
-            Check("final latents", error, self._limits["latents"], note),
-            self._frames("video", ours.frames, frames, self._video_dtype),
+            Check(f"final latents{suffix}", error, self._limits["latents"], note),
+            self._frames(f"video{suffix}", ours.frames, made.frames, self._video_dtype),
         ]
+
+    def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
+        """The reference's run of a trial; options as of ``Pipeline.generate``."""
+        import torch
+
+        pipe = self._pipe if trial.media is not None else text_pipeline(self._pipe)
+
+        def prompts(text: str) -> str | list[str]:
+            """A prompt for each video: the reference's image tokens are as many. VACE takes no list."""
+            count = self._profile.num_videos
+            return text if count == 1 else [text] * count
+
+        arguments = reference_arguments(
+            trial.media,
+            prompt=prompts(PROMPT),
+            negative_prompt=prompts(NEGATIVE_PROMPT),
+            height=self._profile.height,
+            width=self._profile.width,
+            num_frames=self._profile.num_frames,
+            num_inference_steps=steps,
+            guidance_scale=GUIDANCE_SCALE if self._profile.guidance else 1.0,
+            generator=torch.Generator("cpu").manual_seed(SEED),
+        )
+        if "guidance_scale_2" in options:
+            arguments["guidance_scale_2"] = options["guidance_scale_2"]
+        if "boundary" in options:
+            pipe.register_to_config(boundary_ratio=options["boundary"])
+        return run_reference(pipe, **arguments)
 
     def _expert_options(self, steps: int) -> tuple[dict[str, Any], str]:
         """Options of a generation in which every expert takes steps, if there are as many; and a note.
@@ -281,7 +347,8 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
         Every check by name.
 
     Raises:
-        UsageError: if the reference is not installed, or cannot load what the artifact was made from.
+        UsageError: if the reference is not installed, cannot load what the artifact was made from, or makes
+            no video like the profile's.
         VerificationError: naming the checks that failed.
     """
     manifest = read_manifest(artifact)
@@ -289,16 +356,23 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
     if profile is None:
         select_profile(manifest, artifact)  # raises, saying what to do
     assert profile is not None
-    pipe = _load_reference(_readable_source(manifest, source))
+    if manifest.model["task"] == "vace" and profile.num_videos > 1:
+        raise UsageError(
+            "the reference makes one video of VACE at a time",
+            expected="a first profile of 1 video",
+            found=f"{profile.name}, of {profile.num_videos}",
+            remedy="compare an artifact that is compiled with --num-videos 1 first",
+        )
+    pipe = load_reference(_readable_source(manifest, source), manifest.model["task"])
     with open_profile(artifact, profile) as pipeline:
         comparison = _Comparison(pipeline, pipe)
         report(f"{profile.name}, {profile.options['dtype']} against diffusers in float32")
-        report(f"{'component':<14} {'error':>10} {'limit':>10}")
-        checks = [comparison.text(), *comparison.experts(), comparison.encode(), comparison.decode()]
-        checks += comparison.video(steps)
+        report(f"{'component':<27} {'error':>10} {'limit':>10}")
+        checks = [comparison.text(), *comparison.image(), *comparison.experts()]
+        checks += [comparison.encode(), comparison.decode(), *comparison.videos(steps)]
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"
-        report(f"{check.name:<14} {check.error:>10.2e} {check.limit:>10.0e}  {verdict:<6} {check.note}")
+        report(f"{check.name:<27} {check.error:>10.2e} {check.limit:>10.0e}  {verdict:<6} {check.note}")
     failed = [check for check in checks if not check.passed]
     if failed:
         raise VerificationError(

@@ -20,17 +20,26 @@ import numpy as np
 
 from wanbuild.config import read_json, shown
 from wanbuild.experts import LOW_NOISE, check_boundary, read_boundary
-from wanbuild.families import FAMILIES, NO_WEIGHTS, Family, families_of_pipeline
+from wanbuild.families import (
+    FAMILIES,
+    IMAGE_ENCODER,
+    IMAGE_PROCESSOR,
+    NO_WEIGHTS,
+    Family,
+    families_of_pipeline,
+)
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.original_config import derive_config, is_original
 from wanbuild.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
+from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source_images import ImageProcessorConfig, open_image_processor
 from wanbuild.source_tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.tensors import WEIGHT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
 from wanrun.manifest import TRANSFORMERS
 
 # Parts of a pipeline that a checkpoint may list as absent, [null, null].
-_OPTIONAL = frozenset({LOW_NOISE, "image_encoder", "image_processor"})
+_OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
 
 
@@ -94,6 +103,7 @@ class Source:
         components: those that hold weights.
         scheduler_config: the content of scheduler/scheduler_config.json.
         tokenizer: the tokenizer folder.
+        image_processor: how images are prepared for the image encoder; None where there is none.
     """
 
     path: Path
@@ -106,6 +116,7 @@ class Source:
     components: Mapping[str, SourceComponent]
     scheduler_config: Mapping[str, Any]
     tokenizer: SourceTokenizer
+    image_processor: ImageProcessorConfig | None
 
     def component(self, name: str) -> SourceComponent:
         """The component of this name; KeyError if the source has none, or it holds no weights."""
@@ -118,6 +129,8 @@ class Source:
             self.path / "scheduler" / "scheduler_config.json",
             self.tokenizer.file,
         ]
+        if self.image_processor is not None:
+            paths.append(self.path / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE)
         for component in self.components.values():
             paths += [component.config_file, *component.files]
             paths += [component.index] if component.index else []
@@ -355,6 +368,9 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
             components=MappingProxyType(components),
             scheduler_config=_read_scheduler_config(path, classes["scheduler"]),
             tokenizer=open_tokenizer(path / "tokenizer"),
+            image_processor=(
+                open_image_processor(path / IMAGE_PROCESSOR) if IMAGE_PROCESSOR in classes else None
+            ),
         )
         stack.pop_all()
     return source

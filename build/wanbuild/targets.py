@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.programs import Kernels
+from wanbuild.build_options import Kernels
 from wanrun.environment import device_environment, host_environment
 from wanrun.errors import UsageError
 
@@ -35,6 +35,20 @@ class TargetSpec:
     environment: dict[str, Any]
 
 
+def image_multiple(platform: str, device_kind: str) -> int:
+    """What the number of image tokens is padded to a multiple of: a TPU's attention works on whole blocks.
+
+    The targets of today are CPUs, which pad nothing.
+
+    Args:
+        platform: JAX's platform name.
+        device_kind: as JAX names the device, e.g. ``TPU v5p``.
+    """
+    if platform != "tpu":
+        return 1
+    return 256 if any(name in device_kind.lower() for name in ("v6", "7x", "v7")) else 128
+
+
 def resolve_target(name: str) -> TargetSpec:
     """The target of this name, with its device.
 
@@ -57,6 +71,6 @@ def resolve_target(name: str) -> TargetSpec:
         )
     environment = {**host_environment(platform), **device_environment(devices)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return TargetSpec(
-        "cpu", platform, Kernels("cpu", "winograd", weight_bits=True), devices[0], memory, environment
-    )
+    padding = image_multiple(platform, devices[0].device_kind)
+    kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=padding)
+    return TargetSpec("cpu", platform, kernels, devices[0], memory, environment)

@@ -13,19 +13,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.published import (
-    MODEL_INDEXES,
-    PUBLISHED_TEXT_ENCODER,
-    PUBLISHED_TRANSFORMERS,
-    PUBLISHED_VAE,
-    PUBLISHED_VAE_2_2,
-    PUBLISHED_VAE_IN_A14B,
-    SCHEDULER_CONFIGS,
-    Config,
-)
+from wanbuild.families import IMAGE_ENCODER, IMAGE_PROCESSOR
+from wanbuild.published import SCHEDULER_CONFIGS, Config
 from wanbuild.shards import WEIGHT_NAMES
+from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.toy_configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
 from wanbuild.toy_shapes import Shapes, text_encoder_shapes, transformer_shapes, vae_shapes
-from wanbuild.toy_tokenizer import vocabulary, write_tokenizer
+from wanbuild.toy_shapes_clip import image_encoder_shapes
+from wanbuild.toy_shapes_controls import animate_shapes, vace_shapes
+from wanbuild.toy_tokenizer import write_tokenizer
 from wanbuild.toy_weights import DTYPES, write_json, write_weights
 from wanrun.errors import UsageError
 from wanrun.manifest import TRANSFORMERS
@@ -34,90 +30,32 @@ MARKER = "wanbuild_toy.json"
 """A file that says that a folder was written here, and so may be replaced."""
 
 
-def _toy(published: Config, **sizes: Any) -> Config:
-    return MappingProxyType({**published, **sizes})
-
-
-# Head size 20 splits into 8, 6 and 6 for RoPE, as uneven as the published 44, 42 and 42. Sizes differ from
-# one another where the published ones do, so that a swapped axis cannot pass.
-_SIZES: Mapping[str, Any] = MappingProxyType(
-    {
-        "num_attention_heads": 2,
-        "attention_head_dim": 20,
-        "ffn_dim": 56,
-        "freq_dim": 64,
-        "num_layers": 3,
-        "text_dim": 32,
-    }
-)
-TOY_TRANSFORMER = _toy(PUBLISHED_TRANSFORMERS["wan2.1-t2v-1.3b"], **_SIZES)
-TOY_VAE = _toy(PUBLISHED_VAE, base_dim=6, num_res_blocks=1)
-TOY_VAE_2_2 = _toy(PUBLISHED_VAE_2_2, base_dim=6, decoder_base_dim=8, num_res_blocks=1)
-TOY_TEXT_ENCODER = _toy(
-    PUBLISHED_TEXT_ENCODER,
-    d_ff=37,
-    d_kv=8,
-    d_model=32,
-    num_decoder_layers=2,
-    num_heads=4,
-    num_layers=2,
-    relative_attention_num_buckets=8,
-    # Some rows more than the tokenizer has ids, as published.
-    vocab_size=len(vocabulary()) + 16,
-)
-
-
 @dataclass(frozen=True)
 class _Kind:
     library: str
     shapes: Callable[[Config], Shapes]
 
 
-_TRANSFORMER = _Kind("diffusers", transformer_shapes)
+_TRANSFORMERS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        "WanTransformer3DModel": _Kind("diffusers", transformer_shapes),
+        "WanVACETransformer3DModel": _Kind("diffusers", vace_shapes),
+        "WanAnimateTransformer3DModel": _Kind("diffusers", animate_shapes),
+    }
+)
+"""By class."""
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
-        "transformer": _TRANSFORMER,
-        "transformer_2": _TRANSFORMER,
         "vae": _Kind("diffusers", vae_shapes),
         "text_encoder": _Kind("transformers", text_encoder_shapes),
+        "image_encoder": _Kind("transformers", image_encoder_shapes),
     }
 )
+"""By component."""
 
 
-@dataclass(frozen=True)
-class ToyVariant:
-    """What a toy of one variant is.
-
-    Args:
-        configs: config.json by component that holds weights.
-        index: model_index.json, but for the scheduler's class.
-    """
-
-    configs: Mapping[str, Config]
-    index: Config
-
-
-def _variant(name: str, vae: Config, **transformers: Config) -> ToyVariant:
-    configs = {**transformers, "vae": vae, "text_encoder": TOY_TEXT_ENCODER}
-    return ToyVariant(MappingProxyType(configs), MODEL_INDEXES[name])
-
-
-_A14B = _toy(PUBLISHED_TRANSFORMERS["wan2.2-t2v-a14b"], **_SIZES)
-TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
-    {
-        "wan2.1-t2v": _variant("wan2.1-t2v", TOY_VAE, transformer=TOY_TRANSFORMER),
-        "wan2.2-t2v": _variant(
-            "wan2.2-t2v",
-            _toy(PUBLISHED_VAE_IN_A14B, base_dim=6, num_res_blocks=1),
-            transformer=_A14B,
-            transformer_2=_A14B,
-        ),
-        "wan2.2-ti2v": _variant(
-            "wan2.2-ti2v", TOY_VAE_2_2, transformer=_toy(PUBLISHED_TRANSFORMERS["wan2.2-ti2v-5b"], **_SIZES)
-        ),
-    }
-)
-"""By variant, as ``wanbuild.families`` spells it."""
+def _kind(config: Mapping[str, Any], name: str) -> _Kind:
+    return _TRANSFORMERS[config["_class_name"]] if name in TRANSFORMERS else _KINDS[name]
 
 
 def _override(name: str, base: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,26 +65,6 @@ def _override(name: str, base: Config, changes: Mapping[str, Any]) -> dict[str, 
             f"the {name} config has no field {', '.join(unknown)}", expected="one of " + ", ".join(base)
         )
     return {**base, **changes}
-
-
-def _check_configs(configs: Mapping[str, Mapping[str, Any]]) -> None:
-    vae, text = configs["vae"], configs["text_encoder"]
-    z, tokens = vae["z_dim"], len(vocabulary())
-    checks = []
-    for name in [name for name in TRANSFORMERS if name in configs]:
-        checks += [
-            (f"{name} text_dim", text["d_model"], configs[name]["text_dim"]),
-            (f"{name} in_channels", z, configs[name]["in_channels"]),
-            (f"{name} out_channels", z, configs[name]["out_channels"]),
-        ]
-    checks += [(f"length of vae {name}", z, len(vae[name])) for name in ("latents_mean", "latents_std")]
-    for what, expected, found in checks:
-        if expected != found:
-            raise UsageError(f"{what} does not fit the other configs", expected=expected, found=found)
-    if text["vocab_size"] < tokens:
-        raise UsageError(
-            "text_encoder vocab_size is too small", expected=f"at least {tokens}", found=text["vocab_size"]
-        )
 
 
 def _check_target(directory: Path, force: bool) -> None:
@@ -181,6 +99,7 @@ def write_toy(
     transformer_2: Mapping[str, Any] | None = None,
     vae: Mapping[str, Any] | None = None,
     text_encoder: Mapping[str, Any] | None = None,
+    image_encoder: Mapping[str, Any] | None = None,
     scheduler: str = "unipc",
     flow_shift: float = 3.0,
     dtype: str = "float32",
@@ -201,6 +120,7 @@ def write_toy(
         transformer_2: fields that differ in the second expert alone: no checkpoint that can be used has any.
         vae: the same for the VAE.
         text_encoder: the same for the text encoder.
+        image_encoder: the same for the image encoder; the image processor follows its ``image_size``.
         scheduler: ``unipc``, ``dpm++`` or ``euler``.
         flow_shift: the shift that scheduler_config.json states.
         dtype: of every stored tensor: ``float32``, ``float16`` or ``bfloat16``.
@@ -226,15 +146,22 @@ def write_toy(
     toy = TOY_VARIANTS[variant]
     if transformer_2 and "transformer_2" not in toy.configs:
         raise UsageError(f"{variant} has no transformer_2", remedy="change transformer")
+    if image_encoder and IMAGE_ENCODER not in toy.configs:
+        with_images = [name for name, other in TOY_VARIANTS.items() if IMAGE_ENCODER in other.configs]
+        raise UsageError(
+            f"{variant} has no image_encoder", remedy=f"leave it out, or use {' or '.join(with_images)}"
+        )
     changes: dict[str, Mapping[str, Any]] = {
         "transformer": transformer or {},
         "transformer_2": {**(transformer or {}), **(transformer_2 or {})},
         "vae": vae or {},
         "text_encoder": text_encoder or {},
+        IMAGE_ENCODER: image_encoder or {},
     }
     configs = {name: _override(name, base, changes[name]) for name, base in toy.configs.items()}
-    configs["text_encoder"]["torch_dtype"] = dtype
-    _check_configs(configs)
+    for name in {"text_encoder", IMAGE_ENCODER} & configs.keys():
+        configs[name]["torch_dtype"] = dtype
+    check_toy_configs(variant, configs)
     directory = Path(directory).resolve()
     _check_target(directory, force)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +171,7 @@ def write_toy(
             folder = staging / name
             folder.mkdir(parents=True)
             write_json(folder / "config.json", config)
-            kind = _KINDS[name]
+            kind = _kind(config, name)
             write_weights(
                 folder,
                 name,
@@ -261,6 +188,10 @@ def write_toy(
         write_json(staging / "scheduler" / "scheduler_config.json", scheduler_config)
         (staging / "tokenizer").mkdir()
         write_tokenizer(staging / "tokenizer")
+        if IMAGE_ENCODER in configs:
+            (staging / IMAGE_PROCESSOR).mkdir()
+            processor = toy_image_processor(configs[IMAGE_ENCODER])
+            write_json(staging / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE, processor)
         index = {**toy.index, "scheduler": ["diffusers", scheduler_config["_class_name"]]}
         write_json(staging / "model_index.json", index)
         write_json(staging / MARKER, {"seed": seed, "variant": variant})

@@ -24,11 +24,20 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 _NORM = re.compile(r".*(\.gamma|norm[^.]*\.weight)")
+# Deviation 1. Those of the motion encoder are divided by the square root of their fan in where they are used.
+_PLAIN = re.compile(
+    r"shared\.weight|.*relative_attention_bias\.weight|motion_encoder\..*\.weight|.*motion_synthesis_weight"
+    r"|.*\.(class_embedding|position_embedding\.weight|pos_embed|padding_tokens)"
+)
 # Standard deviation relative to 1/sqrt(fan in), where that is not 1.
 _GAINS: tuple[tuple[re.Pattern[str], float], ...] = (
     (re.compile(r".*SelfAttention\.q\.weight"), 0.35),  # UMT5 does not divide scores by sqrt(head size)
     # A prompt is a few of 512 tokens and the rest are zero: without this its effect would be small.
     (re.compile(r".*\.attn2\.to_out\.0\.weight"), 4.0),
+    # A face is three tokens of a width that is normalised again: its effect would be small, too.
+    (re.compile(r"face_adapter\..*\.to_out\.weight"), 3.0),
+    # Latents of a deviation near 1 when they are normalised: what a video is made of shows beside the noise.
+    (re.compile(r"encoder\.conv_out\.weight"), 3.0),
     (re.compile(r"decoder\.conv_out\.weight"), 0.8),  # few pixels past the clip to [-1, 1]
 )
 
@@ -36,8 +45,8 @@ _GAINS: tuple[tuple[re.Pattern[str], float], ...] = (
 def random_tensor(component: str, key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """The value that a toy's parameter has, float32; it depends on the name, shape and seed alone.
 
-    Norm scales are uniform in 1 ± 0.2, biases in ± 0.1, the embedding and the position bias normal with
-    deviation 1, and weights normal with deviation gain / sqrt(fan in).
+    Norm scales are uniform in 1 ± 0.2, biases in ± 0.1, embeddings, position biases and the motion encoder's
+    weights normal with deviation 1, and other weights normal with deviation gain / sqrt(fan in).
     """
     rng = np.random.default_rng((seed, zlib.crc32(f"{component}/{key}".encode())))
     if key.endswith(".bias"):
@@ -45,7 +54,7 @@ def random_tensor(component: str, key: str, shape: tuple[int, ...], seed: int) -
     if _NORM.fullmatch(key):
         return rng.uniform(0.8, 1.2, shape).astype(np.float32)
     values = rng.standard_normal(shape, np.float32)
-    if key == "shared.weight" or key.endswith("relative_attention_bias.weight"):
+    if _PLAIN.fullmatch(key):
         return values
     fan_in = shape[-1] if key.endswith("scale_shift_table") else math.prod(shape[1:])
     gain = next((gain for pattern, gain in _GAINS if pattern.fullmatch(key)), 1.0)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.embed import add_embeddings, open_profile, runnable_profiles
+from wanbuild.sample_media import sample_media
 from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.embeddings import ArtifactEmbeddings
 from wanrun.environment import usable_cores
@@ -126,7 +127,14 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     environment = select_target(manifest, profile).target.environment
     boundary = boundary_between(manifest, STEPS)  # each expert has a step, whatever the shift
     with open_profile(artifact, profile) as pipeline:
-        result = pipeline.generate(PROMPT, NEGATIVE_PROMPT, seed=SEED, num_steps=STEPS, boundary=boundary)
+        result = pipeline.generate(
+            PROMPT,
+            NEGATIVE_PROMPT,
+            seed=SEED,
+            num_steps=STEPS,
+            boundary=boundary,
+            media=sample_media(manifest, profile),
+        )
     flat = result.latents.reshape(-1)
     samples = flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
     return Golden(

@@ -16,7 +16,7 @@ from wanrun.console import Progress
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.files import replace_file
 from wanrun.jobs import Job
-from wanrun.options import EXPERT_OPTIONS
+from wanrun.options import EXPERT_OPTIONS, TASK_OPTIONS
 from wanrun.outputs import check_folder
 from wanrun.preflight import Plan
 from wanrun.requests import located
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from wanrun.pipeline import Pipeline
 
 
-_GENERATION = ("seed", "num_steps", "guidance_scale", *EXPERT_OPTIONS, "flow_shift", "solver", "loop")
+_GENERATION = (
+    "seed",
+    "num_steps",
+    "guidance_scale",
+    *EXPERT_OPTIONS,
+    "flow_shift",
+    "solver",
+    "loop",
+    *TASK_OPTIONS,
+)
 """A job's options that ``Pipeline.generate`` takes by keyword."""
 
 
@@ -111,12 +120,14 @@ class Batch:
 
         for path in job.videos[:1]:  # it may have gone since the start, hours ago
             check_folder(path.parent)
+        inputs = plan.inputs_of(job)
         label = f"[{request.index}/{request.total}] denoise" if plan.many else "denoise"
-        with Progress(options["num_steps"], label) as progress:
+        with Progress(options["num_steps"] * job.num_segments, label) as progress:
             result = pipeline.generate(
                 options["prompt"],
                 options["negative_prompt"],
                 latents=plan.noise,
+                inputs=inputs,
                 on_step=on_step,
                 **{name: options[name] for name in _GENERATION if name in options},
             )

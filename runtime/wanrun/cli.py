@@ -28,13 +28,51 @@ if TYPE_CHECKING:
     "--prompts",
     type=click.Path(path_type=Path, allow_dash=True),
     help="A file of prompts, one a line, or JSON lines with prompt and optionally negative_prompt, seed, "
-    "steps, guidance_scale, guidance_scale_2, boundary, flow_shift, solver, fps, output; - reads standard "
-    "input. What a line leaves out is the option's. A line that fails is reported, the others are made; what "
-    "is there already is skipped.",
+    "steps, guidance_scale, guidance_scale_2, boundary, flow_shift, solver, fps, output, and the options "
+    "from --image to --segment-overlap; - reads standard input. What a line leaves out is the option's. A "
+    "line that fails is reported, the others are made; what is there already is skipped.",
 )
 @click.option("--negative-prompt", help="What to avoid.  [default: the artifact's]")
+@click.option(
+    "--image",
+    metavar="FILE",
+    help="What the video begins with (Wan I2V, FLF2V, TI2V), or the character (Animate).",
+)
+@click.option(
+    "--last-image", metavar="FILE", help="What the video ends with (FLF2V; Wan 2.2 I2V, which needs none)."
+)
+@click.option(
+    "--video", metavar="DIR|FILE", help="What controls the video, a folder of frames or a file (VACE)."
+)
+@click.option("--mask", metavar="DIR|FILE", help="White where --video is made anew (VACE).  [default: all]")
+@click.option(
+    "--reference-image", metavar="FILE", multiple=True, help="What the video shows; repeatable (VACE)."
+)
+@click.option("--pose-video", metavar="DIR|FILE", help="The poses to take (Animate).")
+@click.option("--face-video", metavar="DIR|FILE", help="The face whose expressions to take (Animate).")
+@click.option(
+    "--background-video", metavar="DIR|FILE", help="What the character is put into (Animate, --mode replace)."
+)
+@click.option(
+    "--mask-video", metavar="DIR|FILE", help="White where the character goes (Animate, --mode replace)."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["animate", "replace"]),
+    help="Animate the character, or put it in the place of a video's (Animate).  [default: animate]",
+)
+@click.option(
+    "--conditioning-scale",
+    type=float,
+    help="Strength of what controls the video (VACE).  [default: the artifact's]",
+)
+@click.option(
+    "--segment-overlap",
+    type=int,
+    help="Frames that a part of a long video shares with the one before, 1 or 5 (Animate).  [default: 1]",
+)
 @click.option("--size", type=SIZE, help="Width x height in pixels.  [default: the first built]")
-@click.option("--frames", type=int, help="Frames.  [default: the first built]")
+@click.option("--frames", type=int, help="Frames; of Animate, of each part.  [default: the first built]")
 @click.option("--steps", type=int, help="Denoising steps.  [default: the artifact's]")
 @click.option(
     "--guidance-scale", type=float, help="Guidance; at most 1 turns it off.  [default: the artifact's]"
@@ -144,7 +182,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
 
     timings = Timings()
     timings.add("import", 0.0, timings.now())
-    plan = preflight(artifact, options)
+    plan = preflight(artifact, options, timings)
     with timings.phase("import"):
         from wanrun.batch import Batch
 
@@ -173,13 +211,16 @@ def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timi
         from wanrun.batch import tracing
         from wanrun.pipeline import load
 
-    profile, low = plan.profile, options["memory"] == "low"
+    profile, low, first = plan.profile, options["memory"] == "low", None
+    with contextlib.suppress(UsageError):  # which is told in the job's turn
+        first = plan.inputs_of(plan.jobs[0])
     with load(
         artifact,
         size=(profile.width, profile.height),
         num_frames=profile.num_frames,
         num_videos=profile.num_videos,
         guidance=profile.guidance,
+        num_references=profile.num_references,
         target=options["target"],
         allow_compile=options["allow_compile"],
         verify=options["verify"],
@@ -192,6 +233,7 @@ def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timi
         weights=options["weights"],
         # What load is told of is encoded before the first step: all of it where the text encoder goes then.
         prompts=plan.first_prompts(None if low else 1),
+        inputs=first,
         timings=timings,
         warn=batch.warn,
         report=functools.partial(click.echo, err=True),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.conditioning import Conditions
 from wanrun.denoise import (
     Call,
     OnStep,
@@ -52,6 +53,7 @@ class ExpertLoop:
         table: SolverTable,
         segments: Sequence[Segment],
         embeddings: np.ndarray,
+        conditions: Conditions,
         loop: str,
         timings: Timings,
         behind: Callable[[], None] = _nothing,
@@ -64,6 +66,7 @@ class ExpertLoop:
             table: timesteps and coefficients.
             segments: which expert takes which steps.
             embeddings: (P, 512, text_dim), the positive prompt first.
+            conditions: what images and videos give.
             loop: 'step' or 'scan'.
             timings: where steps are recorded.
             behind: called when what comes after the steps can be loaded behind them; more than once.
@@ -83,22 +86,23 @@ class ExpertLoop:
                 self._expect(rest)
                 behind()
 
-            state = self._run(state, table, segment, embeddings, loop, timings, load_behind, on_step)
-        return final_latents(state)
+            constant = self._prepare(embeddings, conditions, segment, timings)
+            state = self._run(state, constant, table, segment, loop, timings, load_behind, on_step)
+            del constant  # the next expert has its own
+        return conditions.finish(final_latents(state))
 
     def _run(
         self,
         state: State,
+        constant: Mapping[str, Any],
         table: SolverTable,
         segment: Segment,
-        embeddings: np.ndarray,
         loop: str,
         timings: Timings,
         load_behind: Callable[[], None],
         on_step: OnStep,
     ) -> State:
         """Takes a segment's steps. When it returns, nothing here holds the expert's weights."""
-        constant = self._prepare(embeddings, segment, timings)
         program = self._bound(LOOP_PROGRAMS[loop], segment.transformer)
         calls: Iterable[Call] = step_calls(table, segment)
         if loop == "scan":
@@ -120,11 +124,13 @@ class ExpertLoop:
         with timings.phase("denoise"):
             return run_calls(program, calls, state, constant, record, on_call)
 
-    def _prepare(self, embeddings: np.ndarray, segment: Segment, timings: Timings) -> dict[str, Any]:
+    def _prepare(
+        self, embeddings: np.ndarray, conditions: Conditions, segment: Segment, timings: Timings
+    ) -> dict[str, Any]:
         """What every step of a segment takes."""
         prepare = self._bound("prepare", segment.transformer)
         with timings.phase("prepare"):
-            constant = dict(prepare(embeddings=embeddings))
+            constant = {**prepare(embeddings=embeddings, **conditions.prepare), **conditions.steps}
         if self._profile.guidance:
             constant["guidance_scale"] = np.float32(segment.guidance_scale)
         return constant

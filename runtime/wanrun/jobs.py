@@ -13,6 +13,8 @@ from typing import Any
 from wanrun import __version__
 from wanrun.errors import UsageError
 from wanrun.manifest import Manifest, Profile
+from wanrun.media import check_media, spelled
+from wanrun.media_sets import Checked, MediaSets
 from wanrun.noise import initial_noise
 from wanrun.options import check_numbers, resolve_options
 from wanrun.outputs import (
@@ -30,6 +32,25 @@ from wanrun.solvers import solver_table
 
 
 @dataclass(frozen=True)
+class Draft:
+    """One prompt whose options are good and whose outputs can be written; no media were read for it.
+
+    Attributes:
+        request: where it comes from.
+        options: what the generation takes, the artifact's defaults filled in.
+        videos: the path of each video.
+        latents: where the final latents go; None where they are not asked for.
+        there: whether all of it is there, so that it is to be compared and perhaps nothing is to be made.
+    """
+
+    request: Request
+    options: Mapping[str, Any]
+    videos: tuple[Path, ...]
+    latents: Path | None
+    there: bool
+
+
+@dataclass(frozen=True)
 class Job:
     """One prompt whose options and outputs are good.
 
@@ -41,6 +62,7 @@ class Job:
         missing: which of them are to be written; the others are there, with the same metadata.
         latents: where the final latents go; None where they are not asked for, or there.
         metadata: what is written into each video, but for the number of the video.
+        num_segments: how often the steps are made: of a long video once for each part of it.
     """
 
     request: Request
@@ -50,6 +72,7 @@ class Job:
     missing: tuple[int, ...]
     latents: Path | None
     metadata: Mapping[str, Any]
+    num_segments: int = 1
 
     @property
     def finished(self) -> bool:
@@ -60,6 +83,8 @@ class Job:
 class JobMaker:
     """Makes jobs of requests, one after the other: a name can be taken once.
 
+    First the draft of every job, which costs nothing; then the jobs, for which media are read.
+
     Args:
         artifact: its folder, which no output may lie in.
         manifest: its manifest.
@@ -69,6 +94,7 @@ class JobMaker:
             there are more than one, and a video that is there with the metadata it would get is finished;
             a video of a single prompt must not be there.
         facts: what else the metadata records, for it has an influence on the video.
+        media: reads what the videos are made from.
     """
 
     def __init__(
@@ -79,24 +105,27 @@ class JobMaker:
         options: Mapping[str, Any],
         many: bool,
         facts: Mapping[str, Any],
+        media: MediaSets,
     ) -> None:
         self._artifact = Path(os.path.realpath(artifact))
         self._manifest, self._profile, self._options = manifest, profile, options
-        self._many, self._facts = many, facts
+        self._many, self._facts, self._media = many, facts, media
         self._taken: dict[str, str] = {}
+        self._read: dict[str, str] = {}
         self._tables: set[tuple[str, int, float]] = set()
 
     def take(self, paths: Sequence[Path | None], owner: str) -> None:
-        """Notes that these files are written, or read, by ``owner``.
+        """Notes that these files are written by ``owner``.
 
         Raises:
-            UsageError: if one is taken already, or lies inside the artifact.
+            UsageError: if one is taken already, is read, or lies inside the artifact.
         """
         names: dict[str, Path] = {}
         for path in paths:
             if path is None:
                 continue
             name = os.path.realpath(path)
+            self._check_not_read(path, name)
             other = owner if name in names else self._taken.get(name)
             if other is not None and not self._many:
                 raise UsageError(
@@ -113,9 +142,29 @@ class JobMaker:
             names[name] = path
         self._taken |= dict.fromkeys(names, owner)
 
+    def _check_not_read(self, path: Path, name: str) -> None:
+        """Raises UsageError if a file of this real name is read, or would be a frame of what is read."""
+        if name in self._read:
+            raise UsageError(
+                f"the output {path} is also that of {self._read[name]}, which is read",
+                remedy="choose another output",
+            )
+        folder = os.path.dirname(name)  # noqa: PTH120 - a real path
+        if folder in self._read:
+            raise UsageError(
+                f"the output {path} lies inside the folder of {self._read[folder]}, which is read",
+                remedy="write the results elsewhere",
+            )
+
     def reserve(self, path: Path, owner: str) -> None:
-        """Notes that this file, which may lie anywhere, must not be written."""
-        self._taken[os.path.realpath(path)] = owner
+        """Notes that this file or folder of frames, which may lie anywhere, is read for ``owner``."""
+        self._read.setdefault(os.path.realpath(path), owner)
+
+    def reserve_media(self, requests: Sequence[Request]) -> None:
+        """Notes that what these requests read must not be written; to be called before the first job."""
+        for request in requests:
+            for name, path in request.media_files:
+                self.reserve(path, f"{request.where} ({name})" if self._many else spelled(name, "--"))
 
     def check_shared(self, shared: Request, requests: Sequence[Request]) -> None:
         """Checks what the requests of a prompts file have in common, so that it is said once.
@@ -167,24 +216,16 @@ class JobMaker:
             )
         )
 
-    def __call__(self, request: Request) -> Job:
-        """Makes the job of a request.
+    def draft(self, request: Request) -> Draft:
+        """Checks a request as far as nothing has to be read for it, and takes the names of its outputs.
 
         Raises:
-            UsageError: for an option out of range, or an output that cannot be written or is there already.
+            UsageError: for an option out of range, media that the model does not take, or an output that
+                cannot be written or is there already.
             ArtifactError: for a form of the loop that is not built.
         """
-        options = self._resolve(request, "" if self._many else "--")
-        defaults = self._manifest.model["defaults"]
-        fps = float(defaults["fps"] if request.fps is None else request.fps)
-        metadata = {
-            **options,
-            "content_digest": self._manifest.content_digest,
-            "fps": fps,
-            "num_videos": self._profile.num_videos,
-            "wanrun": __version__,
-            **self._facts,
-        }
+        options = self._resolve(request, self._prefix)
+        check_media(self._manifest, request.media, self._prefix)
         if request.output is None:
             path = self._path(request, "output")
         else:
@@ -193,13 +234,61 @@ class JobMaker:
         with usable_names():
             videos = video_paths(path, self._profile.num_videos)
             check_folder(path.parent)
-            check_file(latents, "--save-latents", overwrite=True)
+            check_file(latents, "--save-latents", overwrite=self._many or self._options["overwrite"])
             self.take([*videos, *map(metadata_sidecar, videos), latents], request.where)
-            missing = self._missing(videos, metadata)
+            if not self._compared:
+                check_free(videos, self._options["overwrite"])
+            outputs = videos if latents is None else [*videos, latents]
+            there = self._compared and all(file.exists() for file in outputs)
+        return Draft(request, options, tuple(videos), latents, there)
+
+    def job(self, draft: Draft) -> Job:
+        """Reads what a job is made from, and finds what is there of it.
+
+        Raises:
+            UsageError: for media that cannot be used, or an output that is there and would be another.
+        """
+        request, options, videos, latents = draft.request, draft.options, draft.videos, draft.latents
+        read = self._media.digest if draft.there else self._media.check
+        media = read(request.media, self._prefix)
+        with usable_names():
+            metadata = self._metadata(request, options, media)
+            missing = self._missing(videos, metadata) if self._compared else tuple(range(len(videos)))
             if latents is not None and latents.exists() and not self._options["overwrite"]:
-                check_file(latents, "--save-latents", overwrite=self._many and not missing)
+                check_file(latents, "--save-latents", overwrite=not missing)
                 latents = None
-        return Job(request, options, fps, tuple(videos), missing, latents, metadata)
+        job = Job(request, options, metadata["fps"], videos, missing, latents, metadata, media.num_segments)
+        if not job.finished:
+            self._media.keep(request.media)
+        return job
+
+    @property
+    def _prefix(self) -> str:
+        """What stands before an option's name in messages."""
+        return "" if self._many else "--"
+
+    @property
+    def _compared(self) -> bool:
+        """Whether a video that is there may be the one that would be made."""
+        return self._many and not self._options["overwrite"]
+
+    def _metadata(self, request: Request, options: Mapping[str, Any], media: Checked) -> dict[str, Any]:
+        fps = self._manifest.model["defaults"]["fps"] if request.fps is None else request.fps
+        facts = dict(self._facts)
+        if media.num_frames is not None:  # the profile's are those of a segment
+            facts |= {"num_frames": media.num_frames, "segment_frames": self._profile.num_frames}
+        if "latents" in facts and media.num_segments == 1:  # they are the noise of the first segment
+            facts["seed"] = None
+        return {
+            **options,
+            "content_digest": self._manifest.content_digest,
+            "fps": float(fps),
+            "num_videos": self._profile.num_videos,
+            "wanrun": __version__,
+            **facts,
+            # "video" is the number of the video that is made.
+            **{"video_file" if name == "video" else name: fact for name, fact in media.facts.items()},
+        }
 
     def _resolve(self, request: Request, prefix: str) -> dict[str, Any]:
         """The request's options with the artifact's defaults filled in, all of them checked.
@@ -230,6 +319,8 @@ class JobMaker:
             flow_shift=request.flow_shift,
             solver=request.solver,
             loop=self._options["loop"],
+            conditioning_scale=request.conditioning_scale,
+            segment_overlap=request.segment_overlap,
         )
         initial_noise(request.seed, (1,))  # refuses a bad seed
         table = (options["solver"], options["num_steps"], options["flow_shift"])
@@ -239,10 +330,7 @@ class JobMaker:
         return options
 
     def _missing(self, videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:
-        """Which videos are to be written."""
-        if self._options["overwrite"] or not self._many:
-            check_free(videos, self._options["overwrite"])
-            return tuple(range(len(videos)))
+        """Which videos are not there yet; those that are have to be the ones that would be made."""
         missing = []
         for index, video in enumerate(videos):
             expected = {**metadata, "video": index}

@@ -209,6 +209,12 @@ class Loader:
         *trees, program = (future.result() for future in futures)
         return functools.partial(program, **dict(zip(inputs, trees, strict=True)))
 
+    def put(self, tree: Any) -> Any:
+        """Arrays of the host, on the device: for what many calls of a program take."""
+        import jax
+
+        return jax.device_put(tree, self._device)
+
     def raise_failures(self) -> None:
         """Raises what has failed in the background so far, so that nobody computes for nothing."""
         with self._lock:

@@ -90,7 +90,7 @@ class Program:
         inputs: argument names in order; a component's name stands for its weights.
         donate: indices of donated arguments.
         weight_bits: whether bfloat16 weights are passed as uint16 of the same bits.
-        avals: input and output avals as text, for people and for messages.
+        avals: input and output avals as text, ``float32[2,3]``; in nested dicts where an input is one.
     """
 
     file: str
@@ -99,6 +99,11 @@ class Program:
     donate: tuple[int, ...]
     weight_bits: bool
     avals: Mapping[str, Any] = field(default_factory=dict)
+
+    def array(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of an input that is one array."""
+        dtype, _, sizes = self.avals["inputs"][name].removesuffix("]").partition("[")
+        return dtype, tuple(int(size) for size in sizes.split(",") if size)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -135,6 +140,7 @@ class Profile:
         index: position in the order of building; the first is the default.
         options: build options that change the programs: dtypes, chunk sizes.
         programs: by platform and name; platforms differ in their attention.
+        num_references: reference images of a VACE model, each a latent frame in front of the video's.
     """
 
     width: int
@@ -145,14 +151,19 @@ class Profile:
     index: int
     options: Mapping[str, Any]
     programs: Mapping[str, Mapping[str, Program]]
+    num_references: int = 0
 
     @property
     def name(self) -> str:
         guidance = "cfg" if self.guidance else "nocfg"
-        return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}"
+        references = f"-r{self.num_references}" if self.num_references else ""
+        return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
 
     def as_json(self) -> dict[str, Any]:
+        # Without references the key is left out: an artifact that is older than it keeps its digest.
+        references = {"num_references": self.num_references} if self.num_references else {}
         return {
+            **references,
             "width": self.width,
             "height": self.height,
             "num_frames": self.num_frames,
@@ -176,8 +187,19 @@ class Profile:
         if any(type(size) is not int or size < 1 for size in sizes):
             raise ValueError(f"sizes {sizes}")
         width, height, num_frames, num_videos = sizes
+        references = data.get("num_references", 0)
+        if type(references) is not int or references < 0:
+            raise ValueError(f"num_references {references!r}")
         return cls(
-            width, height, num_frames, num_videos, data["guidance"], data["index"], data["options"], programs
+            width,
+            height,
+            num_frames,
+            num_videos,
+            data["guidance"],
+            data["index"],
+            data["options"],
+            programs,
+            references,
         )
 
     @classmethod

@@ -28,27 +28,35 @@ _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
 _ATANH = tuple(1 / (2 * k + 1) for k in range(8, -1, -1))
 
 
-def initial_noise(seed: int, shape: Sequence[int]) -> np.ndarray:
-    """Standard normal noise, the same on every machine.
+class Noise:
+    """Standard normal noise of a seed, the same on every machine, one array after the other.
+
+    Each is within 1e-6 of what ``torch.randn(shape, generator=generator)`` gives at that place of the
+    sequence, with ``generator = torch.Generator("cpu").manual_seed(seed)``; that is what diffusers'
+    ``randn_tensor`` draws. (Of an odd number of values below 16 torch keeps one for later; this does not.)
 
     Args:
         seed: 0 to 2**64 - 1. As in torch, only the low 32 bits reach the generator.
-        shape: the shape of the noise, for latents (B, C, T, H, W).
-
-    Returns:
-        float32 array of that shape, within 1e-6 of
-        ``torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))``, which is what
-        diffusers' ``randn_tensor`` draws.
 
     Raises:
         UsageError: if the seed is out of range.
     """
-    if not 0 <= seed < 2**64:
-        raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=seed)
-    size = math.prod(shape)
-    generator = np.random.RandomState(seed % 2**32)
-    flat = _small(generator, size) if size < _BLOCK else _blocks(generator, size)
-    return flat.reshape(tuple(shape))
+
+    def __init__(self, seed: int) -> None:
+        if not 0 <= seed < 2**64:
+            raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=seed)
+        self._generator = np.random.RandomState(seed % 2**32)
+
+    def __call__(self, shape: Sequence[int]) -> np.ndarray:
+        """The next float32 array of this shape, for latents (B, C, T, H, W)."""
+        size = math.prod(shape)
+        flat = _small(self._generator, size) if size < _BLOCK else _blocks(self._generator, size)
+        return flat.reshape(tuple(shape))
+
+
+def initial_noise(seed: int, shape: Sequence[int]) -> np.ndarray:
+    """The first array of ``Noise``; arguments and errors as there."""
+    return Noise(seed)(shape)
 
 
 def _draws(generator: np.random.RandomState, count: int) -> np.ndarray:

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from wanrun.conditioning import Conditioning
 from wanrun.denoise import OnStep, velocity_table
 from wanrun.device import open_device
-from wanrun.embeddings import ArtifactEmbeddings, EmbeddingCache
 from wanrun.errors import UsageError
 from wanrun.executables import check_entries
 from wanrun.expert_loop import ExpertLoop
@@ -21,15 +21,24 @@ from wanrun.experts import Segment, schedule, transformers
 from wanrun.loader import Loader, unfinished, when_done
 from wanrun.loading import Loading
 from wanrun.manifest import Manifest, Profile, read_manifest
+from wanrun.media import Inputs, Media
 from wanrun.memory import DTYPES, Memory
 from wanrun.noise import initial_noise
-from wanrun.options import LOOP_PROGRAMS, check_latents, latents_shape, resolve_loop, resolve_options
+from wanrun.options import (
+    LOOP_PROGRAMS,
+    check_latents,
+    latents_shape,
+    leading_latents,
+    resolve_loop,
+    resolve_options,
+)
 from wanrun.placement import choose_placement, device_memory_bytes, host_memory_bytes
 from wanrun.prompt import clean_prompt
 from wanrun.result import Result
+from wanrun.sampler import Sampler
 from wanrun.select import SelectedTarget, select_profile, select_target
-from wanrun.text import EmbeddingStore, PromptEncoder
-from wanrun.text_backends import ArtifactTextEncoder, TextBackend, TorchBackend, environment_of
+from wanrun.text import PromptEncoder
+from wanrun.text_backends import embedding_stores, environment_of, text_backend
 from wanrun.timing import Timings
 from wanrun.tokenizer import ArtifactTokenizer
 
@@ -97,12 +106,24 @@ class Pipeline:
                 memory.stop()
             raise
         self._expert_loop = ExpertLoop(self._loader, profile, names, placement)
+        low = loading.memory == "low"
+        self._conditioning = Conditioning(self._loader, manifest, profile, low)
+        self._sampler = Sampler(
+            self._loader,
+            profile,
+            self._conditioning,
+            self._expert_loop,
+            self.latents_shape,
+            leading_latents(manifest, profile),
+        )
         environment = environment_of(selected.target.environment, opened.foreign, opened.device)
-        self._backend = self._text_backend(environment, warn)
+        self._backend = text_backend(
+            artifact, manifest, profile, self._loader, loading, environment, timings, warn
+        )
         self._prompts = PromptEncoder(
             self._tokenizer,
             self._backend,
-            self._stores(warn),
+            embedding_stores(artifact, manifest, self._backend, loading.embeddings, warn),
             length=self._tokenizer.max_length,
             width=self._width,
             dtype=self._dtype,
@@ -127,35 +148,14 @@ class Pipeline:
         report(placement.describe())
         return placement.kind
 
-    def _text_backend(self, environment: Mapping[str, Any], warn: Tell) -> TextBackend:
-        if self._loading.text_encoder == "torch":
-            return TorchBackend(
-                self.artifact,
-                self.manifest,
-                self.profile.options["dtype"],
-                self._loading.text_encoder_device,
-                verify=self._loading.verify,
-                weights=self._loading.weights,
-                timings=self.timings,
-                warn=warn,
-            )
-        return ArtifactTextEncoder(self._loader, self._tokenizer.max_length, environment)
-
-    def _stores(self, warn: Tell) -> list[EmbeddingStore]:
-        stores: list[EmbeddingStore] = []
-        if self._loading.embeddings != "none":
-            stores.append(ArtifactEmbeddings(self.artifact, self.manifest))
-        if self._loading.embeddings == "all":
-            stores.append(EmbeddingCache(self.manifest, self._backend.made_by(), warn=warn))
-        return stores
-
-    def start(self, prompts: Sequence[str] | None) -> None:
+    def start(self, prompts: Sequence[str] | None, inputs: Inputs | None = None) -> None:
         """Loads until the first step could run; what comes after it is loaded behind the second step.
 
         Args:
             prompts: the prompts that are going to be used, which are encoded while the transformer is
                 read; the text encoder is not read where all their embeddings are at hand. None: any
                 prompt may come.
+            inputs: the images and videos that are going to be used first, which are encoded meanwhile too.
 
         Raises:
             ArtifactError: if something that is needed is missing or damaged.
@@ -176,9 +176,14 @@ class Pipeline:
         if missing and self._loading.memory == "low":  # not both in memory
             self.encode_prompts(missing)
             missing, waiting = [], []
+        conditioned = inputs is not None or self._conditioning.needed
+        if conditioned:
+            waiting += self._conditioning.request_weights()
         waiting += self._loader.request(components=[self._first_expert])
         if missing:
             waiting += self._backend.request(self._tokenizer(missing).lengths)
+        if conditioned:  # after the text's, which is encoded first
+            waiting += self._conditioning.request_programs()
         waiting += self._loader.request(programs=["prepare", LOOP_PROGRAMS[self._loop]])
         when_done(waiting, self.timings.mark_ready)
         if missing:
@@ -186,6 +191,9 @@ class Pipeline:
                 self._prompts.fetch(missing)
                 waiting = unfinished(waiting)  # or they hold the text encoder
                 self._spare_text_encoder()
+        if inputs is not None:
+            self._conditioning(inputs, timings=self.timings)
+            waiting = unfinished(waiting)
         for future in waiting:
             future.result()
 
@@ -212,9 +220,7 @@ class Pipeline:
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
         """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
-        decode_video = self._loader.bound("decode_video")
-        with self.timings.phase("decode"):
-            return np.stack([np.asarray(decode_video(latents=one)["frames"]) for one in latents])
+        return self._sampler.decode(latents, self.timings)[0]
 
     def velocity(
         self,
@@ -223,6 +229,7 @@ class Pipeline:
         timestep: float,
         guidance_scale: float,
         transformer: str = "transformer",
+        inputs: Inputs | None = None,
     ) -> np.ndarray:
         """The model's guided output at these latents, for comparing it with another implementation.
 
@@ -232,13 +239,21 @@ class Pipeline:
             timestep: in training timesteps, 0 to 1000.
             guidance_scale: unused without guidance.
             transformer: which expert.
+            inputs: images and videos, for one window.
 
         Returns:
-            float32 of latents' shape, as exact as the dtype that the profile keeps latents in.
+            float32 of latents' shape, as exact as the dtype that the profile keeps latents in. A frame that
+            is held has no velocity.
         """
         segment, embeddings = Segment(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
-        table = velocity_table(timestep)
-        return latents - self._expert_loop(latents, table, [segment], embeddings, self._loop, Timings())
+        table, conditions = velocity_table(timestep), self._conditioning(inputs, timings=Timings())
+        return latents - self._expert_loop(
+            latents, table, [segment], embeddings, conditions, self._loop, Timings()
+        )
+
+    def image_tokens(self, inputs: Inputs) -> np.ndarray:
+        """What the image encoder makes of the images: (N, tokens, image_dim) in the compute dtype."""
+        return np.asarray(self._conditioning(inputs, timings=Timings()).prepare["image_tokens"])
 
     def warmup(self) -> None:
         """Executes every program once, and with every expert, so that the first request pays for nothing new.
@@ -253,10 +268,13 @@ class Pipeline:
             prompts = 2 if self.profile.guidance else 1
             embeddings = np.zeros((prompts, self._tokenizer.max_length, self._width), self._dtype)
             noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
+            conditions = self._conditioning.blank(Timings())
             # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
             for expert in sorted(self._transformers, key=lambda name: name == self._first_expert):
                 segment = Segment(expert, 0, 1, 1.0)
-                latents = self._expert_loop(noise, table, [segment], embeddings, self._loop, Timings())
+                latents = self._expert_loop(
+                    noise, table, [segment], embeddings, conditions, self._loop, Timings()
+                )
             self.decode(latents[:1])
 
     def generate(
@@ -271,7 +289,11 @@ class Pipeline:
         boundary: float | None = None,
         flow_shift: float | None = None,
         solver: str | None = None,
+        conditioning_scale: float | None = None,
+        segment_overlap: int | None = None,
         loop: str | None = None,
+        media: Media | None = None,
+        inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
     ) -> Result:
@@ -288,16 +310,26 @@ class Pipeline:
             boundary: share of the training timesteps below which the low-noise expert takes over.
             flow_shift: shift of the sigmas towards noise.
             solver: 'unipc', 'dpm++' or 'euler'.
+            conditioning_scale: how much of a VACE model's control is added.
+            segment_overlap: frames, 1 or 5, that each segment of a long Animate video begins with of the one
+                before.
             loop: 'step' calls an executable for every step, 'scan' once for all steps of an expert; what
                 ``load`` was given where None.
+            media: the images and videos that the model takes, as files or in memory.
+            inputs: the same read already, by ``wanrun.media.load_media``; given again as they are, they are
+                not encoded again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: told after each call how many of how many steps are done.
 
         Raises:
-            UsageError: for an option out of range or latents of a wrong shape.
+            UsageError: for an option out of range, latents of a wrong shape, or images and videos that are
+                missing, not taken, or cannot be used.
             ArtifactError: if the profile is not built with this form of the loop.
             WanError: if the latents are not finite.
         """
+        inputs = self._conditioning.read(media, inputs, segment_overlap, self.timings)
+        if inputs is not None and self.manifest.model["task"] == "animate":
+            segment_overlap = inputs.segment_overlap
         options = resolve_options(
             self.manifest,
             self.profile,
@@ -311,21 +343,29 @@ class Pipeline:
             flow_shift=flow_shift,
             solver=solver,
             loop=loop or self._loop,
+            conditioning_scale=conditioning_scale,
+            segment_overlap=segment_overlap,
         )
-        table, parts = schedule(options, self.manifest)
-        noise = initial_noise(seed, self.latents_shape) if latents is None else latents
-        check_latents(noise, self.latents_shape)
+        table, segments = schedule(options, self.manifest)
+        if latents is not None:
+            check_latents(latents, self.latents_shape)
         prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
         embeddings = self.encode_prompts(prompts)
-        final = self._expert_loop(
-            noise, table, parts, embeddings, options["loop"], self.timings, self._load_behind, on_step
-        )
-        return Result(
-            self.decode(final),
-            final,
-            {**options, "content_digest": self.manifest.content_digest},
+        frames, final = self._sampler(
+            options,
+            table,
+            segments,
+            embeddings,
+            inputs,
+            latents,
             self.timings,
+            self._load_behind,
+            on_step,
         )
+        facts = {**options, **(inputs.facts if inputs else {}), "num_frames": frames.shape[1]}
+        if self.manifest.model["task"] == "animate":
+            facts["segment_frames"] = self.profile.num_frames
+        return Result(frames, final, {**facts, "content_digest": self.manifest.content_digest}, self.timings)
 
     def _load_behind(self) -> None:
         """Raises what has failed in the background, and asks for what comes after the last step."""
@@ -334,6 +374,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Lets go of weights and executables."""
+        self._conditioning.forget()
         self._backend.release()
         self._loader.close()
 
@@ -352,12 +393,14 @@ def load(
     size: tuple[int, int] | None = None,
     num_frames: int | None = None,
     num_videos: int = 1,
-    guidance: bool = True,
+    guidance: bool | None = None,
     target: str | None = None,
     prompts: Sequence[str] | None = None,
     timings: Timings | None = None,
     warn: Tell = _silent,
     report: Tell = _silent,
+    num_references: int = 0,
+    inputs: Inputs | None = None,
     **loading: Any,
 ) -> Pipeline:
     """Loads one profile of an artifact until its first step could run; the VAE follows later.
@@ -367,13 +410,15 @@ def load(
         size: (width, height) in pixels; the first built profile's where None.
         num_frames: frames; the first built profile's where None.
         num_videos: videos per prompt.
-        guidance: whether classifier-free guidance is on.
+        guidance: whether classifier-free guidance is on; as the model is published where None.
         target: a target's name; the one that matches this machine where None.
         prompts: the prompts, negative ones too, that are going to be used: they are encoded meanwhile, and
             the text encoder is not read if all their embeddings are at hand. None: any may come.
         timings: where to record what it took.
         warn: told what does not stop the run but should be known.
         report: told what was decided: where two experts are kept.
+        num_references: reference images of a VACE model.
+        inputs: the images and videos that are going to be used first, which are encoded meanwhile.
         loading: fields of ``Loading``.
 
     Raises:
@@ -385,11 +430,13 @@ def load(
         timings = Timings()
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
-        profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance)
+        if guidance is None:
+            guidance = manifest.model["defaults"]["guidance_scale"] > 1
+        profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance, num_references)
         selected = select_target(manifest, profile, target, how.allow_compile)
     pipeline = Pipeline(folder, manifest, profile, selected, how, timings, warn, report)
     try:
-        pipeline.start(prompts)
+        pipeline.start(prompts, inputs)
     except BaseException:
         pipeline.close()
         raise

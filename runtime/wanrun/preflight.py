@@ -1,9 +1,13 @@
-"""Checks of a request that cost nothing, made before the work that costs minutes."""
+"""Checks of a request, made before the work that costs minutes.
+
+First those that cost nothing; then the images and videos are read, which may take seconds.
+"""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,13 @@ from wanrun.experts import schedule
 from wanrun.files import sha256_of
 from wanrun.jobs import Job, JobMaker
 from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.options import check_experts, check_latents, check_numbers, latents_shape
+from wanrun.media import Inputs, check_media
+from wanrun.media_sets import MediaSets
+from wanrun.options import check_experts, check_latents, check_numbers, check_task_options, latents_shape
 from wanrun.outputs import check_file, check_new_folder, usable_names
-from wanrun.requests import located, read_requests, request_from_options
+from wanrun.requests import Request, have_media_of, located, read_requests, request_from_options
 from wanrun.select import select_profile
+from wanrun.timing import Timings
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Plan:
         failures: what is wrong with the other lines of the prompts file, in order.
         noise: the initial latents, float32 (B, C, T, h, w), where they were given.
         many: whether the prompts come from a file.
+        media: reads what the videos are made from, and holds what the first job needs of it, if it was read
+            for it.
     """
 
     manifest: Manifest
@@ -42,6 +51,16 @@ class Plan:
     failures: Sequence[UsageError]
     noise: np.ndarray | None
     many: bool
+    media: MediaSets
+
+    def inputs_of(self, job: Job) -> Inputs | None:
+        """What the pipeline takes of a job's media: the same object for jobs that share them, one after the
+        other. None where a model takes none, or none of what it could take is given.
+
+        Raises:
+            UsageError: if they cannot be read any more, or were changed since they were checked.
+        """
+        return self.media.inputs(job.request.media)
 
     def first_prompts(self, jobs: int | None = None) -> list[str]:
         """The prompts of the first jobs (None: of all), the negative ones too, each once."""
@@ -79,24 +98,43 @@ def _influences(options: Mapping[str, Any], noise: np.ndarray | None) -> dict[st
     facts: dict[str, Any] = {"text_encoder": options["text_encoder"]}
     if noise is not None:
         facts |= {
-            "seed": None,
             "latents": options["latents"].name,
             "latents_sha256": sha256_of(noise.tobytes()),
         }
     return facts
 
 
-def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
+def _num_references(manifest: Manifest, shared: Request, requests: Sequence[Request]) -> int:
+    """How many reference images the profile is built for: as the command line gives, or the first line that
+    gives any."""
+    if "reference_image" not in manifest.model.get("inputs", {}):
+        return 0
+    return next((number for request in (shared, *requests) if (number := len(request.reference_image))), 0)
+
+
+@contextmanager
+def _noted(bad: dict[int, UsageError], request: Request, many: bool) -> Iterator[None]:
+    """Notes what is wrong with a line of the prompts file, which does not end the run."""
+    try:
+        yield
+    except UsageError as error:
+        if not many:
+            raise
+        bad[request.index] = located(error, request.where)
+
+
+def preflight(artifact: Path, options: Mapping[str, Any], timings: Timings) -> Plan:
     """Checks everything that can be found wrong before jax is imported and a weight is read.
 
     Args:
         artifact: the artifact's folder.
         options: the command line's options by name.
+        timings: where the time is noted that reading media takes.
 
     Raises:
-        UsageError: for an option out of range, latents that do not fit, a prompts file that cannot be read,
-            or an output that cannot be written. What is wrong with one line of the prompts file is a failure
-            of the plan instead.
+        UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
+            file that cannot be read, or an output that cannot be written. What is wrong with one line of the
+            prompts file is a failure of the plan instead.
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
     prompt, file = options["prompt"], options["prompts"]
@@ -112,13 +150,24 @@ def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
     scale = shared.guidance_scale
     guidance = (manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1
     check_experts(manifest, guidance, vars(shared), "--")
-    profile = select_profile(
-        manifest, artifact, options["size"], options["frames"], options["num_videos"], guidance
-    )
+    check_task_options(manifest, vars(shared), "--")
     requests, bad = ([shared], {}) if file is None else read_requests(file, options)
+    if have_media_of(shared, requests):
+        check_media(manifest, shared.media, "--")
+    profile = select_profile(
+        manifest,
+        artifact,
+        options["size"],
+        options["frames"],
+        options["num_videos"],
+        guidance,
+        _num_references(manifest, shared, requests),
+    )
     latents = options["latents"]
     noise = None if latents is None else _read_latents(latents, latents_shape(manifest, profile))
-    maker = JobMaker(artifact, manifest, profile, options, file is not None, _influences(options, noise))
+    media, facts = MediaSets(manifest, profile, timings), _influences(options, noise)
+    maker = JobMaker(artifact, manifest, profile, options, file is not None, facts, media)
+    maker.reserve_media(requests)
     if file is not None:
         maker.reserve(file, "--prompts")
         maker.check_shared(shared, requests)
@@ -127,14 +176,16 @@ def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
         check_new_folder(options["trace"], "--trace")
     maker.take([options["timing_json"]], "--timing-json")
     maker.take([options["trace"]], "--trace")
-    jobs = []
+    drafts, jobs, many = [], [], file is not None
     for request in requests:
-        try:
-            jobs.append(maker(request))
-        except UsageError as error:
-            if file is None:
-                raise
-            bad[request.index] = located(error, request.where)
+        with _noted(bad, request, many):
+            drafts.append(maker.draft(request))
+    if drafts and have_media_of(shared, requests):  # so that it is said once
+        read = media.digest if all(draft.there for draft in drafts) else media.check
+        read(shared.media, "--")
+    for draft in drafts:
+        with _noted(bad, draft.request, many):
+            jobs.append(maker.job(draft))
     return Plan(
         manifest,
         profile,
@@ -142,5 +193,6 @@ def preflight(artifact: Path, options: Mapping[str, Any]) -> Plan:
         [job for job in jobs if job.finished],
         [bad[index] for index in sorted(bad)],
         noise,
-        file is not None,
+        many,
+        media,
     )

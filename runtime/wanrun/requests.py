@@ -12,22 +12,32 @@ object a line, where the file's name ends in ``.jsonl`` or the first line starts
 | boundary, flow_shift, fps | number | --boundary, --flow-shift, --fps |
 | solver | string | --solver |
 | output | string, may hold fields | --output |
+| image, last_image | file | --image, --last-image |
+| video, mask | file or folder | --video, --mask |
+| reference_image | file, or list of files | --reference-image |
+| pose_video, face_video, background_video, mask_video | file or folder | --pose-video and so on |
+| mode | string | --mode |
+| conditioning_scale | number | --conditioning-scale |
+| segment_overlap | integer | --segment-overlap |
 
-What a line leaves out is the command line's: so all lines have its --seed.
+Files are relative to the working directory. What a line leaves out is the command line's: so all lines have
+its --seed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from wanrun.errors import UsageError, WanError
+from wanrun.media import MEDIA_KINDS, OVERLAPS, Media, spelled
 
 _Error = TypeVar("_Error", bound=WanError)
 
@@ -44,6 +54,7 @@ class Request:
             correcting one does not rename the others' outputs.
         total: how many prompts the file has.
         output: the line's own output name; None where it is --output's.
+        image: a file; this, the next eight and mode are the media that the video is made from.
     """
 
     prompt: str
@@ -57,10 +68,42 @@ class Request:
     solver: str | None = None
     fps: float | None = None
     output: str | None = None
+    image: str | None = None
+    last_image: str | None = None
+    video: str | None = None
+    mask: str | None = None
+    reference_image: tuple[str, ...] = ()
+    pose_video: str | None = None
+    face_video: str | None = None
+    background_video: str | None = None
+    mask_video: str | None = None
+    mode: str | None = None
+    conditioning_scale: float | None = None
+    segment_overlap: int | None = None
     where: str = ""
     index: int = 1
     total: int = 1
 
+    @property
+    def media(self) -> Media:
+        """What the video is made from besides the prompt."""
+        files = {name: Path(path) for name in _FILES if (path := getattr(self, name)) is not None}
+        references = tuple(map(Path, self.reference_image))
+        overlap = self.segment_overlap or OVERLAPS[0]
+        return Media(**files, reference_image=references, mode=self.mode, segment_overlap=overlap)
+
+    @property
+    def media_files(self) -> Iterator[tuple[str, Path]]:
+        """What the media are read from, with the names of the options."""
+        for name in _FILES:
+            if getattr(self, name) is not None:
+                yield name, Path(getattr(self, name))
+        for path in self.reference_image:
+            yield "reference_image", Path(path)
+
+
+_FILES = tuple(name for name in MEDIA_KINDS if name != "reference_image")
+"""The media of which there is one each."""
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
@@ -75,6 +118,11 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
         "solver": ((str,), "a string"),
         "fps": ((int, float), "a number"),
         "output": ((str,), "a string"),
+        **dict.fromkeys(_FILES, ((str,), "a string")),
+        "reference_image": ((str, list), "a string or a list of strings"),
+        "mode": ((str,), "a string"),
+        "conditioning_scale": ((int, float), "a number"),
+        "segment_overlap": ((int,), "an integer"),
     }
 )
 
@@ -96,9 +144,21 @@ def located(error: _Error, where: str) -> _Error:
 
 
 def request_from_options(options: Mapping[str, Any], prompt: str) -> Request:
-    """A prompt with the command line's options."""
-    shared = _KINDS.keys() - {"prompt", "output"}
-    return Request(prompt, **{name: options[name] for name in shared})
+    """A prompt with the command line's options.
+
+    Raises:
+        UsageError: for a file of no name.
+    """
+    shared = {name: options[name] for name in _KINDS if name not in ("prompt", "output")}
+    for name in MEDIA_KINDS:
+        for problem in _bad_names(spelled(name, "--"), shared[name]):
+            raise problem
+    return Request(prompt, **{**shared, "reference_image": tuple(shared["reference_image"])})
+
+
+def have_media_of(shared: Request, requests: Sequence[Request]) -> bool:
+    """Whether there are requests, and all have the media of ``shared``, the command line's."""
+    return bool(requests) and all(request.media == shared.media for request in requests)
 
 
 def read_requests(path: Path, options: Mapping[str, Any]) -> tuple[list[Request], dict[int, UsageError]]:
@@ -187,7 +247,7 @@ def _decode_json(line: bytes) -> dict[str, Any]:
         raise problems[0]
     if problems:
         raise UsageError("; ".join(map(str, problems)))
-    return {key: _number(value) if float in _KINDS[key][0] else value for key, value in values.items()}
+    return {key: _value(key, value) for key, value in values.items()}
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -205,11 +265,33 @@ def _problems(key: str, value: Any) -> Iterator[UsageError]:
         yield UsageError(f"unknown key {_short(key)}", expected="one of " + ", ".join(_KINDS))
     else:
         types, kind = _KINDS[key]
-        if type(value) not in types:  # not isinstance: True is an int
+        wrong = type(value) not in types  # not isinstance: True is an int
+        if wrong or (type(value) is list and any(type(item) is not str for item in value)):
             found = "an object" if isinstance(value, _Pairs) else _cut(json.dumps(value))
             yield UsageError(f"{key} has the wrong type", expected=kind, found=found)
         elif key == "output" and not (value and value.isprintable()):
             yield UsageError("output is no file name", found=_cut(json.dumps(value)))
+        elif key in MEDIA_KINDS:
+            yield from _bad_names(key, value)
+
+
+def _bad_names(key: str, value: str | Sequence[str] | None) -> Iterator[UsageError]:
+    """What of this is no name that a file can have. An empty one would be the working directory."""
+    names = [value] if isinstance(value, str) else value or ()
+    for name in names:
+        try:
+            bad = not name or b"\0" in os.fsencode(name)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            bad = True
+        if bad:
+            yield UsageError(f"{key} is no file name", found=_cut(json.dumps(name)))
+
+
+def _value(key: str, value: Any) -> Any:
+    """A JSON value as a request holds it."""
+    if key == "reference_image":
+        return (value,) if isinstance(value, str) else tuple(value)
+    return _number(value) if float in _KINDS[key][0] else value
 
 
 def _number(value: float) -> float:

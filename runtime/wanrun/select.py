@@ -17,6 +17,7 @@ def select_profile(
     num_frames: int | None = None,
     num_videos: int = 1,
     guidance: bool = True,
+    num_references: int = 0,
 ) -> Profile:
     """The profile that was asked for; where size or frames are left open, the first built that fits.
 
@@ -27,6 +28,7 @@ def select_profile(
         num_frames: frames, or None.
         num_videos: videos per prompt.
         guidance: whether guidance is on.
+        num_references: reference images, of a VACE model.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -39,6 +41,7 @@ def select_profile(
         and (num_frames is None or profile.num_frames == num_frames)
         and profile.num_videos == num_videos
         and profile.guidance == guidance
+        and profile.num_references == num_references
     ]
     if fitting:
         return fitting[0]
@@ -49,10 +52,13 @@ def select_profile(
         f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "
         f"guidance {'on' if guidance else 'off'}"
     )
+    option = f" --reference-images {num_references}" if num_references else ""
+    if option or any(profile.num_references for profile in built):
+        wanted += f", {num_references} reference image(s)"
     raise ArtifactError(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
-        remedy="choose one of these, or add one with wanbuild compile",
+        remedy=f"choose one of these, or add one with wanbuild compile{option}",
     )
 
 

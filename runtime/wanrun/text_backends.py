@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wanrun.embeddings import TEXT_ENCODER, made_by_jax
+from wanrun.embeddings import TEXT_ENCODER, ArtifactEmbeddings, EmbeddingCache, made_by_jax
 from wanrun.environment import device_environment, host_environment
 from wanrun.files import canonical_json, sha256_of
 from wanrun.loader import Loader
-from wanrun.manifest import Manifest
+from wanrun.loading import Loading
+from wanrun.manifest import Manifest, Profile
+from wanrun.text import EmbeddingStore
 from wanrun.timing import Timings
 
 if TYPE_CHECKING:
@@ -192,3 +194,55 @@ class TorchBackend:
             encoder, self._encoder = self._encoder, None
         if encoder is not None and not encoder.cancel() and encoder.exception() is None:
             encoder.result().close()
+
+
+def text_backend(
+    artifact: Path,
+    manifest: Manifest,
+    profile: Profile,
+    loader: Loader,
+    loading: Loading,
+    environment: Mapping[str, Any],
+    timings: Timings,
+    warn: Callable[[str], None],
+) -> TextBackend:
+    """The text encoder that a pipeline was told to use.
+
+    Args:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+        profile: the chosen profile.
+        loader: brings the artifact's own to the device.
+        loading: which one, and from where.
+        environment: what the bits of the artifact's own depend on.
+        timings: where the time is recorded.
+        warn: told what should be known.
+    """
+    if loading.text_encoder == "jax":
+        return ArtifactTextEncoder(loader, manifest.tokenizer["max_length"], environment)
+    return TorchBackend(
+        artifact,
+        manifest,
+        profile.options["dtype"],
+        loading.text_encoder_device,
+        verify=loading.verify,
+        weights=loading.weights,
+        timings=timings,
+        warn=warn,
+    )
+
+
+def embedding_stores(
+    artifact: Path,
+    manifest: Manifest,
+    backend: TextBackend,
+    which: str,
+    warn: Callable[[str], None],
+) -> list[EmbeddingStore]:
+    """Where embeddings may be taken from, the first first; which is one of ``loading.EMBEDDINGS``."""
+    stores: list[EmbeddingStore] = []
+    if which != "none":
+        stores.append(ArtifactEmbeddings(artifact, manifest))
+    if which == "all":
+        stores.append(EmbeddingCache(manifest, backend.made_by(), warn=warn))
+    return stores

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from wanbuild import cli as commands
 from wanbuild import compile as compile_module
 from wanbuild import recipe
+from wanbuild.build_options import BuildOptions
 from wanbuild.compile import CompileRequest
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.families import FAMILIES
 from wanbuild.hub import is_hub_id
-from wanbuild.programs import BuildOptions
 from wanbuild.toy import write_toy
 from wanrun.console import run
 from wanrun.errors import UsageError
@@ -143,6 +143,7 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
         "vae_dtype": "bfloat16",
         "scheduler_dtype": "bfloat16",
         "vae_decode_chunk": 2,
+        "vae_encode_chunk": 3,
         "loop": "scan",
         "max_steps": 7,
     }
@@ -153,9 +154,30 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
     assert [request.options for request in compiled] == [BuildOptions(**given)]
 
 
+def test_guidance_and_reference_images_are_passed_on(
+    toy_artifact: Path, tmp_path: Path, compiled: list[CompileRequest]
+) -> None:
+    """Without a word on guidance it is the family's: the request has none."""
+    arguments = ["compile", "--artifact", str(toy_artifact)]
+    for options in ([], ["--guidance"], ["--no-guidance", "--reference-images", "2"]):
+        assert CliRunner().invoke(commands.wanbuild, [*arguments, *options]).exit_code == 0
+    found = [(request.guidance, request.num_references) for request in compiled]
+    assert found == [((), 0), ((True,), 0), ((False,), 2)]
+    guidance = {name: [s.guidance for s in compiled[0].shapes(name)] for name in FAMILIES}
+    assert guidance == {name: [family.guidance_scale > 1] for name, family in FAMILIES.items()}
+    assert [shape.num_references for shape in compiled[2].shapes("wan2.1-t2v")] == [2]
+
+    path = tmp_path / "recipe.toml"
+    path.write_text('source = "s"\nartifact = "a"\n[compile]\nnum_references = 3\nvae_encode_chunk = 2\n')
+    commands._compile(toy_artifact, **recipe.read_recipe(path).compile)
+    assert (compiled[-1].num_references, compiled[-1].options.vae_encode_chunk) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "part"),
     [
+        ("--vae-encode-chunk", "0", "0 is not in the range"),
+        ("--reference-images", "-1", "-1 is not in the range"),
         ("--scheduler-dtype", "float16", "'bfloat16', 'float32'"),
         ("--loop", "scans", "'both', 'step', 'scan'"),
         ("--max-steps", "0", "0 is not in the range"),

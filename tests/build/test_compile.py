@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import pytest
 
 from damage import PROGRAMS
 from wanbuild import verify
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.programs import BuildOptions
-from wanrun.errors import VerificationError
+from wanbuild.build_options import BuildOptions, Shape
+from wanbuild.compile import CompileRequest, compile_artifact, export_program
+from wanbuild.convert import ConvertRequest, convert
+from wanbuild.programs import ProgramBuilder
+from wanbuild.sample_media import sample_media
+from wanbuild.targets import resolve_target
+from wanbuild.toy import write_toy
+from wanrun.errors import UsageError, VerificationError
 from wanrun.manifest import Manifest, read_manifest
 
 PROFILE = "96x64x9-b1-cfg"
@@ -82,6 +88,67 @@ def test_the_manifest_says_what_a_program_takes(toy_artifact: Path) -> None:
     assert step.avals["inputs"]["guidance_scale"] == "float32[]"
     assert step.avals["inputs"]["latents"] == "float32[1,16,3,8,12]"
     assert programs["decode_video"].avals["outputs"]["frames"] == "uint8[9,64,96,3]"
+
+
+def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -> ProgramBuilder:
+    shape = Shape(*size, frames, 1, guidance=True)
+    return ProgramBuilder(manifest, shape, BuildOptions(loop="step"), resolve_target("cpu").kernels)
+
+
+def test_an_artifact_from_before_images(ti2v_checkpoint: Path, tmp_path: Path) -> None:
+    """Its manifest says nothing of media: it makes videos from text, with one timestep for all tokens."""
+    manifest = convert(ConvertRequest(ti2v_checkpoint, tmp_path / "artifact"))
+    later = builder(manifest, 5).denoise_step()
+    assert {"condition", "frame_mask"} <= set(later.inputs)
+    facts = {name: fact for name, fact in manifest.model.items() if name not in ("inputs", "leading_latents")}
+    programs = {spec.name: spec for spec in builder(manifest.changed(model=facts), 5).programs()}
+    assert "encode_video" not in programs
+    step = programs["denoise_step"]
+    assert not {"condition", "frame_mask"} & set(step.inputs)
+    assert export_program(step, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("variant", "frames", "message"),
+    [
+        ("wan2.2-animate", 1, "1 frames cannot be built; expected 5 or more: a segment .*; found 1; use 5"),
+        ("wan2.1-flf2v", 1, "expected 5 or more: the first and the last one may be given; found 1; use 5"),
+        ("wan2.2-i2v", 1, "expected 5 or more: the first and the last one may be given; found 1; use 5"),
+        ("wan2.2-animate", 0, r"0 frames cannot be built; expected 4n \+ 1 frames"),
+        ("wan2.1-i2v", 1, None),
+        ("wan2.2-animate", 5, None),
+    ],
+)
+def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | None) -> None:
+    write_toy(tmp_path / "toy", variant)
+    manifest = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
+    if message is None:
+        assert builder(manifest, frames).latent_shape[1:] == (8, 12)
+        return
+    with pytest.raises(UsageError, match=message):
+        builder(manifest, frames)
+    request = CompileRequest(tmp_path / "artifact", ["cpu"], [(96, 64)], [9, frames])
+    with pytest.raises(UsageError, match=message):
+        compile_artifact(request, print)
+    assert not (tmp_path / "artifact" / "programs").exists()
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_samples_of_few_frames(frames: int) -> None:
+    """Two fewer than a segment has, so that it is filled up, and one at least."""
+    inputs = {"image": "required", "pose_video": "required", "mask_video": "replace"}
+    manifest = types.SimpleNamespace(model={"task": "animate", "inputs": inputs})
+    profile = types.SimpleNamespace(width=96, height=64, num_frames=frames, num_references=0)
+    media = sample_media(manifest, profile, mode="replace")  # type: ignore[arg-type]
+    assert media is not None
+    for video in (media.pose_video, media.mask_video):
+        assert isinstance(video, list) and len(video) == max(1, frames - 2)
+
+
+@pytest.mark.parametrize("option", ["vae_decode_chunk", "vae_encode_chunk", "max_steps"])
+def test_options_that_are_out_of_range(option: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is out of range; .*; found 0"):
+        BuildOptions(**{option: 0})  # type: ignore[arg-type]
 
 
 def test_golden(artifact_copy: Path) -> None:

@@ -21,14 +21,15 @@ from original_checkpoint import original_keys
 from wanbuild import writer as writer_module
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
-from wanbuild.toy import TOY_VARIANTS, write_toy
+from wanbuild.toy import write_toy
+from wanbuild.toy_configs import TOY_VARIANTS
 from wanrun import layout as layout_module
 from wanrun.errors import SourceError
 from wanrun.manifest import MANIFEST, Manifest, read_manifest
 
 COMPONENTS = ("transformer", "vae", "text_encoder")
 DEFAULT: dict[str, str | None] = {}
-ALL_FLOAT32: dict[str, str | None] = dict.fromkeys(COMPONENTS, "float32")
+ALL_FLOAT32: dict[str, str | None] = dict.fromkeys((*COMPONENTS, "image_encoder"), "float32")
 SOURCE_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 State = dict[str, torch.Tensor]
@@ -49,6 +50,28 @@ def rename_transformer(key: str) -> str:
         (".to_out.0.", ".to_out."),
         (".ffn.net.0.proj.", ".ffn.up."),
         (".ffn.net.2.", ".ffn.down."),
+        (".image_embedder.ff.net.0.proj.", ".image_embedder.up."),
+        (".image_embedder.ff.net.2.", ".image_embedder.down."),
+        ("vace_blocks.0.proj_in.", "vace_proj_in."),
+        (".act_fn.", "."),
+    ):
+        key = key.replace(old, new)
+    return key.replace(".", "/")
+
+
+def rename_image_encoder(key: str) -> str:
+    for old, new in (
+        ("vision_model.", ""),
+        ("embeddings.", ""),
+        ("position_embedding.weight", "position_embedding"),
+        ("pre_layrnorm", "pre_norm"),
+        ("post_layernorm", "post_norm"),
+        ("encoder.layers.", "blocks."),
+        ("layer_norm1", "attn_norm"),
+        ("layer_norm2", "mlp_norm"),
+        ("self_attn.", ""),
+        ("mlp.", ""),
+        ("_proj.", "."),
     ):
         key = key.replace(old, new)
     return key.replace(".", "/")
@@ -77,7 +100,9 @@ def rename_vae(key: str) -> str:
 
 
 def layout_transformer(path: str, x: torch.Tensor) -> torch.Tensor:
-    return x.flatten(1) if path == "patch_embedding/weight" else x
+    if re.fullmatch(r"motion_encoder/(res_blocks/\d+/)?conv\w*/weight", path):
+        return torch.einsum("oihw->hwio", x).contiguous()
+    return x.flatten(1) if re.fullmatch(r"\w*patch_embedding/weight|face_encoder/conv\w+/weight", path) else x
 
 
 def layout_vae(path: str, x: torch.Tensor) -> torch.Tensor:
@@ -99,35 +124,38 @@ RENAME: dict[str, Callable[[str], str]] = {
     "transformer_2": rename_transformer,
     "vae": rename_vae,
     "text_encoder": rename_text_encoder,
+    "image_encoder": rename_image_encoder,
 }
 LAYOUT: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
     "transformer": layout_transformer,
     "transformer_2": layout_transformer,
     "vae": layout_vae,
     "text_encoder": layout_text_encoder,
+    "image_encoder": layout_transformer,
 }
 # What stays in float32 where the weights are bfloat16.
-TRANSFORMER_KEPT = re.compile(r".*norm.*|condition_embedder/.*|.*scale_shift_table")
+TRANSFORMER_KEPT = re.compile(r".*norm.*|condition_embedder/.*|.*scale_shift_table|.*motion_synthesis_weight")
 KEPT = {
     "transformer": TRANSFORMER_KEPT,
     "transformer_2": TRANSFORMER_KEPT,
     "vae": re.compile(r".*"),
     "text_encoder": re.compile(r".*norm.*|.*relative_attention_bias"),
+    "image_encoder": re.compile(r".*norm.*|class_embedding|position_embedding"),
 }
 
 
 def naive(component: str, folder: Path, all_float32: bool) -> dict[str, torch.Tensor]:
-    """Parameter by path; the layers of ``blocks`` stacked, in order, along a new first axis."""
+    """Parameter by path; the layers of a stack, in order, along a new first axis."""
     layers: dict[str, dict[int, torch.Tensor]] = {}
     result: dict[str, torch.Tensor] = {}
     for key, value in load_state(folder).items():
         path = RENAME[component](key)
-        match = re.fullmatch(r"blocks/(\d+)/(.+)", path) if component != "vae" else None
-        path = f"blocks/{match[2]}" if match else path
+        match = re.fullmatch(r"(blocks|vace_blocks|face_adapter)/(\d+)/(.+)", path)
+        path = f"{match[1]}/{match[3]}" if match else path
         kept = all_float32 or KEPT[component].fullmatch(path)
         value = LAYOUT[component](path, value).to(torch.float32 if kept else torch.bfloat16)
         if match:
-            layers.setdefault(path, {})[int(match[1])] = value
+            layers.setdefault(path, {})[int(match[2])] = value
         else:
             result[path] = value
     for path, rows in layers.items():
@@ -176,11 +204,11 @@ def write_wild(checkpoint: Path, variant: str, dtype: str, shards: int) -> None:
     generator = torch.Generator().manual_seed(5)
     for file in checkpoint.rglob("*.safetensors"):
         state = load_file(file)
-        expected = {SOURCE_DTYPES[dtype]} if dtype in SOURCE_DTYPES else set(SOURCE_DTYPES.values())
+        kept = [SOURCE_DTYPES[dtype]] if dtype in SOURCE_DTYPES else list(SOURCE_DTYPES.values())
         if dtype == "mixed":
             kinds = itertools.cycle(SOURCE_DTYPES.values())
             state = {key: value.to(next(kinds)) for key, value in state.items()}
-        assert {value.dtype for value in state.values()} == expected
+        assert {value.dtype for value in state.values()} == set(kept[: len(state)])
         wild = {key: wild_values(x.shape, x.dtype, generator) for key, x in state.items()}
         save_file(wild, file, metadata={"format": "pt"})
     assert len(list((checkpoint / "transformer").glob("*.safetensors"))) == shards
@@ -205,12 +233,13 @@ def test_conversion_equals_the_naive_one(
 
 
 @pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
+@pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.1-flf2v", "wan2.1-vace"])
 def test_the_original_naming_equals_the_naive_conversion(
-    tmp_path: Path, dtypes: Mapping[str, str | None]
+    tmp_path: Path, variant: str, dtypes: Mapping[str, str | None]
 ) -> None:
     """One file of mixed dtypes, which has the original names, beside the other components."""
     checkpoint = tmp_path / "checkpoint"
-    write_wild(checkpoint, "wan2.1-t2v", "mixed", 1)
+    write_wild(checkpoint, variant, "mixed", 1)
     original = shutil.copytree(checkpoint, tmp_path / "original")
     (file,) = (original / "transformer").glob("*.safetensors")
     state = load_file(file)

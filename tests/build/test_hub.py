@@ -142,6 +142,26 @@ def test_only_what_is_read_is_downloaded(
     assert (output.out, output.err) == ("", "")  # no bar of huggingface_hub's either
 
 
+def test_what_images_need_is_downloaded_too(hub: Hub, toy: Repository, tmp_path: Path) -> None:
+    """The image encoder and its processor, whose settings are checked before any weight is asked for."""
+    from wanbuild.source_images import FILE
+
+    write_toy(tmp_path / "toy", "wan2.1-i2v")
+    files = read_folder(tmp_path / "toy")
+    toy.commit(files)
+    located = locate_source(ID, report=_quiet)
+    wanted = files.keys() - (NOT_READ - {"image_encoder/model.safetensors"})
+    assert read_folder(located.path) == {name: files[name] for name in wanted}
+    open_source(located.path).close()
+    hub.forget()
+    toy.commit({**files, f"image_processor/{FILE}": b'{"resample": 0}'})
+    _refused("resample is 0 and only 3 is supported")
+    assert not any(name.endswith(".safetensors") for name in hub.names)
+    del files[f"image_processor/{FILE}"]
+    toy.commit(files)
+    _refused(FILE)
+
+
 def test_cached_files_are_not_asked_for_again(hub: Hub, files: Files) -> None:
     first = locate_source(ID, report=_quiet)
     hub.forget()
@@ -247,6 +267,16 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "a boundary and no second expert": (
         lambda files: _edited(files, "model_index.json", lambda d: d.update(boundary_ratio=0.875)),
         "boundary_ratio and transformer_2 contradict each other",
+    ),
+    "a transformer of another class than the index says": (
+        lambda files: _edited(
+            files,
+            "model_index.json",
+            lambda d: d.update(
+                _class_name="WanVACEPipeline", transformer=["diffusers", "WanVACETransformer3DModel"]
+            ),
+        ),
+        "another class; expected WanVACETransformer3DModel; found 'WanTransformer3DModel'",
     ),
     "experts that differ": (
         lambda files: _edited(

@@ -21,7 +21,7 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.lora import deltas
 from wanbuild.lora.deltas import fixed_point
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras, parse_lora
-from wanbuild.toy import TOY_TRANSFORMER
+from wanbuild.toy_configs import TOY_TRANSFORMER
 from wanbuild.toy_shapes import transformer_shapes
 from wanbuild.writer import Delta
 from wanrun.console import run

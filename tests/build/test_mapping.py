@@ -159,6 +159,20 @@ def test_ambiguous_rules_are_a_problem() -> None:
     ]
 
 
+def test_a_rule_without_a_target_accepts_a_key_and_leaves_it_out() -> None:
+    rules = (*RULES, Rule(r"(?:layers\.(?P<layer>\d+)\.)?ids", None))
+    extra = {"ids": (1, 9), "layers.7.ids": ()}  # of any shape, and of a layer that there is not
+    assignments, problems = assign(rules, {**SHAPES, **extra}, Model(), "model")
+    assert problems == []
+    assert assignments == assign(RULES, SHAPES, Model(), "model")[0]
+    assert problems_of({**SHAPES, "ids2": (1, 9)}, rules) == [
+        "model: unexpected key ids2 is not a part of this model"
+    ]
+    assert problems_of({**SHAPES, "ids": (1, 9)}, (*rules, Rule("ids", "table"))) == [
+        "model: unexpected key ids matches 2 rules"
+    ]
+
+
 @pytest.mark.parametrize(
     "rule",
     [

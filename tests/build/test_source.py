@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.families import FAMILIES, Family, family_named, family_of
+from wanbuild.families import FAMILIES, Family, family_named
+from wanbuild.family_match import family_of
 from wanbuild.published import SCHEDULER_CONFIGS
 from wanbuild.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.source import open_source
@@ -110,7 +111,12 @@ def test_the_defaults_of_a_variant_can_be_built(family: Family) -> None:
     step = [family.vae_spatial * patch for patch in family.patch[1:]]
     assert all(height % step[0] == 0 and width % step[1] == 0 for width, height in family.sizes)
     assert (family.guidance_scale_2 is not None) == (len(family.transformers) == 2)
-    assert set(family.weight_components) == {*family.transformers, "text_encoder", "vae"}
+    assert all(
+        width % family.size_multiple == 0 == height % family.size_multiple for width, height in family.sizes
+    )
+    images = {"image_encoder"} if family.encoded_images else set()
+    assert set(family.weight_components) == {*family.transformers, "text_encoder", "vae"} | images
+    assert set(family.inputs.values()) <= {"required", "optional", "replace"}
 
 
 def test_the_published_defaults() -> None:
@@ -120,8 +126,13 @@ def test_the_published_defaults() -> None:
         for name, f in FAMILIES.items()
     } == {
         "wan2.1-t2v": (50, 5.0, None, 5.0, 16, 81, (832, 480)),
+        "wan2.1-i2v": (40, 5.0, None, 5.0, 16, 81, (832, 480)),
+        "wan2.1-flf2v": (50, 5.0, None, 16.0, 16, 81, (1280, 720)),
+        "wan2.1-vace": (50, 5.0, None, 16.0, 16, 81, (1280, 720)),
         "wan2.2-t2v": (40, 4.0, 3.0, 12.0, 16, 81, (1280, 720)),
+        "wan2.2-i2v": (40, 3.5, 3.5, 5.0, 16, 81, (1280, 720)),
         "wan2.2-ti2v": (50, 5.0, None, 5.0, 24, 121, (1280, 704)),
+        "wan2.2-animate": (20, 1.0, None, 5.0, 30, 77, (1280, 720)),
     }
     assert FAMILIES["wan2.2-t2v"].transformers == ("transformer", "transformer_2")
 
@@ -143,7 +154,7 @@ def test_the_variant_is_found(tmp_path: Path, variant: str) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "problem"),
     [
-        ("transformer/config.json", {"in_channels": 36}, "in_channels is 36 and vae z_dim 16"),
+        ("transformer/config.json", {"in_channels": 36}, "in_channels, for vae z_dim 16, is 36, not 16"),
         ("transformer/config.json", {"out_channels": 48}, "out_channels is 48, not 16"),
         ("transformer/config.json", {"image_dim": 1280}, "image_dim"),
         ("transformer/config.json", {"patch_size": [1, 1, 1]}, r"patch_size is \[1, 1, 1\]"),
@@ -198,7 +209,8 @@ def test_a_bad_tokenizer_is_refused(folder: Path, file: str, change: dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "WanVACEPipeline"}, "WanPipeline .wan2.1-t2v, .*; found 'WanVACEPipeline'"),
+        ({"_class_name": "WanVideoPipeline"}, "WanPipeline .wan2.1-t2v, .*; found 'WanVideoPipeline'"),
+        ({"_class_name": "WanVACEPipeline"}, "transformer is diffusers.WanTransformer3DModel, not .*WanVACE"),
         ({"_class_name": None}, "expected WanPipeline"),
         ({"transformer_2": ["diffusers", "WanTransformer2D"]}, "transformer_2 is diffusers.WanTransformer2D"),
         (

@@ -233,6 +233,18 @@ def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: 
         assert not (artifact_copy / "executables").exists()
 
 
+def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, toy_checkpoint: Path) -> None:
+    """A manifest that lacks what text alone does without fits; one that takes an image does not."""
+    before = read_manifest(artifact_copy)
+    earlier = {name: fact for name, fact in before.model.items() if name not in ("inputs", "leading_latents")}
+    before.changed(model=earlier).write(artifact_copy)
+    kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    assert kept.profiles == before.profiles and kept.model == before.model
+    kept.changed(model={**kept.model, "inputs": {"image": "optional"}}).write(artifact_copy)
+    after = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    assert not after.profiles and after.model == before.model
+
+
 def test_force_drops_programs_of_another_dtype(artifact_copy: Path, toy_checkpoint: Path) -> None:
     after = convert(ConvertRequest(toy_checkpoint, artifact_copy, force=True))
     assert not after.profiles

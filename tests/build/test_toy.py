@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from wanbuild.families import FAMILIES, family_of
+from wanbuild.families import FAMILIES
+from wanbuild.family_match import family_of
 from wanbuild.published import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
@@ -22,14 +23,8 @@ from wanbuild.published import (
     PUBLISHED_VAE_2_2,
 )
 from wanbuild.source import open_source
-from wanbuild.toy import (
-    TOY_TEXT_ENCODER,
-    TOY_TRANSFORMER,
-    TOY_VAE,
-    TOY_VAE_2_2,
-    TOY_VARIANTS,
-    write_toy,
-)
+from wanbuild.toy import write_toy
+from wanbuild.toy_configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
 from wanbuild.toy_shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy_tokenizer import vocabulary
 from wanbuild.toy_weights import random_tensor
@@ -128,7 +123,6 @@ def test_published_sizes() -> None:
 @pytest.mark.parametrize(
     ("shapes", "config"),
     [
-        (transformer_shapes, {**TOY_TRANSFORMER, "image_dim": 1280}),
         (transformer_shapes, {**TOY_TRANSFORMER, "cross_attn_norm": False}),
         (vae_shapes, {**TOY_VAE, "attn_scales": [0.5]}),
         (text_encoder_shapes, {**TOY_TEXT_ENCODER, "feed_forward_proj": "relu"}),
@@ -175,7 +169,7 @@ def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
         for component in source.components.values():
             for key in component.keys:
                 value = component.array(key)
-                assert len(np.unique(value)) == value.size or value.size > 1000, key
+                assert len(np.unique(value)) == value.size or value.size > 400, key
                 assert np.isfinite(value).all()
                 assert value.std() > 0.005, key
                 seen.add(value.tobytes())
@@ -239,8 +233,8 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (
-            {"variant": "wan2.1-i2v"},
-            "unknown variant; expected wan2.1-t2v or .*wan2.2-ti2v; found wan2.1-i2v",
+            {"variant": "wan2.3-i2v"},
+            "unknown variant; expected wan2.1-t2v or .*wan2.2-animate; found wan2.3-i2v",
         ),
         ({"scheduler": "ddim"}, r"unknown scheduler; expected unipc or dpm\+\+ or euler"),
         ({"dtype": "float64"}, "unknown dtype"),
@@ -253,6 +247,14 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
         ({"transformer_2": {"num_layers": 4}}, "wan2.1-t2v has no transformer_2"),
         ({"variant": "wan2.2-t2v", "transformer_2": {"layers": 4}}, "transformer_2 config has no field"),
         ({"variant": "wan2.2-t2v", "transformer_2": {"in_channels": 4}}, "transformer_2 in_channels"),
+        ({"image_encoder": {"hidden_size": 8}}, "wan2.1-t2v has no image_encoder"),
+        ({"variant": "wan2.1-i2v", "image_encoder": {"size": 8}}, "image_encoder config has no field size"),
+        ({"variant": "wan2.1-i2v", "image_encoder": {"hidden_size": 8}}, "image_dim does not fit"),
+        ({"variant": "wan2.1-flf2v", "image_encoder": {"image_size": 56}}, "expected 34; found 20"),
+        ({"variant": "wan2.1-i2v", "transformer": {"attention_head_dim": 24}}, "added_kv_proj_dim .* 48"),
+        ({"variant": "wan2.1-i2v", "transformer": {"in_channels": 16}}, "in_channels .*expected 36"),
+        ({"variant": "wan2.1-vace", "transformer": {"vace_in_channels": 32}}, "expected 96; found 32"),
+        ({"variant": "wan2.2-animate", "transformer": {"latent_channels": 4}}, "latent_channels does not"),
     ],
 )
 def test_wrong_arguments_leave_nothing(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -344,25 +346,22 @@ def _load(cls: Any, folder: Path) -> Any:
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("variant", TOY_VARIANTS)
 def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: int) -> None:
+    import diffusers
     import torch
-    from diffusers import AutoencoderKLWan, WanTransformer3DModel
-    from transformers import UMT5EncoderModel
+    import transformers
 
     write_toy(tmp_path / "x", variant, seed=2, shards=shards)
-    classes = {
-        "transformer": WanTransformer3DModel,
-        "transformer_2": WanTransformer3DModel,
-        "vae": AutoencoderKLWan,
-        "text_encoder": UMT5EncoderModel,
-    }
     with open_source(tmp_path / "x") as source:
         for name, component in source.components.items():
-            state = _load(classes[name], tmp_path / "x" / name).state_dict()
+            library = transformers if name.endswith("_encoder") else diffusers
+            state = _load(getattr(library, component.class_name), tmp_path / "x" / name).state_dict()
             for key in component.keys:
-                assert torch.equal(state[key], torch.from_numpy(component.array(key).copy())), key
+                # transformers 5 drops a prefix that published files have
+                value = state[key.removeprefix("vision_model.")]
+                assert torch.equal(value, torch.from_numpy(component.array(key).copy())), key
 
 
-@pytest.mark.parametrize("variant", TOY_VARIANTS)
+@pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.2-t2v", "wan2.2-ti2v"])
 def test_the_reference_makes_a_video_that_shows_mistakes(toys: dict[str, Path], variant: str) -> None:
     """A few steps: the video is neither flat nor clipped, moves, and follows prompt, seed and boundary."""
     import torch

@@ -40,6 +40,8 @@ def load_params(
             problems.append(f"{key} matches {len(matches)} rules")
             continue
         rule, match = matches[0]
+        if rule.target is None:
+            continue
         groups = match.groupdict()
         row = int(groups.pop("layer")) if "layer" in groups else None
         path = rule.target.format(**groups)

@@ -12,9 +12,9 @@ import torch
 
 from parity.reference_models import relative_error
 from parity.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, load_pipeline, reference, within_one_level
+from wanbuild.build_options import BuildOptions
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
-from wanbuild.programs import BuildOptions
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -27,7 +27,8 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.engine import assign
 from wanbuild.models.params import bind
 from wanbuild.published import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy import TOY_TEXT_ENCODER, write_toy
+from wanbuild.toy import write_toy
+from wanbuild.toy_configs import TOY_TEXT_ENCODER
 from wanbuild.toy_shapes import text_encoder_shapes
 from wanrun import torch_text
 from wanrun.errors import ArtifactError, UsageError

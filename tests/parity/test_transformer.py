@@ -37,7 +37,7 @@ class Pair:
         def forward(params: Any, x: Any, timestep: Any, embeddings: Any, dtype: Any) -> Any:
             model = bind(module, params)
             kv, rope = model.prepare(embeddings, x.shape[2:], dtype)
-            return model(x, timestep, kv, rope, blocked_attention, dtype)
+            return model(x, timestep, kv, rope, {}, blocked_attention, dtype)
 
         return cls(reference, params, jax.jit(forward, static_argnums=4))
 

@@ -133,7 +133,8 @@ def test_pieces_are_seen_as_pictures() -> None:
 
     mean, _ = jax.eval_shape(both, model.params, model.draw_latents(2, TALL))
     assert mean.shape == (1, 48, 2, *TALL)
-    assert seen == [(1, 1, 48, 32, 3), (1, 4, 48, 32, 3)] * 2
+    pieces = [(1, 1, 48, 32, 3), (1, 4, 48, 32, 3)]
+    assert seen == [*pieces, (1, 5, 48, 32, 3), *pieces]  # in between, ``encode`` asks for the shape
 
 
 def test_bfloat16_is_close_to_float32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,7 +13,11 @@ import pytest
 import torch
 
 from damage import linked
+from wanbuild import reference
+from wanbuild.build_options import BuildOptions
 from wanbuild.cli import wanbuild
+from wanbuild.compile import CompileRequest, compile_artifact
+from wanbuild.convert import ConvertRequest, convert
 from wanbuild.toy import write_toy
 from wanrun.console import run
 from wanrun.manifest import read_manifest
@@ -23,7 +28,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 LATENTS = 1e-5
 ALL = ["text_encoder", "transformer", "vae encode", "vae decode", "final latents", "video"]
 
+
+def with_trials(*names: str) -> list[str]:
+    """The checks of a model that is tried in several ways."""
+    return [*ALL[:-2], *(f"{check} ({name})" for name in names for check in ALL[-2:])]
+
+
 Verify = Callable[..., tuple[int, dict[str, Any], str]]
+Toys = Callable[[str], tuple[Path, Path]]
+STORED = ("transformer", "text_encoder", "image_encoder")
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +109,54 @@ def test_swapped_experts(
 
 
 def test_a_timestep_per_token(ti2v_artifact: Path, ti2v_checkpoint: Path, verify: Verify) -> None:
+    """From text alone and from an image."""
     code, checks, _ = verify(ti2v_artifact, ti2v_checkpoint)
-    assert code == 0 and list(checks) == sorted(ALL)
+    assert code == 0 and list(checks) == sorted(with_trials("text", "image"))
+    assert all(checks[f"final latents ({trial})"]["error"] < LATENTS for trial in ("text", "image"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("wan2.1-flf2v", [*ALL, "image_encoder"]),
+        ("wan2.2-i2v", [*with_trials("first image", "both images"), "transformer_2"]),
+        ("wan2.1-vace", with_trials("no video", "video")),
+        ("wan2.2-animate", [*with_trials("animate", "replace"), "image_encoder"]),
+    ],
+)
+def test_with_images_and_videos(media_toy: Toys, verify: Verify, variant: str, expected: list[str]) -> None:
+    checkpoint, artifact = media_toy(variant)
+    code, checks, _ = verify(artifact, checkpoint, "--steps", 2)
+    assert code == 0 and list(checks) == sorted(expected)
+    assert all(c["error"] < LATENTS for name, c in checks.items() if name.startswith("final latents"))
+
+
+def test_several_videos(media_toy: Toys, verify: Verify, tmp_path: Path) -> None:
+    """Of a prompt; the reference makes as many image tokens as there are prompts."""
+    checkpoint, _ = media_toy("wan2.1-flf2v")
+    artifact = tmp_path / "artifact"
+    convert(ConvertRequest(checkpoint, artifact, dict.fromkeys(STORED, "float32")))
+    options = BuildOptions(dtype="float32", loop="step")
+    compile_artifact(
+        CompileRequest(artifact, ["cpu"], [(96, 64)], [9], [False], num_videos=2, options=options), print
+    )
+    code, checks, _ = verify(artifact, checkpoint, "--steps", 2)
+    assert code == 0 and list(checks) == sorted([*ALL, "image_encoder"])
     assert checks["final latents"]["error"] < LATENTS
+
+
+def test_several_videos_that_the_reference_cannot_make(
+    media_toy: Toys, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, built = media_toy("wan2.1-vace")
+    artifact = linked(built, tmp_path / "artifact")
+    manifest = read_manifest(artifact)
+    two = dataclasses.replace(next(iter(manifest.profiles.values())), index=0, num_videos=2)
+    manifest.changed(profiles={two.name: two}, targets={}, golden={}).write(artifact)
+    monkeypatch.setattr(reference, "load_reference", lambda *_: pytest.fail("the reference is loaded"))
+    code, checks, error = verify(artifact, checkpoint)
+    assert (code, checks) == (2, {})
+    assert "one video of VACE at a time" in error and two.name in error
 
 
 def test_another_seed(ti2v_artifact: Path, verify: Verify, tmp_path: Path) -> None:
@@ -106,4 +164,4 @@ def test_another_seed(ti2v_artifact: Path, verify: Verify, tmp_path: Path) -> No
     write_toy(other, "wan2.2-ti2v", seed=1)
     code, checks, error = verify(ti2v_artifact, other, "--steps", 1)
     assert (code, checks) == (1, {})
-    assert failed(error) == ALL
+    assert failed(error) == with_trials("text", "image")

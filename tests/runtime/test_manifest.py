@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 from collections.abc import Iterator
@@ -169,6 +170,26 @@ def test_a_parameter_that_makes_no_sense_is_refused(
     assert Parameter.from_json(node).as_json() == node
     write(tmp_path, changed(written, (*PARAMETER, name), value))
     with pytest.raises(ArtifactError, match="is damaged"):
+        read_manifest(tmp_path)
+
+
+def test_a_profile_with_reference_images(toy_artifact: Path, tmp_path: Path, written: dict[str, Any]) -> None:
+    manifest = read_manifest(toy_artifact)
+    ((name, plain),) = manifest.profiles.items()
+    # A profile without says nothing of them: the artifact has the digest that it had before there were any.
+    assert plain.num_references == 0 and "num_references" not in written["profiles"][name]
+    with_two = dataclasses.replace(plain, num_references=2)
+    assert with_two.name == f"{name}-r2"
+    assert with_two.as_json() == {**plain.as_json(), "num_references": 2}
+    both = manifest.changed(profiles={name: plain, with_two.name: with_two})
+    both.write(tmp_path)
+    assert read_manifest(tmp_path) == both
+    for bad in (-1, 1.0, "2", None, True, [2]):
+        write(tmp_path, changed(both.as_json(), ("profiles", with_two.name, "num_references"), bad))
+        with pytest.raises(ArtifactError, match="is damaged"):
+            read_manifest(tmp_path)
+    write(tmp_path, changed(both.as_json(), ("profiles", with_two.name, "num_references"), 3))
+    with pytest.raises(ArtifactError, match=f"profile {name}-r2 has the shape of {name}-r3"):
         read_manifest(tmp_path)
 
 

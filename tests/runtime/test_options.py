@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.manifest import Component, Manifest, Profile, Program
-from wanrun.options import check_numbers, loop_forms, resolve_loop, resolve_options
+from wanrun.options import check_numbers, latents_shape, loop_forms, resolve_loop, resolve_options
 
 DEFAULTS: Mapping[str, Any] = {
     "num_steps": 40,
@@ -141,6 +141,8 @@ def test_options_without_effect_are_refused() -> None:
         ("boundary", "0 to 1", [-1e-9, 1.0000001, -math.inf, math.inf, math.nan, 875]),
         ("guidance_scale", "a number", [math.inf, -math.inf, math.nan, 3.5e38]),
         ("guidance_scale_2", "a number", [math.inf, -math.inf, math.nan, -3.5e38]),
+        ("conditioning_scale", "a number", [math.inf, -math.inf, math.nan, 3.5e38]),
+        ("segment_overlap", "1 or 5", [0, 2, 4, 6, -1, math.nan]),
         ("fps", "0.1 to 240", [0, 0.09, 241, math.nan, math.inf]),
     ],
 )
@@ -154,10 +156,63 @@ def test_numbers_out_of_range(name: str, expected: str, bad: list[float]) -> Non
         if name != "fps":  # which is no option of a generation
             assert refusal(UsageError, TWO, profile(), **{name: value}) == f"{name} {message}"
     check_numbers({"boundary": 0, "guidance_scale": -3.4e38, "guidance_scale_2": 0.0, "fps": 240})
-    check_numbers({"boundary": 1, "steps": None})
+    check_numbers({"boundary": 1, "steps": None, "conditioning_scale": -2.5, "segment_overlap": 5})
     for steps in ("steps", "num_steps"):
         with pytest.raises(UsageError, match="steps is too large; expected at most 10000; found 10001"):
             check_numbers({steps: 10_001})
+
+
+# What one task has.
+
+
+def of_task(task: str, **defaults: Any) -> Manifest:
+    return ONE.changed(model={**ONE.model, "task": task, "defaults": {**DEFAULTS, **defaults}})
+
+
+def test_options_of_one_task() -> None:
+    names = ("conditioning_scale", "segment_overlap")
+    for task, name, default, value in [
+        ("vace", "conditioning_scale", 1.0, 0.25),
+        ("vace", "conditioning_scale", 1.0, 0),
+        ("animate", "segment_overlap", 1, 5),
+    ]:
+        (other,) = set(names) - {name}
+        plain = resolve(of_task(task), profile())
+        assert plain[name] == default and other not in plain
+        for nothing in ({}, dict.fromkeys(names)):
+            assert resolve(of_task(task), profile(), **nothing) == plain
+        found = resolve(of_task(task), profile(), **{name: value, other: None})
+        assert found == {**plain, name: value} and type(found[name]) is type(default)
+    assert resolve(of_task("vace", conditioning_scale=0.5), profile())["conditioning_scale"] == 0.5
+    whole = of_task("vace", conditioning_scale=1)  # as JSON may have it
+    assert resolve(whole, profile(), conditioning_scale=0.5)["conditioning_scale"] == 0.5
+    assert (
+        resolve(of_task("vace"), profile(), conditioning_scale=np.float32(0.5))["conditioning_scale"] == 0.5
+    )
+    for task in ("t2v", "i2v", "flf2v", "ti2v"):
+        assert not {*names} & resolve(of_task(task), profile(), **dict.fromkeys(names)).keys()
+    assert not {*names} & resolve(ONE, profile()).keys()  # an artifact that does not know its task
+
+
+def test_options_of_another_task_are_refused() -> None:
+    for name, task, models, value in [
+        ("conditioning_scale", "vace", "VACE", 1.0),
+        ("segment_overlap", "animate", "Animate", 1),
+    ]:
+        rest = f"has no effect: this is no {models} model; leave it out; it is for {models} models"
+        for other in {"t2v", "i2v", "flf2v", "ti2v", "vace", "animate"} - {task}:
+            manifest = of_task(other)
+            assert refusal(UsageError, manifest, profile(), **{name: value}) == f"{name} {rest}"
+        option = "--" + name.replace("_", "-")
+        assert refusal(UsageError, ONE, profile(), "--", **{name: value}) == f"{option} {rest}"
+
+
+def test_the_latents_of_a_profile() -> None:
+    model = {"latent_channels": 16, "vae_temporal": 4, "vae_spatial": 8}
+    for extra, references, frames in [({}, 0, 3), ({"leading_latents": 1}, 0, 4), ({}, 2, 5)]:
+        manifest = ONE.changed(model={**model, **extra})
+        where = dataclasses.replace(profile(), num_videos=2, num_references=references)
+        assert latents_shape(manifest, where) == (2, 16, frames, 8, 12)
 
 
 # The loop.

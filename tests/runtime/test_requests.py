@@ -15,9 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.requests import Request, read_requests
+from wanrun.media import Media
+from wanrun.requests import Request, have_media_of, read_requests, request_from_options
 
+NO_MEDIA: dict[str, Any] = {
+    **dict.fromkeys(("image", "last_image", "video", "mask", "pose_video", "face_video")),
+    **dict.fromkeys(("background_video", "mask_video", "mode", "conditioning_scale", "segment_overlap")),
+    "reference_image": (),
+}
 OPTIONS: dict[str, Any] = {
+    **NO_MEDIA,
     "negative_prompt": "blurry",
     "seed": 3,
     "steps": 20,
@@ -59,6 +66,21 @@ def test_json_lines(tmp_path: Path) -> None:
         "steps": 4,
         "guidance_scale": 3,
     }
+    media: dict[str, Any] = {
+        "image": "a b/猫.png",
+        "last_image": "\u202flast.png",
+        "video": "frames",
+        "mask": "mask.mp4",
+        "reference_image": ["one.png", "two.png"],
+        "pose_video": "pose",
+        "face_video": "face",
+        "background_video": "background",
+        "mask_video": "masks",
+        "mode": "replace",
+        "conditioning_scale": 2,
+        "segment_overlap": 5,
+    }
+    line |= media
     line |= {
         "guidance_scale_2": 2,
         "boundary": 1,
@@ -72,10 +94,73 @@ def test_json_lines(tmp_path: Path) -> None:
         (full, bare), failures = read(tmp_path, content, name)
         assert failures == {}
         where = str(tmp_path / name)
-        assert full == Request(**line, where=f"{where}:1", index=1, total=2)
-        numbers = (full.guidance_scale, full.guidance_scale_2, full.boundary, full.fps)
+        references = {"reference_image": ("one.png", "two.png")}
+        assert full == Request(**{**line, **references}, where=f"{where}:1", index=1, total=2)
+        names = ("guidance_scale", "guidance_scale_2", "boundary", "fps", "conditioning_scale")
+        numbers = [getattr(full, name) for name in names]
         assert all(type(number) is float for number in numbers)
         assert bare == Request("", **OPTIONS, where=f"{where}:3", index=2, total=2)
+
+
+def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
+    """What a line leaves out is the command line's, each for itself."""
+    shared = {**OPTIONS, "image": "shared.png", "reference_image": ("r.png",), "mode": "animate"}
+    lines: list[dict[str, Any]] = [
+        {},
+        {"image": "own.png", "pose_video": "p"},
+        {"reference_image": "s.png"},
+        {"reference_image": []},
+        {"reference_image": ["s.png", "t.png"], "mode": "replace"},
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "a", **line}) + "\n" for line in lines))
+    requests, failures = read_requests(path, shared)
+    assert failures == {}
+    found = [
+        (request.image, request.pose_video, request.reference_image, request.mode) for request in requests
+    ]
+    assert found == [
+        ("shared.png", None, ("r.png",), "animate"),
+        ("own.png", "p", ("r.png",), "animate"),
+        ("shared.png", None, ("s.png",), "animate"),
+        ("shared.png", None, (), "animate"),
+        ("shared.png", None, ("s.png", "t.png"), "replace"),
+    ]
+    assert list(requests[1].media_files) == [
+        ("image", Path("own.png")),
+        ("pose_video", Path("p")),
+        ("reference_image", Path("r.png")),
+    ]
+    of_shared = request_from_options(shared, "another prompt")
+    assert have_media_of(of_shared, requests[:1]) and not have_media_of(of_shared, requests[:2])
+    assert not have_media_of(of_shared, [])  # where no line can be read, nothing is to be said of media
+
+
+def test_the_media_of_a_request() -> None:
+    assert Request("a fox", conditioning_scale=2.0).media == Media()
+    media = Request("a", image="i.png", reference_image=("r.png", "s.png"), segment_overlap=5).media
+    assert (media.image, media.last_image, media.mode) == (Path("i.png"), None, None)
+    assert (media.reference_image, media.segment_overlap) == ((Path("r.png"), Path("s.png")), 5)
+    same = Request("b", seed=3, image="./i.png", reference_image=("r.png", "s.png"), segment_overlap=5).media
+    assert media == same and hash(media) == hash(same)
+    for other in ({"image": "j.png"}, {"reference_image": ("s.png", "r.png")}, {"segment_overlap": 1}):
+        fields: dict[str, Any] = {
+            "image": "i.png",
+            "reference_image": ("r.png", "s.png"),
+            "segment_overlap": 5,
+        }
+        assert Request("a", **{**fields, **other}).media != media
+    assert Request("a", mode="replace").media == Media(mode="replace", segment_overlap=1)
+
+
+@pytest.mark.parametrize("name", [*(key for key in NO_MEDIA if "image" in key or "video" in key), "mask"])
+def test_a_file_without_a_name_on_the_command_line(name: str) -> None:
+    """As from a variable of the shell that is not set; as a path it would be the working directory."""
+    option = "--" + name.replace("_", "-")
+    for bad in ("", "a\0.png"):
+        value: object = ("r.png", bad) if name == "reference_image" else bad
+        with pytest.raises(UsageError, match=f"^{option} is no file name; found "):
+            request_from_options({**OPTIONS, name: value}, "a fox")
 
 
 BAD = [
@@ -114,6 +199,27 @@ BAD = [
         "'loop' cannot be set by line: a run has one form of the loop; pass --loop, and run wanrun again",
     ),
     ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
+    ('{"prompt": "a", "image": null}', "image has the wrong type; expected a string; found null"),
+    ('{"prompt": "a", "video": ["a.mp4"]}', 'video has the wrong type; expected a string; found ["a.mp4"]'),
+    ('{"prompt": "a", "last_image": ""}', 'last_image is no file name; found ""'),
+    ('{"prompt": "a", "mask": "a\\u0000.png"}', 'mask is no file name; found "a\\u0000.png"'),
+    ('{"prompt": "a", "mask_video": "\\ud800.mp4"}', 'mask_video is no file name; found "\\ud800.mp4"'),
+    (
+        '{"prompt": "a", "reference_image": ["a.png", 3]}',
+        'reference_image has the wrong type; expected a string or a list of strings; found ["a.png", 3]',
+    ),
+    (
+        '{"prompt": "a", "reference_image": {"a": "b"}}',
+        "reference_image has the wrong type; expected a string",
+    ),
+    ('{"prompt": "a", "reference_image": ["a.png", ""]}', 'reference_image is no file name; found ""'),
+    ('{"prompt": "a", "mode": 3}', "mode has the wrong type; expected a string; found 3"),
+    (
+        '{"prompt": "a", "conditioning_scale": "1"}',
+        "conditioning_scale has the wrong type; expected a number",
+    ),
+    ('{"prompt": "a", "segment_overlap": 5.0}', "segment_overlap has the wrong type; expected an integer"),
+    ('{"prompt": "a", "reference-image": "a"}', "unknown key 'reference-image'; expected one of prompt, "),
     ('{"prompt": "a", "guidance_scale_2": true}', "guidance_scale_2 has the wrong type; expected a number"),
     (
         '{"prompt": "a", "fps": "x", "tint": 1}',
@@ -129,7 +235,7 @@ def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> N
     assert sorted(failures) == list(range(2, len(lines)))
     for index, (line, message) in enumerate(BAD, 2):
         assert failures[index].startswith(f"{index}: {message}"), (line, failures[index])
-        assert "\n" not in failures[index] and len(failures[index]) < 400
+        assert "\n" not in failures[index] and len(failures[index]) < 600
 
 
 def test_a_line_that_is_no_utf8(tmp_path: Path) -> None:
@@ -169,7 +275,8 @@ def test_a_pipe_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_requests(Path("-"), OPTIONS)
 
 
-keys = st.sampled_from(["prompt", "seed", "steps", "fps", "output", "solver", "size", "other"]) | st.text()
+NAMES = ["prompt", "seed", "steps", "fps", "output", "solver", "size", "image", "reference_image", "other"]
+keys = st.sampled_from(NAMES) | st.text()
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
@@ -197,3 +304,5 @@ def test_whatever_is_in_a_file(tmp_path: Path, content: list[bytes], as_json: bo
     assert sorted([*failures, *(request.index for request in requests)]) == list(range(1, total + 1))
     assert all(request.total == total and type(request.prompt) is str for request in requests)
     assert all(type(request.seed) is int and type(request.fps) is float for request in requests)
+    files = [path for request in requests for _, path in request.media_files]
+    assert all(str(path) and os.fsencode(path) for path in files)

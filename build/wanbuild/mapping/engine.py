@@ -58,16 +58,15 @@ def _transformed_shape(shape: tuple[int, ...], transform: str) -> tuple[int, ...
         return None
 
 
-def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str, int | None, str]]:
-    """(path, layer, transform) of every rule that matches a key."""
+def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str | None, int | None, str]]:
+    """(path, layer, transform) of every rule that matches a key; the path is None if it fills nothing."""
     found = []
     for rule in rules:
         if match := re.fullmatch(rule.pattern, key, re.ASCII):
             groups = match.groupdict()
             layer = groups.pop("layer", None)
-            found.append(
-                (rule.target.format(**groups), None if layer is None else int(layer), rule.transform)
-            )
+            path = None if rule.target is None else rule.target.format(**groups)
+            found.append((path, None if layer is None else int(layer), rule.transform))
     return found
 
 
@@ -98,6 +97,8 @@ def assign(
             problems.append(f"{component}: unexpected key {key} {reason}")
             continue
         path, layer, transform = matches[0]
+        if path is None:
+            continue
         target = targets.get(path)
         stacked = target is not None and axes[path][0] == LAYERS
         if target is None or stacked != (layer is not None):

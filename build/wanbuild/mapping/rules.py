@@ -18,12 +18,13 @@ class Rule:
     Args:
         pattern: a regular expression that must match the whole key. A group named ``layer`` selects the
             row of a stacked parameter; other named groups are substituted into target.
-        target: the parameter's path, e.g. ``blocks/attn1/to_q/weight``, or ``decoder/up_blocks/{i}/...``.
+        target: the parameter's path, e.g. ``blocks/attn1/to_q/weight``, or ``decoder/up_blocks/{i}/...``;
+            None for keys that the model makes no use of, which are accepted and not read.
         transform: a name in ``TRANSFORMS``.
     """
 
     pattern: str
-    target: str
+    target: str | None
     transform: str = "copy"
 
 

@@ -1,20 +1,29 @@
 """Attention: one function, one signature, an implementation per platform.
 
 Axes: B batch, S queries, T keys, N heads, K head dimension. The implementation is chosen when a
-program is built, from its target; all of them compute softmax(q kᵀ / √K) v over the keys.
+program is built, from its target; all of them compute softmax(q kᵀ / √K) v over the keys, or over those
+that a mask, bool (T,), leaves: a target may want their number padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from wanbuild.models.loops import map_leading
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+class Attention(Protocol):
+    """An implementation; arguments and result as of ``blocked_attention``."""
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+    ) -> jax.Array: ...
+
 
 SCORES_BYTES = 64 * 2**20
 """Bound on the float32 scores held at once by ``blocked_attention``.
@@ -24,11 +33,13 @@ SCORES_BYTES = 64 * 2**20
 """
 
 
-def _one_head(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _one_head(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
     """q (S, K), k and v (T, K) -> (S, K). The division by the sum is deferred to the small side."""
     scale = q.shape[-1] ** -0.5
     scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     scores = scores * scale
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     out = jax.lax.dot_general(
@@ -43,7 +54,7 @@ def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:
     return blocks, -(-num_queries // blocks)
 
 
-def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Attention head by head and query block by query block, in bounded memory.
 
     On the CPU backend one head at a time is faster than a batched einsum (BUILD_NOTES.md, "Attention").
@@ -52,6 +63,7 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q: queries of shape (B, S, N, K).
         k: keys of shape (B, T, N, K).
         v: values of shape (B, T, N, K).
+        mask: bool (T,), which keys count; None where all do.
 
     Returns:
         An array of q's shape and dtype.
@@ -64,9 +76,9 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     def head(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         q, k, v = qkv
         if blocks == 1:
-            return _one_head(q, k, v)
+            return _one_head(q, k, v, mask)
         padded = jnp.pad(q, ((0, blocks * rows - S), (0, 0))).reshape(blocks, rows, K)
-        return map_leading(lambda block: _one_head(block, k, v), padded).reshape(-1, K)[:S]
+        return map_leading(lambda block: _one_head(block, k, v, mask), padded).reshape(-1, K)[:S]
 
     out = map_leading(head, tuple(heads))
     return out.reshape(B, N, S, K).transpose(0, 2, 1, 3)

@@ -10,13 +10,15 @@ and ``scan_layers`` applies the block with ``jax.lax.scan`` over that axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from wanbuild.models.loops import from_bits, scan
+from wanbuild.models.loops import from_bits, scan, to_bits
 
 LAYERS = "layers"
 VOCAB = "vocab"
@@ -76,6 +78,48 @@ def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_l
         return apply(nnx.merge(graphdef, weights), carry, extra), None
 
     return scan(body, carry, (state, per_layer))[0]
+
+
+def scan_beside(
+    blocks: nnx.Module,
+    side: nnx.Module,
+    positions: Sequence[int],
+    apply: Callable[..., Any],
+    apply_side: Callable[..., Any],
+    carry: Any,
+    per_layer: Any = None,
+    per_side: Any = None,
+) -> Any:
+    """``scan_layers`` with a second, shorter stack whose layers follow some layers of the first.
+
+    Args:
+        blocks: the stack that every step of the scan applies a layer of.
+        side: the other stack.
+        positions: the layers of blocks that the side's layers follow, ascending, one for each.
+        apply: takes a block, the carry and that layer's slice of per_layer; returns the new carry.
+        apply_side: the same for a layer of side and per_side.
+        carry: a pytree of arrays.
+        per_layer: a pytree of arrays with a leading layer axis, or None.
+        per_side: the same for the side's layers.
+    """
+    graphdef, state = nnx.split(blocks)
+    side_graphdef, side_state = nnx.split(side)
+    side_bits = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), (side_state, per_side))
+    layers = jax.tree.leaves(state)[0].shape[0]
+    follows = np.full(layers, -1, np.int32)
+    follows[list(positions)] = np.arange(len(positions))
+
+    def body(carry: Any, layer: Any) -> tuple[Any, None]:
+        weights, extra, index = layer
+        carry = apply(nnx.merge(graphdef, weights), carry, extra)
+
+        def beside(carry: Any) -> Any:
+            weights, extra = jax.tree.map(lambda bits: from_bits(bits[index]), side_bits)
+            return apply_side(nnx.merge(side_graphdef, weights), carry, extra)
+
+        return jax.lax.cond(index >= 0, beside, lambda carry: carry, carry), None
+
+    return scan(body, carry, (state, per_layer, follows))[0]
 
 
 def _stringify(node: Any) -> Any:

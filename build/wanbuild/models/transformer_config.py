@@ -8,20 +8,26 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from wanbuild.config import ConfigError
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Config of diffusers' WanTransformer3DModel; field names and defaults are those of config.json."""
+    """Config of diffusers' WanTransformer3DModel; field names and defaults are those of config.json.
+
+    Of the three fields of the image branch, ``image_dim`` is the width of the image encoder's tokens,
+    ``added_kv_proj_dim`` the width that the blocks take them in, and ``pos_embed_seq_len`` their number where
+    they have positions, for a first and a last frame.
+
+    Raises:
+        ConfigError: if these do not fit together.
+    """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanTransformer3DModel",)
     FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {
             "cross_attn_norm": True,
             "qk_norm": "rms_norm_across_heads",
-            # The image branch of Wan 2.1 image-to-video is not a part of this family.
-            "image_dim": None,
-            "added_kv_proj_dim": None,
-            "pos_embed_seq_len": None,
             "add_img_emb": False,
         }
     )
@@ -38,6 +44,25 @@ class TransformerConfig:
     eps: float = 1e-6
     patch_size: tuple[int, ...] = (1, 2, 2)
     rope_max_seq_len: int = 1024
+    image_dim: int | None = None
+    added_kv_proj_dim: int | None = None
+    pos_embed_seq_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if problems := self._problems():
+            raise ConfigError(problems)
+
+    def _problems(self) -> list[str]:
+        """What in the config contradicts itself."""
+        problems = []
+        width = None if self.image_dim is None else self.dim
+        if self.added_kv_proj_dim != width:
+            problems.append(
+                f"added_kv_proj_dim is {self.added_kv_proj_dim}, and image_dim {self.image_dim} needs {width}"
+            )
+        if self.image_dim is None and self.pos_embed_seq_len is not None:
+            problems.append(f"pos_embed_seq_len is {self.pos_embed_seq_len} and image_dim is not set")
+        return problems
 
     @property
     def dim(self) -> int:

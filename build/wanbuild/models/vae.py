@@ -121,7 +121,8 @@ class WanVAE(nnx.Module):
         dtype: Any = jnp.float32,
         algorithm: Algorithm = "direct",
         finish: Callable[[jax.Array], jax.Array] | None = None,
-    ) -> jax.Array:
+        keep_last: int = 0,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Decodes latents to a video.
 
         Args:
@@ -131,39 +132,57 @@ class WanVAE(nnx.Module):
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
             finish: applied to each piece of the video, (B, T, s h, s w, 3) float32 in [-1, 1]; must work
                 frame by frame, e.g. convert to uint8, and so spares a whole video in float32.
+            keep_last: how many of the last frames to return as they were before finish; they travel along
+                the pieces, so that nothing else is kept in float32.
 
         Returns:
-            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish makes it something else.
+            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish makes it something else; with
+            keep_last also (B, keep_last, s h, s w, 3) float32, with zeros in front of a shorter video.
         """
 
-        def piece(x: jax.Array, caches: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        def piece(x: Any, state: Any) -> tuple[jax.Array, Any]:
+            z, real = x
+            caches, last = state or (None, None)
             stream = Stream(caches, algorithm)
-            y = self.decoder(self.post_quant_conv(x), stream)
+            y = self.decoder(self.post_quant_conv(z), stream)
             if self.patch_size is not None:
                 y = unpatchify(y, self.patch_size)
             y = jnp.clip(y.astype(jnp.float32), -1.0, 1.0)
-            return (finish(y) if finish else y), tuple(stream.caches)
+            if keep_last:
+                last = jnp.zeros_like(y, shape=(len(y), keep_last, *y.shape[2:])) if last is None else last
+                frames = jnp.sum(real[0]) * (y.shape[1] // z.shape[1])
+                last = lax.dynamic_slice_in_dim(jnp.concatenate([last, y], 1), frames, keep_last, 1)
+            return (finish(y) if finish else y), (tuple(stream.caches), last)
 
         latents = jnp.moveaxis(latents, 1, -1).astype(dtype)
-        return _by_pieces(piece, latents, chunk, (latents.shape[1] - 1) * FRAMES_PER_LATENT)
+        # Zero where a piece is filled up: what is decoded there is not of the video.
+        real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
+        rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
+        video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames)
+        return (video, last) if keep_last else video
 
     def encode(
         self,
-        video: jax.Array,
+        video: Any,
         chunk: int,
         *,
         dtype: Any = jnp.float32,
         algorithm: Algorithm = "direct",
-        start: Callable[[jax.Array], jax.Array] | None = None,
+        start: Callable[[Any], jax.Array] | None = None,
+        only_first: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Encodes a video to the moments of its latents, not normalised.
 
         Args:
-            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s.
+            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s; or a pytree of anything with the
+                same first two axes, of which start makes that.
             chunk: latent frames (four video frames each) per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
-            start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1].
+            start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1]; must
+                work frame by frame. The last piece may be filled up with frames of zeros.
+            only_first: bool scalar: where it is true, the rest is not encoded, and what is returned for it
+                means nothing; so images and videos share one program.
 
         Returns:
             mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / s, W / s)
@@ -172,59 +191,93 @@ class WanVAE(nnx.Module):
         Raises:
             ValueError: if the number of frames, the height or the width do not fit.
         """
-        T, H, W = video.shape[1:4]
+        T, H, W = (jax.eval_shape(start, video) if start else video).shape[1:4]
         if T % FRAMES_PER_LATENT != 1 or H % self.spatial or W % self.spatial:
             raise ValueError(
                 f"a video to encode has 4n+1 frames and multiples of {self.spatial} pixels, not {(T, H, W)}"
             )
 
-        def piece(x: jax.Array, caches: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        def piece(x: Any, caches: Any) -> tuple[jax.Array, Any]:
             stream = Stream(caches, algorithm)
             x = (start(x) if start else x).astype(dtype)
             y = self.encoder(x if self.patch_size is None else patchify(x, self.patch_size), stream)
             return self.quant_conv(y, jnp.float32), tuple(stream.caches)
 
-        moments = _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, (T - 1) // FRAMES_PER_LATENT)
+        rest = (T - 1) // FRAMES_PER_LATENT
+        moments = _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, only_first)[0]
         mean, logvar = jnp.split(jnp.moveaxis(moments, -1, 1), 2, axis=1)
         return mean, jnp.clip(logvar, -30.0, 20.0)
 
 
 def _by_pieces(
-    piece: Callable[[jax.Array, Any], tuple[jax.Array, tuple[jax.Array, ...]]],
-    x: jax.Array,
+    piece: Callable[[Any, Any], tuple[jax.Array, Any]],
+    x: Any,
     size: int,
     rest_out: int,
-) -> jax.Array:
+    only_first: jax.Array | None = None,
+) -> tuple[jax.Array, Any]:
     """Runs the first frame, then the rest in equal pieces, and joins the results along time.
 
     Args:
-        piece: from a piece (B, n, ...) and the caches (None for the first frame) to its result and caches.
-        x: (B, 1 + T, ...).
+        piece: from a piece (B, n, ...) and the state (None for the first frame) to its result and state.
+        x: a pytree of arrays (B, 1 + T, ...).
         size: frames per piece at most (a multiple of four when they are video frames).
         rest_out: frames that the T frames of x after the first become.
+        only_first: bool scalar: where it is true the rest is not run, and its result is zeros.
+
+    Returns:
+        The result, and the state after the last piece.
 
     Raises:
         ValueError: if size is less than one.
     """
     if size < 1:
         raise ValueError(f"a piece of {size} frames")
-    y, caches = piece(x[:, :1], None)
-    rest = x[:, 1:]
-    B, T = rest.shape[:2]
+    y, state = piece(jax.tree.map(lambda leaf: leaf[:, :1], x), None)
+    rest = jax.tree.map(lambda leaf: leaf[:, 1:], x)
+    T = jax.tree.leaves(rest)[0].shape[1]
     if T == 0:
-        return y
+        return y, state
     # As many pieces as the size asks for, but even ones: 20 frames by 16 are two pieces of 10.
     unit = max(1, T // rest_out)
     count = -(-T // size)
     size = -(-T // (count * unit)) * unit
-    if count == 1:
-        return jnp.concatenate([y, piece(rest, caches)[0]], 1)
-    rest = jnp.pad(rest, ((0, 0), (0, count * size - T), *((0, 0),) * (x.ndim - 2)))
-    pieces = jnp.moveaxis(rest.reshape(B, count, size, *rest.shape[2:]), 1, 0)
 
-    def step(caches: tuple[jax.Array, ...], x: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        y, caches = piece(x, caches)
-        return caches, y
+    def cut(leaf: jax.Array) -> jax.Array:
+        leaf = jnp.pad(leaf, ((0, 0), (0, count * size - T), *((0, 0),) * (leaf.ndim - 2)))
+        return jnp.moveaxis(leaf.reshape(len(leaf), count, size, *leaf.shape[2:]), 1, 0)
 
-    outputs = jnp.moveaxis(lax.scan(step, caches, pieces)[1], 0, 1)
-    return jnp.concatenate([y, outputs.reshape(B, -1, *outputs.shape[3:])[:, :rest_out]], 1)
+    def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
+        y, state = piece(x, state)
+        return state, y
+
+    if count == 1 and only_first is None:
+        outputs, state = piece(rest, state)
+        return jnp.concatenate([y, outputs], 1), state
+    pieces = jax.tree.map(cut, rest)
+    if only_first is None:
+        state, outputs = lax.scan(step, state, pieces)
+    else:
+        # Not a branch around the scan: XLA would copy the state, which is large, to hand it in.
+        steps = jnp.where(only_first, 0, count)
+        state, outputs = _scan_some(step, state, pieces, steps)
+    outputs = jnp.moveaxis(outputs, 0, 1)
+    return jnp.concatenate([y, outputs.reshape(len(y), -1, *outputs.shape[3:])[:, :rest_out]], 1), state
+
+
+def _scan_some(
+    step: Callable[[Any, Any], tuple[Any, jax.Array]], state: Any, pieces: Any, steps: jax.Array
+) -> tuple[Any, jax.Array]:
+    """``lax.scan`` over the first so many pieces; the results of the others are zeros."""
+
+    def at(index: jax.Array | int) -> Any:
+        return jax.tree.map(lambda leaf: leaf[index], pieces)
+
+    def body(index: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        state, outputs = carry
+        state, y = step(state, at(index))
+        return state, lax.dynamic_update_index_in_dim(outputs, y, index, 0)
+
+    count = len(jax.tree.leaves(pieces)[0])
+    y = jax.eval_shape(step, state, at(0))[1]
+    return lax.fori_loop(0, steps, body, (state, jnp.zeros((count, *y.shape), y.dtype)))  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanrun.errors import SourceError
+from wanbuild.config import ConfigError
 
 # diffusers' class defaults: published config files leave both lists out.
 _LATENTS_MEAN = (
@@ -45,7 +45,7 @@ class VAEConfig:
         latents_std: per-channel standard deviation of the latents.
 
     Raises:
-        SourceError: if the lists do not fit together.
+        ConfigError: if the lists do not fit together.
     """
 
     base_dim: int = 96
@@ -91,7 +91,7 @@ class VAEConfig:
             if len(values) != self.z_dim:
                 problems.append(f"{name} has {len(values)} values for z_dim {self.z_dim}")
         if problems:
-            raise SourceError("the VAE's config.json does not fit together: " + ", ".join(problems))
+            raise ConfigError(problems)
 
     def _patch_problems(self) -> list[str]:
         """What differs from both published forms."""

@@ -1,0 +1,136 @@
+"""Compiles the programs of published models from their configs alone, and prints what each one needs.
+
+No weights are read or made: every argument is abstract. The figures are XLA's own, for the CPU target:
+arguments, outputs and temporaries of one call. A loop's floating-point operations count once, whatever its
+length (layers, pieces of a video, blocks of queries), so they compare forms of one program, no more.
+
+    python benchmarks/compile_memory.py
+    python benchmarks/compile_memory.py --model vace-14b --size 832x480 --reference-images 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from checkpoints import MODELS
+from wanbuild.build_options import BuildOptions, Shape
+from wanbuild.compile import export_program
+from wanbuild.components import kind_of
+from wanbuild.families import FAMILIES
+from wanbuild.program_spec import ProgramSpec
+from wanbuild.programs import ProgramBuilder
+from wanbuild.published_models import PUBLISHED_MODELS
+from wanbuild.targets import TargetSpec, resolve_target
+from wanrun.environment import configure_jax
+from wanrun.executables import lower
+from wanrun.manifest import Component, Manifest
+
+SIZES = ((832, 480), (1280, 720))
+"""What every model is compiled for that is published for no other sizes."""
+
+MEDIA_MODELS = ("i2v-14b", "flf2v-14b", "vace-14b", "animate-14b", "5b")
+
+COLUMNS = ("arguments", "temporaries", "outputs", "compile", "operations", "StableHLO")
+
+
+def published_manifest(model: str) -> Manifest:
+    """What an artifact of a published model says, with the default dtypes and without a parameter."""
+    variant, repository = MODELS[model]
+    family, configs = FAMILIES[variant], PUBLISHED_MODELS[repository]
+    kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
+    parsed = {name: kinds[name].parse(config, name) for name, config in configs.items()}
+    facts: dict[str, Any] = {
+        "variant": family.name,
+        "task": family.task,
+        "inputs": dict(family.inputs),
+        "latent_channels": parsed["vae"].z_dim,
+        "vae_spatial": family.vae_spatial,
+        "vae_temporal": family.vae_temporal,
+        "leading_latents": family.leading_latents,
+        "expand_timesteps": family.expand_timesteps,
+    }
+    if family.task == "animate":
+        facts["face_size"] = parsed["transformer"].motion_encoder_size
+    return Manifest(
+        model=facts,
+        configs=configs,
+        source={"files": {}},
+        loras=(),
+        dtypes={name: kind.policy(None).as_json() for name, kind in kinds.items()},
+        components={name: Component(f"weights/{name}", {}) for name in configs},
+        tokenizer={"max_length": 512},
+    )
+
+
+def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[ProgramSpec]:
+    """The programs of one generation but the text encoder's, which is the same for all models."""
+    if "image_encoder" in manifest.components:
+        yield builder.encode_image()
+    if manifest.model["inputs"]:
+        yield builder.encode_video()
+    yield from (builder.prepare(), builder.denoise_step(), builder.decode_video())
+
+
+def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
+    """Bytes, seconds and operations of one program."""
+    data = export_program(spec, target.platform)
+    lowered = lower(data, spec.name, spec.donate_argnums, target.device)
+    started = time.perf_counter()
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - started
+    memory: Any = compiled.memory_analysis()
+    figures = (
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.output_size_in_bytes,
+        seconds,
+        (compiled.cost_analysis() or {}).get("flops", 0.0),
+        len(data),
+    )
+    return dict(zip(COLUMNS, figures, strict=True))
+
+
+def shapes_of(model: str, options: argparse.Namespace) -> Iterator[Shape]:
+    """The shapes that were asked for, or those that the model is published for."""
+    family = FAMILIES[MODELS[model][0]]
+    sizes = [tuple(map(int, size.split("x"))) for size in options.size or ()]
+    published = [size for size in SIZES if size in family.sizes] or family.sizes[:1]
+    guidance = family.guidance_scale > 1
+    references = options.reference_images if "reference_image" in family.inputs else 0
+    for width, height in sizes or published:
+        yield Shape(width, height, options.frames or family.num_frames, 1, guidance, references)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", action="append", choices=sorted(MODELS), help="repeatable")
+    parser.add_argument("--size", action="append", help="repeatable; the published ones where not given")
+    parser.add_argument("--frames", type=int, help="the published number where not given")
+    parser.add_argument("--reference-images", type=int, default=0, help="of VACE")
+    parser.add_argument("--program", action="append", help="repeatable; all where not given")
+    options = parser.parse_args()
+    configure_jax("cpu")
+    target = resolve_target("cpu")
+    for model in options.model or MEDIA_MODELS:
+        manifest = published_manifest(model)
+        for shape in shapes_of(model, options):
+            builder = ProgramBuilder(manifest, shape, BuildOptions(), target.kernels)
+            name = f"{shape.width}x{shape.height}x{shape.num_frames}"
+            print(f"{f'{model} {name}':<28}" + "".join(f"{column:>12}" for column in COLUMNS), flush=True)
+            record: dict[str, Any] = {}
+            for spec in program_specs(builder, manifest):
+                if options.program and spec.name not in options.program:
+                    continue
+                record[spec.name] = found = measure(spec, target)
+                sizes = "".join(f"{found[column] / 1e9:>9.3f} GB" for column in COLUMNS[:3])
+                rest = f"{found['compile']:>10.1f} s{found['operations'] / 1e12:>7.2f} TFLO"
+                print(f"  {spec.name:<26}{sizes}{rest}{found['StableHLO'] / 1e6:>9.2f} MB", flush=True)
+            print(json.dumps({"model": model, "shape": name, "programs": record}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What a profile's programs depend on beside the model: shape, the user's choices, the target's kernels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wanbuild.models.convolution import Algorithm
+from wanrun.errors import UsageError
+from wanrun.options import LOOP_PROGRAMS, MAX_STEPS
+
+LOOPS = ("both", *LOOP_PROGRAMS)
+"""Which forms of the denoising loop a profile has."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Choices that change a profile's programs; recorded in the manifest.
+
+    Args:
+        dtype: compute dtype of the text encoder and the transformer.
+        vae_dtype: compute dtype of the VAE.
+        scheduler_dtype: what latents and solver history are kept in between steps; sums are in float32.
+        vae_decode_chunk: latent frames decoded at a time.
+        vae_encode_chunk: latent frames encoded at a time.
+        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one; or ``both``.
+        max_steps: the most steps of the scan form, which its coefficient table is padded to.
+
+    Raises:
+        UsageError: naming an option that is out of its range.
+    """
+
+    dtype: str = "bfloat16"
+    vae_dtype: str = "float32"
+    scheduler_dtype: str = "float32"
+    vae_decode_chunk: int = 1
+    vae_encode_chunk: int = 1
+    loop: str = "both"
+    max_steps: int = 100
+
+    def __post_init__(self) -> None:
+        if self.loop not in LOOPS:
+            raise UsageError("--loop cannot be built", expected=" or ".join(LOOPS), found=self.loop)
+        if not 1 <= self.max_steps <= MAX_STEPS:
+            raise UsageError(
+                "--max-steps is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
+            )
+        for option in ("vae_decode_chunk", "vae_encode_chunk"):
+            if (chunk := getattr(self, option)) < 1:
+                raise UsageError(
+                    f"--{option.replace('_', '-')} is out of range", expected="1 or more", found=chunk
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Implementations chosen by the target's platform; they compute the same.
+
+    Args:
+        attention: a name in ``models.attention.ATTENTION``.
+        convolution: the form of the VAE's convolutions.
+        weight_bits: whether bfloat16 weights are passed as uint16 (``models.loops`` says why).
+        image_multiple: image tokens are padded to a multiple of this.
+    """
+
+    attention: str
+    convolution: Algorithm
+    weight_bits: bool
+    image_multiple: int = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a profile's name says: the static shape of one generation.
+
+    Args:
+        width: pixels.
+        height: pixels.
+        num_frames: frames, 4n + 1.
+        num_videos: videos per prompt.
+        guidance: whether classifier-free guidance doubles the batch.
+        num_references: reference images, each a latent frame in front of the video's.
+    """
+
+    width: int
+    height: int
+    num_frames: int
+    num_videos: int
+    guidance: bool
+    num_references: int = 0

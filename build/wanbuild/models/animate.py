@@ -1,0 +1,126 @@
+"""The Animate transformer: the base with a pose added to its tokens, and face adapters beside its blocks.
+
+Source: diffusers' WanAnimateTransformer3DModel. The latents' first frame is the reference image's; the pose
+and the face are of the frames after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.models.animate_config import AnimateConfig
+from wanbuild.models.attention import Attention
+from wanbuild.models.blocks import KV, Rope, WanBlock
+from wanbuild.models.face import FaceAdapter, FaceEncoder
+from wanbuild.models.layers import Linear
+from wanbuild.models.loops import map_leading
+from wanbuild.models.motion_encoder import MotionEncoder
+from wanbuild.models.params import scan_beside, stacked
+from wanbuild.models.transformer import Cache, Condition, WanTransformer
+
+
+class AnimateTransformer(WanTransformer):
+    """The base, the pose's patch embedding, the encoders of the face and its adapters.
+
+    Its condition is ``channels``, float32 (20, T, h, w), and ``pose``, float32 (16, T - 1, h, w).
+    """
+
+    config: AnimateConfig
+
+    def __init__(
+        self, config: AnimateConfig, dtype: Any = jnp.bfloat16, norm_dtype: Any = jnp.float32
+    ) -> None:
+        super().__init__(config, dtype, norm_dtype)
+        patch_in = config.latent_channels * config.patch_volume
+        self.pose_patch_embedding = Linear(patch_in, config.dim, dtype, ("embed", None))
+        self.motion_encoder = MotionEncoder(config, dtype, norm_dtype)
+        self.face_encoder = FaceEncoder(config, dtype)
+        self.face_adapter = stacked(FaceAdapter(config, dtype, norm_dtype), len(config.face_positions))
+
+    def prepare(
+        self,
+        embeddings: jax.Array,
+        latent_shape: tuple[int, int, int],
+        dtype: Any,
+        image_tokens: jax.Array | None = None,
+        image_multiple: int = 1,
+        face_video: jax.Array | None = None,
+    ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+        """What stays the same over a generation, the keys and values of the face among it.
+
+        Args:
+            embeddings: prompt embeddings (P, T, text_dim). The first is of the video; to the others, negative
+                prompts, the face is black.
+            latent_shape: latent frames with the reference image's, rows and columns.
+            dtype: compute dtype of the cache.
+            image_tokens: of the image encoder, (1, tokens, image_dim).
+            image_multiple: their number is padded to a multiple of this, and the padding masked.
+            face_video: uint8 (F, S, S, 3), S the config's motion_encoder_size and F the frames of the video.
+
+        Returns:
+            The cache, of which ``face`` is ``k`` and ``v`` of shape (L, P, T, J, N, K) for L adapters, T
+            latent frames and J tokens of each; and the rope tables.
+
+        Raises:
+            ValueError: if there is no face video, or it has not the latents' frames or not the size.
+        """
+        size = self.config.motion_encoder_size
+        wanted = (4 * (latent_shape[0] - 2) + 1, size, size, 3)
+        if face_video is None or face_video.shape != wanted:
+            raise ValueError(f"face_video has to be {wanted}, not {getattr(face_video, 'shape', None)}")
+        cache, rope = super().prepare(embeddings, latent_shape, dtype, image_tokens, image_multiple)
+        tokens = self.face_encoder(self._motions(face_video, len(embeddings)))
+        graphdef, state = nnx.split(self.face_adapter)
+        face = map_leading(lambda layer: nnx.merge(graphdef, layer).kv(tokens, dtype), state)
+        return {**cache, "face": face}, rope
+
+    def _motions(self, face_video: jax.Array, prompts: int) -> jax.Array:
+        """Motion vectors (P, F, C): of the video, and for each prompt but the first of black frames."""
+        if prompts == 1:
+            return self.motion_encoder(face_video)[None]
+        # Black frames are all the same, so one is encoded, in a place that a batch has free most often.
+        motions = self.motion_encoder(jnp.pad(face_video, ((0, 1), (0, 0), (0, 0), (0, 0))))
+        video, black = motions[:-1], motions[-1:]
+        return jnp.stack([video, *[jnp.broadcast_to(black, video.shape)] * (prompts - 1)])
+
+    def embed(self, latents: jax.Array, condition: Condition, dtype: Any) -> jax.Array:
+        """Latents (B, C, T, h, w) to tokens (B, S, D) in dtype, with the pose's added to all but a frame."""
+        x = super().embed(latents, condition, dtype)
+        pose = self.pose_patch_embedding(
+            self.patchify(condition["pose"][None]).astype(dtype), out_dtype=jnp.float32
+        )
+        pose = jnp.pad(pose, ((0, 0), (x.shape[1] - pose.shape[1], 0), (0, 0)))
+        return (x.astype(jnp.float32) + pose).astype(dtype)
+
+    def run_blocks(
+        self,
+        x: jax.Array,
+        cache: Cache,
+        modulation: jax.Array,
+        rope: Rope,
+        condition: Condition,
+        attention: Attention,
+    ) -> jax.Array:
+        """Tokens (B, S, D) through all blocks and face adapters."""
+        del condition
+
+        def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
+            return block(x, kv, modulation, rope, attention)
+
+        def beside(adapter: FaceAdapter, x: jax.Array, kv: KV) -> jax.Array:
+            return (x.astype(jnp.float32) + adapter(x, kv)).astype(x.dtype)
+
+        return scan_beside(  # type: ignore[no-any-return]
+            self.blocks,
+            self.face_adapter,
+            self.config.face_positions,
+            apply,
+            beside,
+            x,
+            cache["blocks"],
+            cache["face"],
+        )

@@ -1,0 +1,199 @@
+"""The transformer's block: self-attention, cross-attention to cached keys and values, feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.models.attention import Attention
+from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
+from wanbuild.models.loops import map_leading
+from wanbuild.models.params import param
+from wanbuild.models.rope import apply_rope
+from wanbuild.models.transformer_config import TransformerConfig
+
+KV = Mapping[str, jax.Array]
+"""Cross-attention cache of a stack of L blocks, in the compute dtype: ``k`` and ``v`` (L, P, T, N, K) of the
+text; of image tokens ``image_k`` and ``image_v`` (L, 1, I, N, K), and where they are padded ``image_mask``,
+bool (L, I), true where a token is real."""
+
+Rope = Mapping[str, jax.Array]
+"""``cos`` and ``sin`` of shape (S, K // 2) in float32."""
+
+
+def modulated(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> jax.Array:
+    """Layer norm without parameters, then x (1 + scale) + shift, in float32.
+
+    Args:
+        x: tokens (B, S, D).
+        scale: float32 (1 or B, G, D); each of the G rows is for S / G consecutive tokens.
+        shift: as scale.
+        eps: of the norm.
+
+    Returns:
+        float32 (B, S, D).
+    """
+    y = _in_groups(layer_norm(x, eps), scale)
+    return (y * (1 + scale[:, :, None]) + shift[:, :, None]).reshape(x.shape)
+
+
+def gated(x: jax.Array, gate: jax.Array) -> jax.Array:
+    """x (B, S, D) times a gate (1 or B, G, D), each row of which is for S / G consecutive tokens."""
+    return (_in_groups(x, gate) * gate[:, :, None]).reshape(x.shape)
+
+
+def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """(B, S, D) as (B, G, S / G, D) for rows (..., G, D)."""
+    return x.reshape(len(x), rows.shape[1], -1, x.shape[-1])
+
+
+class WanAttention(nnx.Module):
+    """Projections and norms of one attention; queries and keys are normalised over the full width."""
+
+    def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
+        dim = config.dim
+        self.to_q = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_k = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_v = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_out = Linear(dim, dim, dtype, ("embed", "heads"))
+        self.norm_q = RMSNorm(dim, norm_dtype, config.eps, "heads")
+        self.norm_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
+        self.heads = config.num_attention_heads
+
+    def split_heads(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:-1], self.heads, -1)
+
+    def query(self, x: jax.Array) -> jax.Array:
+        """(B, S, D) -> normalised float32 (B, S, N, K)."""
+        return self.split_heads(self.norm_q(self.to_q(x, out_dtype=jnp.float32)))
+
+    def key(self, x: jax.Array) -> jax.Array:
+        """(B, S, D) -> normalised float32 (B, S, N, K)."""
+        return self.split_heads(self.norm_k(self.to_k(x, out_dtype=jnp.float32)))
+
+    def value(self, x: jax.Array) -> jax.Array:
+        """(B, S, D) -> (B, S, N, K) in x's dtype."""
+        return self.split_heads(self.to_v(x))
+
+    def project(self, heads: jax.Array) -> jax.Array:
+        """(B, S, N, K) -> float32 (B, S, D)."""
+        return self.to_out(heads.reshape(*heads.shape[:-2], -1), out_dtype=jnp.float32)
+
+
+class CrossAttention(WanAttention):
+    """Attention to text, and to image tokens where the model has keys and values for them."""
+
+    def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
+        super().__init__(config, dtype, norm_dtype)
+        self.has_image = config.added_kv_proj_dim is not None
+        if config.added_kv_proj_dim is not None:
+            dim, added = config.dim, config.added_kv_proj_dim
+            self.add_k_proj = Linear(added, dim, dtype, ("heads", "embed"))
+            self.add_v_proj = Linear(added, dim, dtype, ("heads", "embed"))
+            self.norm_added_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
+
+    def kv(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
+        """Keys and values of one block.
+
+        Args:
+            text: embedded text (P, T, D).
+            image: embedded image tokens (1, I, D), for a model that has keys and values for them.
+            mask: bool (I,), which image tokens are real; None where all are.
+
+        Returns:
+            One layer of ``KV``, in text's dtype.
+        """
+        kv = {"k": self.key(text).astype(text.dtype), "v": self.value(text)}
+        if image is not None:
+            key = self.norm_added_k(self.add_k_proj(image, out_dtype=jnp.float32))
+            kv["image_k"] = self.split_heads(key.astype(text.dtype))
+            kv["image_v"] = self.split_heads(self.add_v_proj(image))
+        if mask is not None:
+            kv["image_mask"] = mask
+        return kv
+
+    def __call__(self, x: jax.Array, kv: KV, attention: Attention) -> jax.Array:
+        """Attends from (B, S, D) to one layer of ``KV``; returns float32 (B, S, D)."""
+        q = self.query(x).astype(x.dtype)
+        out = _shared(attention, q, kv["k"], kv["v"])
+        if self.has_image:
+            # With the normalised query, as the text; the two are added before the projection.
+            out = out + _shared(attention, q, kv["image_k"], kv["image_v"], kv.get("image_mask"))
+        return self.project(out)
+
+
+def _shared(
+    attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
+    """Attention of q (B, S, N, K) to k and v (P, T, N, K), B a multiple of P.
+
+    Videos of one prompt attend to the same keys: they become more queries, not copies of the keys.
+    """
+    B, S, N, K = q.shape
+    P = len(k)
+    return attention(q.reshape(P, B // P * S, N, K), k, v, mask).reshape(B, S, N, K)
+
+
+class FeedForward(nnx.Module):
+    """Two matmuls around a tanh-approximated GELU."""
+
+    def __init__(self, config: TransformerConfig, dtype: Any) -> None:
+        self.up = Linear(config.dim, config.ffn_dim, dtype, ("mlp", "embed"))
+        self.down = Linear(config.ffn_dim, config.dim, dtype, ("embed", "mlp"))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, S, D) -> float32 (B, S, D)."""
+        hidden = jax.nn.gelu(self.up(x, out_dtype=jnp.float32), approximate=True)
+        return self.down(hidden.astype(x.dtype), out_dtype=jnp.float32)
+
+
+class WanBlock(nnx.Module):
+    """Self-attention, cross-attention to the cached keys and values, feed-forward."""
+
+    def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
+        self.attn1 = WanAttention(config, dtype, norm_dtype)
+        self.attn2 = CrossAttention(config, dtype, norm_dtype)
+        self.norm2 = LayerNorm(config.dim, norm_dtype, config.eps)
+        self.ffn = FeedForward(config, dtype)
+        self.scale_shift_table = param((1, 6, config.dim), norm_dtype, (None, None, "embed"))
+        self.eps = config.eps
+
+    def __call__(
+        self, x: jax.Array, kv: KV, modulation: jax.Array, rope: Rope, attention: Attention
+    ) -> jax.Array:
+        """One block.
+
+        Args:
+            x: tokens of shape (B, S, D) in the compute dtype.
+            kv: one layer of the cache, B a multiple of P; consecutive videos share a prompt.
+            modulation: float32 (1 or B, G, 6, D); each of the G rows is for S / G consecutive tokens.
+            rope: the rotary tables.
+            attention: the attention implementation.
+
+        Returns:
+            Tokens of x's shape and dtype.
+        """
+        table = self.scale_shift_table[...].astype(jnp.float32) + modulation
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (table[..., i, :] for i in range(6))
+
+        y = modulated(x, scale_1, shift_1, self.eps).astype(x.dtype)
+        q = apply_rope(self.attn1.query(y), rope["cos"], rope["sin"]).astype(x.dtype)
+        k = apply_rope(self.attn1.key(y), rope["cos"], rope["sin"]).astype(x.dtype)
+        out = self.attn1.project(attention(q, k, self.attn1.value(y)))
+        x = (x.astype(jnp.float32) + gated(out, gate_1)).astype(x.dtype)
+
+        y = self.norm2(x).astype(x.dtype)
+        x = (x.astype(jnp.float32) + self.attn2(y, kv, attention)).astype(x.dtype)
+
+        y = modulated(x, scale_2, shift_2, self.eps).astype(x.dtype)
+        return (x.astype(jnp.float32) + gated(self.ffn(y), gate_2)).astype(x.dtype)
+
+
+def block_kv(blocks: WanBlock, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> KV:
+    """The cache of a stack of blocks; arguments as of ``CrossAttention.kv``."""
+    graphdef, state = nnx.split(blocks)
+    return map_leading(lambda layer: nnx.merge(graphdef, layer).attn2.kv(text, image, mask), state)

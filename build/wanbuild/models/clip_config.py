@@ -1,0 +1,87 @@
+"""The fields of a CLIP image encoder's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from wanbuild.config import ConfigError
+
+
+def image_tokens(image_size: int, patch_size: int) -> int:
+    """Tokens of one image: its patches, and the class token in front of them; sizes in pixels of a side."""
+    return (image_size // patch_size) ** 2 + 1
+
+
+@dataclass(frozen=True)
+class ImageEncoderConfig:
+    """Config of transformers' CLIPVisionModel; field names and defaults are those of config.json.
+
+    CLIPVisionModelWithProjection, which the published model_index.json names, has one layer more and gives
+    the same hidden states.
+
+    transformers leaves a field that has its default out of the file, so a file that names no ``hidden_act``
+    means quick_gelu, the activation of OpenAI's CLIP, and not that of the encoder published with Wan.
+
+    Raises:
+        ConfigError: if the fields do not fit together, or the activation is another than gelu.
+    """
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType({"model_type": "clip_vision_model"})
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            "architectures",
+            "attention_dropout",
+            "chunk_size_feed_forward",
+            "dropout",
+            "dtype",
+            "id2label",
+            "initializer_factor",
+            "initializer_range",
+            "is_encoder_decoder",
+            "label2id",
+            "output_attentions",
+            "output_hidden_states",
+            "problem_type",
+            "projection_dim",
+            "return_dict",
+            "torch_dtype",
+        }
+    )
+    """projection_dim is of the layer that only CLIPVisionModelWithProjection has."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_channels: int = 3
+    image_size: int = 224
+    patch_size: int = 32
+    hidden_act: str = "quick_gelu"
+    layer_norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.hidden_act != "gelu":
+            problems.append(f"hidden_act is {self.hidden_act[:80]!r} and only 'gelu' is supported")
+        if self.num_channels != 3:
+            problems.append(f"num_channels is {self.num_channels} and images have 3")
+        if self.hidden_size % self.num_attention_heads:
+            problems.append(f"hidden_size {self.hidden_size} is not {self.num_attention_heads} equal heads")
+        if self.patch_size > self.image_size:
+            problems.append(f"patch_size {self.patch_size} is larger than image_size {self.image_size}")
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def grid(self) -> int:
+        """Patches along each side; pixels that fill no whole patch are left out, as the reference does."""
+        return self.image_size // self.patch_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one image."""
+        return image_tokens(self.image_size, self.patch_size)

@@ -1,0 +1,161 @@
+"""How Wan Animate's transformer sees a face: tokens of its motion, and attention to them frame by frame.
+
+Source: diffusers' WanAnimateFaceEncoder and WanAnimateFaceBlockCrossAttention. Axes: P prompts, F video
+frames, T latent frames of the transformer (a reference image's first), J face tokens of one latent frame,
+B batch, S tokens, N heads, K head dimension, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.models.animate_config import AnimateConfig
+from wanbuild.models.layers import Linear, RMSNorm, layer_norm
+from wanbuild.models.params import param
+
+_TAPS = 3
+
+
+def causal_taps(x: jax.Array, stride: int) -> jax.Array:
+    """Every frame with the two before it, as the input of a convolution along time that is one matmul.
+
+    Args:
+        x: (P, F, C); the first frame stands for those before it.
+        stride: of the frames that are made.
+
+    Returns:
+        (P, (F - 1) / stride + 1, 3 C), rounded down: channels, and within a channel the taps, as a
+        flattened kernel (O, C, 3) has them.
+    """
+    frames = x.shape[1]
+    x = jnp.concatenate([x[:, :1]] * (_TAPS - 1) + [x], axis=1)
+    windows = [x[:, tap : tap + frames : stride] for tap in range(_TAPS)]
+    stacked = jnp.stack(windows, axis=-1)
+    return stacked.reshape(*stacked.shape[:2], -1)
+
+
+class FaceEncoder(nnx.Module):
+    """Motion vectors to face tokens, in float32 whatever dtype the weights are stored in.
+
+    Args:
+        config: the transformer's config.
+        dtype: storage dtype of the weights.
+    """
+
+    EPS = 1e-6  # the reference's own, whatever the config's
+
+    def __init__(self, config: AnimateConfig, dtype: Any) -> None:
+        hidden, self.heads = config.face_encoder_hidden_dim, config.face_encoder_num_heads
+        self.conv1_local = Linear(_TAPS * config.motion_encoder_dim, self.heads * hidden, dtype, (None, None))
+        self.conv2 = Linear(_TAPS * hidden, hidden, dtype, (None, None))
+        self.conv3 = Linear(_TAPS * hidden, hidden, dtype, (None, None))
+        self.out_proj = Linear(hidden, config.dim, dtype, ("embed", None))
+        self.padding_tokens = param((1, 1, 1, config.dim), dtype, (None, None, None, "embed"))
+
+    def __call__(self, motions: jax.Array) -> jax.Array:
+        """Face tokens of every latent frame.
+
+        Args:
+            motions: float32 motion vectors (P, F, motion_encoder_dim), F = 4n + 1.
+
+        Returns:
+            float32 (P, T, J, D), T = n + 2: zeros for the reference image, then F's latent frames. The last
+            of the J = heads + 1 tokens is the same for all of these.
+        """
+        P = len(motions)
+        x = self.conv1_local(causal_taps(motions, stride=1))
+        x = x.reshape(P, -1, self.heads, x.shape[-1] // self.heads).swapaxes(1, 2)
+        x = self._activated(x.reshape(P * self.heads, *x.shape[2:]))
+        x = self._activated(self.conv2(causal_taps(x, stride=2)))
+        x = self._activated(self.conv3(causal_taps(x, stride=2)))
+        x = self.out_proj(x)
+        x = x.reshape(P, self.heads, *x.shape[1:]).swapaxes(1, 2)
+        same = jnp.broadcast_to(self.padding_tokens[...].astype(x.dtype), (*x.shape[:2], 1, x.shape[-1]))
+        x = jnp.concatenate([x, same], axis=2)
+        return jnp.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0)))
+
+    def _activated(self, x: jax.Array) -> jax.Array:
+        return jax.nn.silu(layer_norm(x, self.EPS))
+
+
+class FaceAdapter(nnx.Module):
+    """Attention from the tokens of every latent frame to that frame's face tokens.
+
+    Queries and keys are normalised per head, unlike those of the blocks.
+
+    Args:
+        config: the transformer's config.
+        dtype: storage dtype of the matmul weights.
+        norm_dtype: storage dtype of norms.
+    """
+
+    def __init__(self, config: AnimateConfig, dtype: Any, norm_dtype: Any) -> None:
+        dim = config.dim
+        self.to_q = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_k = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_v = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_out = Linear(dim, dim, dtype, ("embed", "heads"))
+        self.norm_q = RMSNorm(config.attention_head_dim, norm_dtype, config.eps)
+        self.norm_k = RMSNorm(config.attention_head_dim, norm_dtype, config.eps)
+        self.heads, self.eps = config.num_attention_heads, config.eps
+
+    def kv(self, tokens: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+        """Keys and values, once per generation.
+
+        Args:
+            tokens: face tokens, float32 (P, T, J, D).
+            dtype: compute dtype.
+
+        Returns:
+            ``k`` and ``v`` of shape (P, T, J, N, K) in dtype.
+        """
+        y = layer_norm(tokens, self.eps).astype(dtype)
+        key = self.norm_k(self._split_heads(self.to_k(y, out_dtype=jnp.float32)))
+        return {"k": key.astype(dtype), "v": self._split_heads(self.to_v(y))}
+
+    def __call__(self, x: jax.Array, kv: Mapping[str, jax.Array]) -> jax.Array:
+        """What is added to the tokens.
+
+        Args:
+            x: tokens (B, S, D), S / T consecutive ones of each latent frame.
+            kv: ``k`` and ``v`` of shape (P, T, J, N, K), B a multiple of P; consecutive videos share a face.
+
+        Returns:
+            float32 (B, S, D).
+        """
+        y = layer_norm(x, self.eps).astype(x.dtype)
+        q = self.norm_q(self._split_heads(self.to_q(y, out_dtype=jnp.float32))).astype(x.dtype)
+        out = frame_attention(q, kv["k"], kv["v"])
+        return self.to_out(out.reshape(x.shape), out_dtype=jnp.float32)
+
+    def _split_heads(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:-1], self.heads, -1)
+
+
+def frame_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of every latent frame's tokens to the few keys of that frame.
+
+    In one einsum on every platform: with five keys there is nothing to keep in blocks. On the CPU backend it
+    takes 0.2 to 0.4 of the time of ``blocked_attention`` in bfloat16 and 1 to 1.7 of it in float32, which is
+    0.1 to 0.4 of that of the query's projection.
+
+    Args:
+        q: (B, S, N, K), S / T consecutive tokens of each frame.
+        k: (P, T, J, N, K), B a multiple of P.
+        v: as k.
+
+    Returns:
+        An array of q's shape and dtype.
+    """
+    P, T, _, N, K = k.shape
+    B, S = q.shape[:2]
+    frames = q.reshape(P, B // P, T, S // T, N, K)
+    scores = jnp.einsum("PBTSNK,PTJNK->PBTNSJ", frames, k, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores * K**-0.5, axis=-1).astype(v.dtype)
+    out = jnp.einsum("PBTNSJ,PTJNK->PBTSNK", weights, v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(q.shape)

@@ -1,0 +1,109 @@
+"""The VACE transformer: the base with a shorter stack of control blocks beside its own.
+
+Source: diffusers' WanVACETransformer3DModel. The control blocks run over the tokens of a control video, and
+what they give is added to the base's tokens after the blocks of ``vace_layers``, times a scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.models.attention import Attention
+from wanbuild.models.blocks import KV, Rope, WanBlock, block_kv
+from wanbuild.models.layers import Linear
+from wanbuild.models.params import scan_beside, stacked
+from wanbuild.models.transformer import Cache, Condition, WanTransformer
+from wanbuild.models.transformer_config import TransformerConfig
+
+
+@dataclass(frozen=True)
+class VACEConfig(TransformerConfig):
+    """Config of WanVACETransformer3DModel: the base's fields and two more.
+
+    ``vace_layers`` are the base's blocks that a control block follows, and ``vace_in_channels`` the channels
+    of the control video's latents: two times the latent's, and 64 of the mask.
+    """
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanVACETransformer3DModel",)
+
+    vace_layers: tuple[int, ...] = (0, 5, 10, 15, 20, 25, 30, 35)
+    vace_in_channels: int = 96
+
+    def _problems(self) -> list[str]:
+        layers = self.vace_layers
+        problems = super()._problems()
+        if self.image_dim is not None:
+            problems.append(f"image_dim is {self.image_dim}, and no VACE model takes image tokens")
+        if list(layers) != sorted(set(layers)) or not layers or layers[-1] >= self.num_layers:
+            problems.append(f"vace_layers is {list(layers)}, not ascending layers of {self.num_layers}")
+        elif layers[0] != 0:
+            problems.append(f"vace_layers is {list(layers)}, and has to begin with 0")
+        return problems
+
+
+class ControlBlock(WanBlock):
+    """A block over the control tokens, and the projection of what it adds to the base's."""
+
+    def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
+        super().__init__(config, dtype, norm_dtype)
+        self.proj_out = Linear(config.dim, config.dim, dtype, ("embed", "heads"))
+
+
+class VACETransformer(WanTransformer):
+    """The base and the control blocks; its condition is ``control``, float32 (vace_in_channels, T, h, w), and
+    ``scale``, float32 with one number for each control block."""
+
+    config: VACEConfig
+
+    def __init__(self, config: VACEConfig, dtype: Any = jnp.bfloat16, norm_dtype: Any = jnp.float32) -> None:
+        super().__init__(config, dtype, norm_dtype)
+        patch_in = config.vace_in_channels * config.patch_volume
+        self.vace_patch_embedding = Linear(patch_in, config.dim, dtype, ("embed", None))
+        self.vace_proj_in = Linear(config.dim, config.dim, dtype, ("embed", "heads"))
+        self.vace_blocks = stacked(ControlBlock(config, dtype, norm_dtype), len(config.vace_layers))
+
+    def caches(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
+        """The base's cache, and the control blocks' own."""
+        return {
+            **super().caches(text, image, mask),
+            "control": block_kv(self.vace_blocks, text, image, mask),
+        }
+
+    def run_blocks(
+        self,
+        x: jax.Array,
+        cache: Cache,
+        modulation: jax.Array,
+        rope: Rope,
+        condition: Condition,
+        attention: Attention,
+    ) -> jax.Array:
+        """Tokens (B, S, D) through the base's blocks, with the control's added."""
+        control = self.vace_patch_embedding(self.patchify(condition["control"][None]).astype(x.dtype))
+        control = (self.vace_proj_in(control, out_dtype=jnp.float32) + x.astype(jnp.float32)).astype(x.dtype)
+
+        def apply(block: WanBlock, carry: tuple[jax.Array, jax.Array], kv: KV) -> Any:
+            x, control = carry
+            return block(x, kv, modulation, rope, attention), control
+
+        def beside(block: ControlBlock, carry: tuple[jax.Array, jax.Array], extra: Any) -> Any:
+            x, control = carry
+            kv, scale = extra
+            control = block(control, kv, modulation, rope, attention)
+            hint = block.proj_out(control, out_dtype=jnp.float32)
+            return (x.astype(jnp.float32) + hint * scale).astype(x.dtype), control
+
+        return scan_beside(  # type: ignore[no-any-return]
+            self.blocks,
+            self.vace_blocks,
+            self.config.vace_layers,
+            apply,
+            beside,
+            (x, control),
+            cache["blocks"],
+            (cache["control"], condition["scale"]),
+        )[0]

@@ -1,0 +1,167 @@
+"""diffusers' pipelines as the judge: what they make of a prompt and media, and what went through on the way.
+
+Needs the test extra (torch, diffusers, transformers). Everything runs in float32 on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from wanrun.errors import UsageError
+from wanrun.manifest import TRANSFORMERS
+from wanrun.media import MEDIA_KINDS, Media
+
+PIPELINES: Mapping[str, str] = MappingProxyType(
+    {
+        "t2v": "WanPipeline",
+        "i2v": "WanImageToVideoPipeline",
+        "flf2v": "WanImageToVideoPipeline",
+        "ti2v": "WanImageToVideoPipeline",
+        "vace": "WanVACEPipeline",
+        "animate": "WanAnimatePipeline",
+    }
+)
+"""Class by the manifest's task; without an image, ti2v is made by that of t2v."""
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a transformer.
+
+    Attributes:
+        transformer: its name.
+        latents: the model's input, (B, channels with those of the condition, T, h, w).
+        timestep: as it was given.
+        output: the velocity.
+    """
+
+    transformer: str
+    latents: np.ndarray
+    timestep: np.ndarray
+    output: np.ndarray
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one run of the reference made.
+
+    Attributes:
+        latents: final, float32 (B, C, T, h, w), normalised; of the last segment where there are several.
+        frames: float32 (B, F, H, W, 3) in [0, 1].
+        calls: of the transformers, in order; with guidance two a step, the positive prompt first.
+    """
+
+    latents: np.ndarray
+    frames: np.ndarray
+    calls: Sequence[ModelCall]
+
+
+def load_reference(source: Path, task: str) -> Any:
+    """The reference pipeline of a checkpoint, float32, on the CPU.
+
+    Args:
+        source: the checkpoint's folder, in the diffusers layout.
+        task: of the manifest, a key of ``PIPELINES``.
+
+    Raises:
+        UsageError: if the reference is not installed.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import diffusers
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
+        ) from None
+    pipeline_class = getattr(diffusers, PIPELINES[task])
+    pipe = pipeline_class.from_pretrained(str(source), dtype=torch.float32, local_files_only=True)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def text_pipeline(pipe: Any) -> Any:
+    """The pipeline that makes a video from text alone, of the same modules."""
+    import diffusers
+
+    if type(pipe).__name__ != "WanImageToVideoPipeline":
+        return pipe
+    names = ("tokenizer", "text_encoder", "vae", "scheduler", "transformer", "transformer_2")
+    text: Any = diffusers.WanPipeline(
+        **{name: getattr(pipe, name) for name in names},
+        boundary_ratio=pipe.config.boundary_ratio,
+        expand_timesteps=pipe.config.expand_timesteps,
+    )
+    text.set_progress_bar_config(disable=True)
+    return text
+
+
+def reference_arguments(media: Media | None, **numbers: Any) -> dict[str, Any]:
+    """Media and numbers by the names that the reference's pipelines have for them.
+
+    Args:
+        media: in memory or as files; None for text alone.
+        numbers: num_frames and other options.
+    """
+    if media is None:
+        return numbers
+    given = {name: getattr(media, name) for name in MEDIA_KINDS if getattr(media, name) not in (None, ())}
+    if "reference_image" in given:
+        given["reference_images"] = list(given.pop("reference_image"))
+    if "pose_video" in given:
+        numbers["segment_frame_length"] = numbers.pop("num_frames")
+        numbers["prev_segment_conditioning_frames"] = media.segment_overlap
+        numbers["mode"] = media.mode or "animate"
+    return {**given, **numbers}
+
+
+@contextmanager
+def _recorded(pipe: Any) -> Iterator[list[ModelCall]]:
+    """Records the calls of the transformers."""
+    calls: list[ModelCall] = []
+    hooks = []
+    for name in TRANSFORMERS:
+        if (module := getattr(pipe, name, None)) is None:
+            continue
+
+        def record(
+            module: Any, arguments: Any, keywords: Mapping[str, Any], output: Any, name: str = name
+        ) -> None:
+            arrays = (keywords["hidden_states"], keywords["timestep"], output[0])
+            calls.append(ModelCall(name, *(array.numpy().copy() for array in arrays)))
+
+        hooks.append(module.register_forward_hook(record, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def run_reference(pipe: Any, **arguments: Any) -> Made:
+    """One run of a pipeline.
+
+    Args:
+        pipe: of ``load_reference``.
+        arguments: of its call, see ``reference_arguments``.
+    """
+    last: list[np.ndarray] = []
+
+    def keep(pipe: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
+        last[:] = [state["latents"].numpy().copy()]
+        return {}
+
+    with _recorded(pipe) as calls:
+        frames = pipe(**arguments, output_type="np", callback_on_step_end=keep).frames
+    (latents,) = last
+    if getattr(pipe.config, "expand_timesteps", False) and "image" in arguments:
+        latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the frame that was held
+    return Made(latents, np.asarray(frames), calls)

@@ -1,0 +1,131 @@
+"""Images and videos to try an artifact with: random, never constant or square, the same for a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wanrun.manifest import Manifest, Profile
+from wanrun.media import MEDIA_KINDS, Media
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_CELL = 16  # pixels of a blob: what is sharper than this, an encoder mostly drops
+
+
+def sample_image(width: int, height: int, seed: int) -> Image.Image:
+    """Coloured blobs, RGB."""
+    return sample_video(width, height, 1, seed)[0]
+
+
+def sample_video(width: int, height: int, frames: int, seed: int) -> list[Image.Image]:
+    """Coloured blobs that turn into others, RGB; neither two frames nor two seeds are alike."""
+    from PIL import Image
+
+    rng = np.random.default_rng((seed, width, height))
+    shape = (height // _CELL + 2, width // _CELL + 2, 3)
+    first, second = (rng.integers(0, 256, shape).astype(np.float64) for _ in range(2))
+    pictures = []
+    for turn in np.linspace(0, np.pi, frames, endpoint=False):
+        blend = first * np.cos(turn) ** 2 + second * np.sin(turn) ** 2
+        picture = Image.fromarray(blend.astype(np.uint8))
+        pictures.append(picture.resize((width, height), Image.Resampling.BICUBIC))
+    return pictures
+
+
+def sample_mask(width: int, height: int, frames: int) -> list[Image.Image]:
+    """A white box that walks over black, RGB: on in a part of every frame, and in none of them everywhere."""
+    from PIL import Image
+
+    masks = []
+    for frame in range(frames):
+        mask = np.zeros((height, width, 3), np.uint8)
+        left = (width // 2) * frame // max(frames, 1)
+        mask[height // 4 : height // 4 + height // 2, left : left + width // 3] = 255
+        masks.append(Image.fromarray(mask))
+    return masks
+
+
+def sample_media(
+    manifest: Manifest,
+    profile: Profile,
+    *,
+    mode: str | None = None,
+    without: Collection[str] = (),
+    seed: int = 0,
+) -> Media | None:
+    """Everything that a model takes beside the prompt.
+
+    Args:
+        manifest: the artifact's manifest.
+        profile: sizes and frames. Images have another size; a video for VACE has the profile's.
+        mode: of Animate; ``animate`` where None. There is one segment, whose last frames are padded.
+        without: names of optional ones that are left out.
+        seed: of the pictures.
+
+    Returns:
+        The media; None for a model that takes none, or where all are left out.
+    """
+    takes: Mapping[str, str] = manifest.model.get("inputs", {})
+    wanted = {
+        name
+        for name, needs in takes.items()
+        if needs == "required" or (needs == "optional" and name not in without) or needs == mode == "replace"
+    }
+    if not wanted:
+        return None
+    frames = max(1, profile.num_frames - 2 * (manifest.model["task"] == "animate"))
+    size = profile.width, profile.height
+    given = _samples(wanted, size, frames, profile.num_references, manifest.model.get("face_size", 0), seed)
+    return Media(**given, mode=mode)
+
+
+def _samples(
+    names: Collection[str], size: tuple[int, int], frames: int, references: int, face: int, seed: int
+) -> dict[str, Any]:
+    """Media by option, in the order of ``MEDIA_KINDS``."""
+    other = (size[0] * 5 // 4 + 3, size[1] + 5)
+    given: dict[str, Any] = {}
+    for number, name in enumerate(MEDIA_KINDS):
+        own = seed * len(MEDIA_KINDS) + number
+        if name not in names:
+            continue
+        if name == "reference_image":
+            given[name] = tuple(sample_image(*other, own + 100 * index) for index in range(references))
+        elif name in ("mask", "mask_video"):
+            given[name] = sample_mask(*size, frames)
+        elif name == "face_video":
+            given[name] = sample_video(face + 8, face + 4, frames, own)
+        elif MEDIA_KINDS[name] == "an image":
+            given[name] = sample_image(*other, own)
+        else:
+            given[name] = sample_video(*size, frames, own)
+    return given
+
+
+def write_samples(
+    folder: Path, names: Collection[str], size: tuple[int, int], frames: int, face: int
+) -> None:
+    """Writes samples as files: images as ``image.png``, videos as folders of frames.
+
+    Args:
+        folder: where to; it is made.
+        names: of the options.
+        size: width and height in pixels of the videos.
+        frames: of each video.
+        face: about the width and height of a face video.
+    """
+    for name, sample in _samples(names, size, frames, 1, face, seed=0).items():
+        if name == "reference_image":
+            (sample,) = sample
+        target = folder / name if isinstance(sample, list) else folder
+        target.mkdir(parents=True, exist_ok=True)
+        if isinstance(sample, list):
+            for index, frame in enumerate(sample):
+                frame.save(target / f"{index:03}.png")
+        else:
+            sample.save(folder / f"{name}.png")

@@ -1,0 +1,128 @@
+"""Reads a checkpoint's image_processor folder: how an image becomes the image encoder's input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from wanbuild.config import parse_config, read_json, shown
+from wanrun.errors import SourceError
+
+FILE = "preprocessor_config.json"
+
+BICUBIC = 3
+"""Pillow's number of the filter."""
+
+_TYPES = frozenset(
+    {"CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil", "CLIPFeatureExtractor"}
+)
+
+
+@dataclass(frozen=True)
+class ImageProcessorConfig:
+    """Config of transformers' CLIPImageProcessor; names and defaults are those of preprocessor_config.json.
+
+    Args:
+        size: pixels of the shorter side after resizing, the aspect ratio kept.
+        crop_size: pixels of the square that is cut out of the middle.
+        image_mean: subtracted from each channel, red first, where the largest value is 255 rescale_factor.
+        image_std: each channel is then divided by it.
+        rescale_factor: of the uint8 values.
+    """
+
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = ()
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            "do_resize": True,
+            "do_center_crop": True,
+            "do_rescale": True,
+            "do_normalize": True,
+            "do_convert_rgb": True,
+            "resample": BICUBIC,
+            "default_to_square": False,
+        }
+    )
+    # Layout and place of the result, and which class reads the file.
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"),
+            *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
+        }
+    )
+
+    size: int = 224
+    crop_size: int = 224
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    rescale_factor: float = 1 / 255
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in the manifest."""
+        return {
+            "shortest_edge": self.size,
+            "crop": self.crop_size,
+            "mean": list(self.image_mean),
+            "std": list(self.image_std),
+            "rescale_factor": self.rescale_factor,
+            "resample": BICUBIC,
+        }
+
+
+def open_image_processor(folder: Path) -> ImageProcessorConfig:
+    """Reads the folder's preprocessor_config.json.
+
+    Raises:
+        SourceError: if the file is missing or not JSON, or asks for anything but: shorter side resized with
+            the bicubic filter, a square cut out of the middle, values scaled and normalised per channel.
+    """
+    file = folder / FILE
+    data = read_json(file)
+    for field in ("image_processor_type", "feature_extractor_type"):
+        if (kind := data.get(field)) is not None and kind not in _TYPES:
+            raise SourceError(
+                f"{field} in {file} is not supported",
+                expected=" or ".join(sorted(_TYPES)),
+                found=shown(kind),
+                remedy="use the published checkpoint's image_processor folder",
+            )
+    # Newer releases write the fields that they leave alone, too.
+    absent = {name for name in ("do_pad", "pad_size") if data.get(name) in (None, False)}
+    data = {name: value for name, value in data.items() if name not in absent}
+    if "size" in data:
+        data["size"] = _edge(data["size"], ("shortest_edge",), f"size in {file}")
+    if "crop_size" in data:
+        data["crop_size"] = _edge(data["crop_size"], ("height", "width"), f"crop_size in {file}")
+    config = parse_config(ImageProcessorConfig, data, str(file))
+    if config.crop_size > config.size or min(config.image_std) <= 0 or config.rescale_factor <= 0:
+        raise SourceError(
+            f"{file} is not understood",
+            expected="a crop_size of at most size, and positive image_std and rescale_factor",
+            found=f"crop_size {config.crop_size}, size {config.size}, image_std {list(config.image_std)}, "
+            f"rescale_factor {config.rescale_factor}",
+            remedy="use the published checkpoint's image_processor folder",
+        )
+    return config
+
+
+def _edge(value: Any, names: tuple[str, ...], where: str) -> Any:
+    """The one length of a size, which older files give as a number and newer ones by name.
+
+    Raises:
+        SourceError: if it has other names, or lengths that differ.
+    """
+    if not isinstance(value, dict):
+        return value  # of which type it is, is checked with the other fields
+    # Some releases write every name that there may be.
+    given = {name: length for name, length in value.items() if length is not None}
+    if given.keys() != set(names) or any(length != given[names[0]] for length in given.values()):
+        alike = ", the same twice" if len(names) > 1 else ""
+        raise SourceError(
+            f"{where} is not supported",
+            expected=f"{' and '.join(names)}{alike}",
+            found=shown(value),
+            remedy="use the published checkpoint's image_processor folder",
+        )
+    return given[names[0]]

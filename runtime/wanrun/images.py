@@ -1,0 +1,210 @@
+"""Reading images: what diffusers' ``load_image`` gives, with everything odd refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from wanrun.errors import UsageError
+
+ImageSource = Path | str | Image.Image
+
+Seen = Callable[[bytes], object]
+"""Told of what is decoded, piece by piece, such as the ``update`` of a digest."""
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000")
+"""Pillow's names of the formats that are read: none that starts a program, as EPS does. For the first five no
+more of Pillow is imported."""
+
+# What Pillow's decoders raise for damaged files: a format's own reader may stop at any of these.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
+_DEEP = ("I", "F")  # and I;16 with its byte orders
+
+
+def described(source: object, option: str) -> str:
+    """The option and the file, for messages."""
+    return f"{option} {source}" if isinstance(source, Path | str) else option
+
+
+def existing_path(source: Path | str, option: str) -> Path:
+    """The path of a source that is a folder, or a file that can be read and is not empty.
+
+    Raises:
+        UsageError: otherwise.
+    """
+    path, found = Path(source), None
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                found = None if file.read(1) else "an empty file"
+        elif not path.is_dir():
+            found = "neither a file nor a folder" if path.exists() else "no such file or folder"
+    except OSError as error:
+        found = error.strerror
+    if found is not None:
+        raise UsageError(f"{described(source, option)} cannot be read", found=found)
+    return path
+
+
+def too_large(name: str) -> UsageError:
+    """What is said of an image with more pixels than Pillow reads."""
+    return UsageError(
+        f"{name} is too large",
+        expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels",
+        remedy="make it smaller",
+    )
+
+
+@contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Turns what Pillow raises for a bad image into one UsageError that starts with this name."""
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of odd metadata and palettes, which the reference reads too.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    except UsageError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise too_large(name) from None
+    except Image.UnidentifiedImageError:
+        raise UsageError(
+            f"{name} is not an image", expected="PNG, JPEG, WebP or another common format"
+        ) from None
+    except _DAMAGE as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UsageError(f"{name} is damaged", found=reason, remedy="save it again") from None
+
+
+def rgb(image: Image.Image, name: str) -> Image.Image:
+    """One decoded frame as RGB with 8 bits a channel; its metadata's rotation is not looked at.
+
+    Transparency is dropped, as ``load_image`` does: what lies under it shows. CMYK, palettes and one bit are
+    converted.
+
+    Raises:
+        UsageError: for a greyscale image with 16 or 32 bits, which Pillow would clip at 255: mostly white.
+    """
+    if image.mode in _DEEP or image.mode.startswith("I;"):
+        raise UsageError(
+            f"{name} has more than 8 bits a pixel",
+            expected="8 bits a channel",
+            found=f"greyscale of 16 or 32 bits ({image.mode})",
+            remedy="save it with 8 bits",
+        )
+    if 0 in image.size:
+        raise UsageError(f"{name} has no pixels", found=f"{image.width}x{image.height}")
+    return image.convert("RGB")
+
+
+def identity(file: Path | int, name: str) -> tuple[int, ...]:
+    """What is other numbers once a file, given by path or descriptor, was changed or is another.
+
+    Raises:
+        UsageError: if it is gone.
+    """
+    try:
+        status = os.stat(file)  # noqa: PTH116 - or a descriptor
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read", found=error.strerror) from None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> None:
+    """Tells of a file's bytes, once it is decoded.
+
+    Decoders are given its name, as by the reference: Pillow does not turn all that it reads from memory as
+    what it reads from files. So this shows that the file is what it was before.
+
+    Raises:
+        UsageError: if it cannot be read, or its ``identity`` is not that before.
+    """
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                seen(piece)
+            now = identity(file.fileno(), name)
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read", found=error.strerror) from None
+    if now != before:
+        raise UsageError(f"{name} was changed while it was read", remedy="run it again")
+
+
+def file_digest(source: Path | str, option: str) -> str:
+    """sha256 of the file of an image or video, which is not decoded.
+
+    Raises:
+        UsageError: if it is missing, a folder, empty, or cannot be read.
+    """
+    name, digest = described(source, option), hashlib.sha256()
+    path = _image_path(source, option)
+    tell_file(path, name, identity(path, name), digest.update)
+    return digest.hexdigest()
+
+
+def _image_path(source: Path | str, option: str) -> Path:
+    path = existing_path(source, option)
+    if path.is_dir():
+        raise UsageError(f"{described(source, option)} cannot be read", expected="an image", found="a folder")
+    return path
+
+
+def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Image.Image:
+    """Reads an image, all of it, as diffusers' ``utils.load_image`` does.
+
+    Args:
+        source: a file, or an image that is in memory.
+        option: the option's name as the user writes it, for messages.
+        seen: told of what is decoded: the file's bytes; of an image in memory the size, and the pixels that
+            are returned.
+
+    Returns:
+        The image in mode RGB, turned as its EXIF orientation says; of an animation the first frame. Colour
+        images of 16 bits a channel keep the upper 8.
+
+    Raises:
+        UsageError: if it is missing, a folder, empty, damaged, cut short, no image, above Pillow's limit of
+            size, greyscale with more than 8 bits, or without pixels, or if the
+            file was changed while it was read.
+    """
+    name = described(source, option)
+    if not isinstance(source, Image.Image):
+        path = _image_path(source, option)
+        before = identity(path, name)
+        with decoding(name), Image.open(path, formats=FORMATS) as image:
+            found = _upright(image, name)
+        if seen is not None:
+            tell_file(path, name, before, seen)
+        return found
+    with decoding(name):
+        found = _upright(source, name)
+    if seen is not None:
+        seen(f"{found.width}x{found.height}\n".encode())
+        seen(found.tobytes())
+    return found
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    image.load()
+    return rgb(ImageOps.exif_transpose(image), name)

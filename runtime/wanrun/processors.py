@@ -1,0 +1,200 @@
+"""Images as the programs take them: what the reference's processors compute, without torch.
+
+The reference is diffusers 0.42.1, and transformers' CLIPImageProcessor on Pillow, which is what diffusers
+loads where torchvision is not installed. With torchvision up to 0.7 % of the scaled pixels differ, by one of
+255. All images are in mode RGB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from wanrun.errors import UsageError
+
+_LANCZOS = Image.Resampling.LANCZOS
+_MAX_STRETCHED_PIXELS = 2**26  # an image of one row would become gigabytes when its short edge is scaled up
+
+
+def resized(image: Image.Image, width: int, height: int) -> np.ndarray:
+    """Scales an image to a size, whatever its aspect ratio: ``VaeImageProcessor.preprocess``.
+
+    Returns:
+        uint8 (height, width, 3). An image of that size is not changed.
+    """
+    return np.asarray(image.resize((width, height), _LANCZOS))
+
+
+def greyscale(image: Image.Image, width: int, height: int) -> np.ndarray:
+    """The same, then converted to greyscale (ITU-R 601): Animate's processor of masks.
+
+    Returns:
+        uint8 (height, width).
+    """
+    return np.asarray(image.resize((width, height), _LANCZOS).convert("L"))
+
+
+def filled(image: Image.Image, width: int, height: int, name: str = "the image") -> np.ndarray:
+    """Fits an image into a size, centred on black: ``WanAnimateImageProcessor`` with ``resize_mode="fill"``.
+
+    Diffusers asks that processor for bilinear scaling, but its base class's constructor sets the filter back
+    to Lanczos, and that is what the model is given.
+
+    Returns:
+        uint8 (height, width, 3).
+
+    Raises:
+        UsageError: if the image is so narrow that nothing is left of it.
+    """
+    wide = width / height < image.width / image.height
+    new_width = width if wide else image.width * height // image.height
+    new_height = image.height * width // image.width if wide else height
+    _check_fits(image, new_width, new_height, name)
+    canvas = np.zeros((height, width, 3), np.uint8)
+    top, left = height // 2 - new_height // 2, width // 2 - new_width // 2
+    canvas[top : top + new_height, left : left + new_width] = resized(image, new_width, new_height)
+    return canvas
+
+
+def clip_pixels(
+    images: Sequence[Image.Image], settings: Mapping[str, Any], name: str = "the image"
+) -> np.ndarray:
+    """Scales the short edge, crops the centre and normalises: ``CLIPImageProcessor``.
+
+    Args:
+        images: N images of any size.
+        settings: ``shortest_edge`` and ``crop`` in pixels, ``resample`` (Pillow's number of the filter),
+            ``rescale_factor``, and ``mean`` and ``std`` by channel.
+        name: what messages call the images.
+
+    Returns:
+        float32 (N, crop, crop, 3). What the scaled image lacks of the crop is black, before normalisation.
+
+    Raises:
+        UsageError: for an image so narrow that scaling its short edge would fill the memory.
+    """
+    mean, std = (np.asarray(settings[key], np.float32) for key in ("mean", "std"))
+    pixels = np.stack([_centre(image, settings, name) for image in images])
+    # Float64 for the product alone, and float32 after it, as transformers does.
+    rescaled = (pixels.astype(np.float64) * settings["rescale_factor"]).astype(np.float32)
+    return (rescaled - mean) / std
+
+
+def _centre(image: Image.Image, settings: Mapping[str, Any], name: str) -> np.ndarray:
+    """uint8 (crop, crop, 3): the centre of an image whose short edge is scaled."""
+    edge = settings["shortest_edge"]
+    long_edge = int(edge * max(image.size) / min(image.size))
+    if edge * long_edge > _MAX_STRETCHED_PIXELS:
+        raise UsageError(
+            f"{name} is too narrow",
+            expected="sides that are less different",
+            found=f"{image.width}x{image.height}",
+            remedy="crop it",
+        )
+    size = (edge, long_edge) if image.width <= image.height else (long_edge, edge)
+    pixels = np.asarray(image.resize(size, Image.Resampling(settings["resample"])))
+    for axis in (0, 1):
+        pixels = _crop_or_pad(pixels, settings["crop"], axis)
+    return pixels
+
+
+def _crop_or_pad(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
+    """The middle of one axis; zeros around what is too short, the larger half in front."""
+    missing = size - pixels.shape[axis]
+    if missing > 0:
+        before = math.ceil(missing / 2)
+        widths = [(0, 0)] * pixels.ndim
+        widths[axis] = (before, missing - before)
+        return np.pad(pixels, widths)
+    start = -missing // 2
+    return np.take(pixels, range(start, start + size), axis)
+
+
+def reference_canvas(
+    image: Image.Image, width: int, height: int, spatial: int = 8, name: str = "the image"
+) -> np.ndarray:
+    """Fits a reference image into a size, centred on white: ``WanVACEPipeline.preprocess_conditions``.
+
+    As there, the image is scaled twice: to the multiple of ``spatial`` below its own size (Lanczos), then to
+    the size (bilinear without antialiasing, on values in [-1, 1]).
+
+    Returns:
+        float32 (height, width, 3) in [-1, 1].
+
+    Raises:
+        UsageError: if a side has fewer than ``spatial`` pixels, or is so narrow that nothing is left of it.
+    """
+    old_width, old_height = (side - side % spatial for side in image.size)
+    if 0 in (old_width, old_height):
+        raise UsageError(
+            f"{name} is too small",
+            expected=f"{spatial} pixels a side or more",
+            found=f"{image.width}x{image.height}",
+        )
+    scale = min(height / old_height, width / old_width)
+    new_width, new_height = int(old_width * scale), int(old_height * scale)
+    _check_fits(image, new_width, new_height, name)
+    pixels = resized(image, old_width, old_height).astype(np.float32) / np.float32(255)
+    pixels = np.float32(2) * pixels - np.float32(1)
+    for axis, size in enumerate((new_height, new_width)):
+        pixels = _bilinear(pixels, size, axis)
+    canvas = np.ones((height, width, 3), np.float32)
+    top, left = (height - new_height) // 2, (width - new_width) // 2
+    canvas[top : top + new_height, left : left + new_width] = pixels
+    return canvas
+
+
+def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
+    """Linear interpolation of one axis: ``torch.nn.functional.interpolate(align_corners=False)``.
+
+    Torch computes positions in float32, which moves a weight by up to 1e-4: so are they here.
+    """
+    old = pixels.shape[axis]
+    scale = np.float32(old) / np.float32(size)
+    # Rounded once, as the fused multiply-add of torch's kernels does.
+    exact = (np.arange(size) + 0.5) * np.float64(scale) - 0.5
+    positions = np.maximum(exact.astype(np.float32), np.float32(0))
+    lower = positions.astype(np.int64)
+    upper = np.minimum(lower + 1, old - 1)
+    shape = [1] * pixels.ndim
+    shape[axis] = size
+    weight = (positions - lower.astype(np.float32)).reshape(shape)
+    return np.take(pixels, lower, axis) * (1 - weight) + np.take(pixels, upper, axis) * weight
+
+
+def _check_fits(image: Image.Image, width: int, height: int, name: str) -> None:
+    if 0 in (width, height):
+        raise UsageError(
+            f"{name} is too narrow",
+            expected="sides that are less different",
+            found=f"{image.width}x{image.height}",
+            remedy="crop it",
+        )
+
+
+def vace_size(
+    width: int, height: int, profile_width: int, profile_height: int, multiple: int, spatial: int = 8
+) -> tuple[int, int]:
+    """The size that VACE's ``preprocess_conditions`` scales a video's frames to.
+
+    Frames with more pixels than the profile's are scaled to fit in it, smaller ones are not; the result is
+    rounded down. Only a video whose size becomes the profile's conditions all of it.
+
+    Args:
+        width, height: pixels of a frame.
+        profile_width, profile_height: pixels of the video that is made.
+        multiple: pixels that sizes are multiples of.
+        spatial: pixels of one latent pixel.
+
+    Returns:
+        Width and height.
+    """
+    width, height = width - width % spatial, height - height % spatial
+    if width * height > profile_width * profile_height:
+        scale = min(profile_width / width, profile_height / height)
+        width, height = int(width * scale), int(height * scale)
+    return width - width % multiple, height - height % multiple

@@ -1,0 +1,90 @@
+"""Animate against diffusers' WanAnimatePipeline, in both modes and over several segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity.media_path import LOOPS, Case, MediaPath
+from pictures import picture, pictures, write_folder
+from wanbuild.sample_media import sample_mask
+
+# diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+FRAMES = {"animate": 23, "replace": 30, "overlap of five": 19, "one segment": 13, "without guidance": 16}
+"""Of the pose video, and so of the result; segments have 13, of which they share one or five."""
+
+Make = Callable[[bool], MediaPath]
+
+
+@pytest.fixture(scope="module")
+def path(
+    media_toy: Callable[[str], tuple[Path, Path]], cli: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Make:
+    folder = tmp_path_factory.mktemp("animate")
+    picture(131, 75, 1).save(folder / "image.png")
+    cases = {}
+    for seed, (name, frames) in enumerate(FRAMES.items()):
+        own = folder / name
+        media = {
+            "image": folder / "image.png",
+            "pose_video": write_folder(pictures(frames, 96, 64, seed), own / "pose"),
+            # Shorter than the pose: it goes on backwards.
+            "face_video": write_folder(pictures(frames - 4, 21, 25, seed + 10), own / "face"),
+        }
+        options: dict[str, Any] = {"mode": "replace"} if name == "replace" else {}
+        if options:
+            media["background_video"] = write_folder(pictures(frames + 2, 100, 70, seed + 20), own / "back")
+            media["mask_video"] = write_folder(sample_mask(96, 64, frames), own / "mask")
+        if name == "overlap of five":
+            options = {"segment_overlap": 5}
+        cases[name] = Case(3, media, seed, options)
+    made: dict[bool, MediaPath] = {}
+
+    def make(guidance: bool) -> MediaPath:
+        if guidance not in made:
+            chosen = {key: case for key, case in cases.items() if (key != "without guidance") == guidance}
+            made[guidance] = MediaPath(
+                media_toy("wan2.2-animate"),
+                cli,
+                tmp_path_factory.mktemp("made"),
+                chosen,
+                (96, 64, 13),
+                guidance,
+            )
+        return made[guidance]
+
+    return make
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", FRAMES)
+def test_latents_and_frames(path: Make, name: str, loop: str, record_property: Any) -> None:
+    made = path(name != "without guidance")
+    made.check(name, loop, record_property)
+    latents, frames = made.ours(name, loop)
+    assert latents.shape[2] == 4 + 1 and len(frames) == FRAMES[name]
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_both_loops_are_the_same(path: Make, name: str) -> None:
+    step, scan = (path(name != "without guidance").ours(name, loop) for loop in LOOPS)
+    for one, other in zip(step, scan, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_everything_given_matters(path: Make) -> None:
+    frames, made = FRAMES["replace"], path(True)
+    changes = [
+        {"image": picture(131, 75, 9)},
+        {"pose_video": pictures(frames, 96, 64, 50)},
+        {"face_video": pictures(frames, 21, 25, 50)},
+        {"background_video": pictures(frames, 100, 70, 50)},
+        {"mask_video": sample_mask(96, 64, frames)[::-1]},
+    ]
+    made.check_notices("replace", changes)

@@ -1,0 +1,134 @@
+"""What saves work changes nothing, in any family: the cross-attention cache, and padding for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from parity.reference_models import relative_error
+from wanbuild.build_options import BuildOptions, Kernels, Shape
+from wanbuild.families import FAMILIES
+from wanbuild.program_spec import ProgramSpec
+from wanbuild.programs import ProgramBuilder
+from wanbuild.targets import image_multiple
+from wanrun.manifest import read_manifest
+from wanrun.pipeline import load
+
+SAME = 2e-6  # seen: 5e-7; sums of the same terms in another order
+
+Toys = Callable[[str], tuple[Path, Path]]
+FAMILIES_WITH_MEDIA = (
+    "wan2.1-i2v",
+    "wan2.1-flf2v",
+    "wan2.2-i2v",
+    "wan2.2-ti2v",
+    "wan2.1-vace",
+    "wan2.2-animate",
+)
+FAMILIES_WITH_TOKENS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
+
+
+class Family:
+    """The programs of a toy at a small size, as functions of random inputs and the artifact's weights."""
+
+    def __init__(self, artifact: Path) -> None:
+        self._manifest = read_manifest(artifact)
+        with load(artifact, lazy=True, num_references=self._references) as pipeline:
+            self._weights = jax.tree.map(np.asarray, pipeline.component_weights("transformer"))
+
+    @property
+    def _references(self) -> int:
+        return next(iter(self._manifest.profiles.values())).num_references
+
+    def builder(self, multiple: int = 1) -> ProgramBuilder:
+        spatial = 2 * self._manifest.model["vae_spatial"]
+        shape = Shape(5 * spatial, 3 * spatial, 9, 1, True, self._references)
+        kernels = Kernels("cpu", "winograd", weight_bits=False, image_multiple=multiple)
+        return ProgramBuilder(self._manifest, shape, BuildOptions(dtype="float32"), kernels)
+
+    def arguments(self, spec: ProgramSpec) -> dict[str, Any]:
+        """Random inputs, the same wherever two programs have one of a name."""
+        return {
+            name: self._weights if name == "transformer" else jax.tree.map(self._random, argument)
+            for name, argument in zip(spec.inputs, spec.arguments, strict=True)
+        }
+
+    @staticmethod
+    def _random(argument: jax.ShapeDtypeStruct) -> np.ndarray:
+        rng = np.random.default_rng(argument.shape)
+        if argument.dtype == np.uint8:
+            return rng.integers(0, 256, argument.shape, np.uint8)
+        return np.asarray(rng.standard_normal(argument.shape), argument.dtype)
+
+    def step(self, multiple: int = 1, cached: bool = True) -> np.ndarray:
+        """Latents after a step, with what ``prepare`` gives computed before it, or within it."""
+        builder = self.builder(multiple)
+        prepare, step = builder.prepare(), builder.denoise_step()
+        before, during = self.arguments(prepare), self.arguments(step)
+
+        def take(prepared: Any) -> Any:
+            return step.function(*{**during, **prepared}.values())["latents"]
+
+        def prepared() -> Any:
+            return prepare.function(*before.values())
+
+        latents = jax.jit(take)(jax.jit(prepared)()) if cached else jax.jit(lambda: take(prepared()))()
+        return np.asarray(latents)
+
+
+@pytest.fixture(scope="module")
+def family(media_toy: Toys, request: pytest.FixtureRequest) -> Callable[[str], Family]:
+    made: dict[str, Family] = {}
+
+    def get(variant: str) -> Family:
+        if variant not in made:
+            ti2v = variant == "wan2.2-ti2v"
+            artifact = request.getfixturevalue("ti2v_artifact") if ti2v else media_toy(variant)[1]
+            made[variant] = Family(artifact)
+        return made[variant]
+
+    return get
+
+
+@pytest.mark.parametrize("variant", FAMILIES_WITH_MEDIA)
+def test_the_cache_is_what_a_step_would_compute(family: Callable[[str], Family], variant: str) -> None:
+    toy = family(variant)
+    assert relative_error(toy.step(), toy.step(cached=False)) < SAME
+
+
+@pytest.mark.parametrize("multiple", [128, 256])
+@pytest.mark.parametrize("variant", FAMILIES_WITH_TOKENS)
+def test_padded_image_tokens(family: Callable[[str], Family], variant: str, multiple: int) -> None:
+    toy = family(variant)
+    padded = toy.builder(multiple).prepare()
+    cache = jax.eval_shape(padded.function, *padded.arguments)["kv"]["blocks"]
+    assert cache["image_k"].shape[2] == cache["image_mask"].shape[1] == multiple  # it is padded
+    assert relative_error(toy.step(multiple), toy.step()) < SAME
+
+
+def test_every_family_is_here() -> None:
+    with_media = {name for name, family in FAMILIES.items() if family.inputs}
+    assert with_media == set(FAMILIES_WITH_MEDIA)
+    with_tokens = {name for name in with_media if FAMILIES[name].encoded_images}
+    assert with_tokens == set(FAMILIES_WITH_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("platform", "device_kind", "expected"),
+    [
+        ("cpu", "cpu", 1),
+        ("cuda", "NVIDIA H200", 1),
+        ("tpu", "TPU v4", 128),
+        ("tpu", "TPU v5 lite", 128),
+        ("tpu", "TPU v5p", 128),
+        ("tpu", "TPU v6 lite", 256),
+        ("tpu", "TPU7x", 256),
+    ],
+)
+def test_what_a_target_pads_to(platform: str, device_kind: str, expected: int) -> None:
+    assert image_multiple(platform, device_kind) == expected

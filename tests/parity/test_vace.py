@@ -1,0 +1,86 @@
+"""VACE against diffusers' WanVACEPipeline: a video with a mask that is partly on, and reference images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity.media_path import LOOPS, Case, MediaPath
+from pictures import picture, pictures, write_folder
+from wanbuild.sample_media import sample_mask
+
+# diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+NAMES = ("masked video", "no mask", "references alone", "scaled")
+PLAIN = ("masked, no reference", "text alone")
+
+Make = Callable[[str], MediaPath]
+
+
+@pytest.fixture(scope="module")
+def path(
+    media_toy: Callable[[str], tuple[Path, Path]], cli: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Make:
+    """Makes a case by its name; those without reference images are of another profile."""
+    folder = tmp_path_factory.mktemp("vace")
+    # Larger than the profile, of its aspect: it is scaled down.
+    video = write_folder(pictures(9, 144, 96, 1), folder / "video")
+    mask = write_folder(sample_mask(144, 96, 9), folder / "mask")
+    files = folder / "one.png", folder / "two.png"
+    picture(131, 75, 1).save(files[0])
+    picture(53, 87, 2).save(files[1])
+    media = {"video": video, "mask": mask, "reference_image": files}
+    cases = {
+        "masked video": Case(4, media, 1),
+        "no mask": Case(3, {"video": video, "reference_image": files}, 2),
+        "references alone": Case(3, {"reference_image": files}, 3),
+        "scaled": Case(3, media, 1, {"conditioning_scale": 0.3}, {"conditioning_scale": 0.3}),
+    }
+    plain = {
+        "masked, no reference": Case(3, {"video": video, "mask": mask}, 4),
+        "text alone": Case(3, {}, 5),
+    }
+    assert tuple(cases) == NAMES and tuple(plain) == PLAIN
+    made: dict[bool, MediaPath] = {}
+
+    def make(name: str) -> MediaPath:
+        if (name in plain) not in made:
+            given = plain if name in plain else cases
+            target = tmp_path_factory.mktemp("made")
+            made[name in plain] = MediaPath(media_toy("wan2.1-vace"), cli, target, given)
+        return made[name in plain]
+
+    return make
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", [*NAMES, *PLAIN])
+def test_latents_and_frames(path: Make, name: str, loop: str, record_property: Any) -> None:
+    made = path(name)
+    made.check(name, loop, record_property)
+    latents, frames = made.ours(name, loop)
+    assert latents.shape[2] == 3 + 2 * (name in NAMES)  # a latent frame for each reference
+    assert frames.shape[0] == 9
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PLAIN])
+def test_both_loops_are_the_same(path: Make, name: str) -> None:
+    step, scan = (path(name).ours(name, loop) for loop in LOOPS)
+    for one, other in zip(step, scan, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_everything_given_matters(path: Make) -> None:
+    """The order of the references too."""
+    first, second = picture(131, 75, 1), picture(53, 87, 2)
+    changes = [
+        {"video": pictures(9, 144, 96, 5)},
+        {"mask": sample_mask(144, 96, 9)[::-1]},
+        {"reference_image": (second, first)},
+    ]
+    path("masked video").check_notices("masked video", changes)
