@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
 
 from damage import Refused, linked, one_error
+
+if TYPE_CHECKING:
+    from fake_pipeline import Fake
 
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -114,6 +117,15 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
         return checkpoint, artifact
 
     return make
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch runs on one thread."""
+    import torch_threads
+
+    with torch_threads.one_thread():
+        yield
 
 
 @pytest.fixture
@@ -227,6 +239,17 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 def artifact(toy_artifact: Path, tmp_path: Path) -> Path:
     """The toy artifact with a manifest of its own; its folders are links until a test calls ``own``."""
     return linked(toy_artifact, tmp_path / "artifact")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Takes the place of ``load``, and of the pipeline that it gives."""
+    from fake_pipeline import Fake
+    from wanrun import pipeline
+
+    fake = Fake(num_videos=1)
+    monkeypatch.setattr(pipeline, "load", fake.load)
+    return fake
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from damage import Refused
 from fake_pipeline import Fake, Run, run_here, write_lines
 from media_files import frames, image, make_task
-from wanrun import media_sets, pipeline
+from wanrun import media_sets
 
 pytestmark = pytest.mark.usefixtures("no_weights_are_read")
 
@@ -231,13 +231,6 @@ def test_an_output_must_not_be_what_is_read(check: Check, tmp_path: Path) -> Non
 
 
 # Lines of a prompts file.
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    fake = Fake(num_videos=1)
-    monkeypatch.setattr(pipeline, "load", fake.load)
-    return fake
 
 
 Call = Callable[..., Run]

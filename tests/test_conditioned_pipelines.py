@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pictures import picture, pictures
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.programs import BuildOptions
 from wanbuild.sample_media import sample_media
+from wanrun.conditioning import WINDOWED
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.manifest import read_manifest
 from wanrun.media import Media, load_media
@@ -170,23 +171,11 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
     older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
     manifest = read_manifest(older)
     profiles = {
-        name: replace(
-            profile,
-            programs={
-                platform: {key: value for key, value in programs.items() if key != "encode_video"}
-                for platform, programs in profile.programs.items()
-            },
-        )
+        name: replace(profile, programs=without(profile.programs, "encode_video"))
         for name, profile in manifest.profiles.items()
     }
     targets = {
-        name: replace(
-            target,
-            executables={
-                profile: {key: value for key, value in entries.items() if key != "encode_video"}
-                for profile, entries in target.executables.items()
-            },
-        )
+        name: replace(target, executables=without(target.executables, "encode_video"))
         for name, target in manifest.targets.items()
     }
     manifest.changed(profiles=profiles, targets=targets).write(older)
@@ -194,7 +183,13 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
         pipeline.generate(PROMPT, "", media=Media(image=picture(90, 70)), num_steps=1)
 
 
+def without(groups: Mapping[str, Mapping[str, Any]], program: str) -> dict[str, dict[str, Any]]:
+    """Programs or executables by platform or profile, without one of them."""
+    return {
+        name: {key: value for key, value in group.items() if key != program} for name, group in groups.items()
+    }
+
+
 def cut(arrays: Any, frames: int) -> dict[str, Any]:
     """The arrays with shorter videos, as of a profile of fewer frames."""
-    videos: Sequence[str] = ("pose_video", "face_video", "background_video", "mask_video")
-    return {name: array[:frames] if name in videos else array for name, array in arrays.items()}
+    return {name: array[:frames] if name in WINDOWED else array for name, array in arrays.items()}

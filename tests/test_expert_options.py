@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 
 from fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
-from wanrun import batch, pipeline
+from wanrun import batch
 from wanrun.manifest import read_manifest
 from wanrun.video import read_metadata
 
 Call = Callable[..., Run]
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    fake = Fake(num_videos=1)
-    monkeypatch.setattr(pipeline, "load", fake.load)
-    return fake
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from fake_pipeline import Fake, Run, run_here, write_lines
 from media_files import frames, image, make_task, pixels
-from wanrun import batch, media_sets, pipeline
+from wanrun import batch, media_sets
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256
 from wanrun.manifest import read_manifest
@@ -25,13 +25,6 @@ from wanrun.timing import Timings
 from wanrun.video import read_metadata
 
 Call = Callable[..., Run]
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    fake = Fake(num_videos=1)
-    monkeypatch.setattr(pipeline, "load", fake.load)
-    return fake
 
 
 @pytest.fixture

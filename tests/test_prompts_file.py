@@ -35,13 +35,6 @@ def wan(toy_artifact: Path, capsys: pytest.CaptureFixture[str]) -> Call:
     return call
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    fake = Fake(num_videos=1)
-    monkeypatch.setattr(pipeline, "load", fake.load)
-    return fake
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 

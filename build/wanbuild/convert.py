@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import os
@@ -14,7 +13,6 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy, kind_of
@@ -24,29 +22,19 @@ from wanbuild.family_match import family_of
 from wanbuild.hub import locate_source
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
+from wanbuild.replacement import keep_valid
 from wanbuild.scheduler import read_scheduler
 from wanbuild.source import Source, SourceComponent, open_source
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanrun import __version__
 from wanrun.console import Progress
-from wanrun.embeddings import embedding_file, embedding_key
-from wanrun.errors import ArtifactError, SourceError, UsageError
-from wanrun.files import canonical_json, digest_found, sha256_of, write_durable
-from wanrun.manifest import MANIFEST, TRANSFORMERS, Manifest, read_manifest
+from wanrun.errors import SourceError, UsageError
+from wanrun.files import canonical_json, sha256_of, write_durable
+from wanrun.manifest import MANIFEST, TRANSFORMERS, Manifest
 
 SPARE_BYTES = 64 * 2**20
 """Free space asked for beyond the weights: metadata, programs and executables."""
-
-_PROGRAM_FACTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **dict.fromkeys(("variant", "task", "latent_channels", "vae_spatial", "vae_temporal", "face_size")),
-        "inputs": {},
-        "leading_latents": 0,
-        "expand_timesteps": False,
-    }
-)
-"""The facts of a model that its programs depend on, and what it means that a manifest has none."""
 
 
 @dataclass(frozen=True)
@@ -282,55 +270,6 @@ def _write_components(
         return {name: writer.finish() for name, writer in writers.items()}
 
 
-def _keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
-    """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
-
-    Weights are arguments of a program, so it stays valid as long as the facts of the model, configs, dtypes
-    and parameters' shapes are the same.
-    """
-    try:
-        previous = read_manifest(old)
-    except ArtifactError:
-        return new  # whatever is wrong with the old artifact, it is being replaced
-    new = _keep_embeddings(old, previous, new, building)
-
-    def signature(manifest: Manifest) -> Any:
-        layouts = {
-            name: {path: dataclasses.astuple(p.layout) for path, p in component.parameters.items()}
-            for name, component in manifest.components.items()
-        }
-        facts = {name: manifest.model.get(name, default) for name, default in _PROGRAM_FACTS.items()}
-        return facts, manifest.configs, manifest.dtypes, manifest.tokenizer["max_length"], layouts
-
-    if signature(previous) != signature(new):
-        return new
-    for folder in ("programs", "executables"):
-        if (old / folder).is_dir():
-            shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
-    return new.changed(profiles=previous.profiles, targets=previous.targets)
-
-
-def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
-    """Takes over the embeddings that this text encoder and tokenizer would give: their keys say so."""
-    kept: dict[str, Mapping[str, Any]] = {}
-    for key, record in previous.embeddings.items():
-        source = old / record["file"]
-        fits = embedding_key(new, record["prompt"], record["dtype"]) == key
-        if fits and digest_found(source) == record["sha256"]:
-            target = building / embedding_file(key)
-            target.parent.mkdir(exist_ok=True)
-            _link_or_copy(str(source), str(target))
-            kept[key] = {**record, "file": embedding_file(key)}
-    return new.changed(embeddings=kept)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # not every file system has hard links
-        shutil.copyfile(source, target)
-
-
 def convert(request: ConvertRequest) -> Manifest:
     """Makes an artifact that holds the source's weights.
 
@@ -387,7 +326,7 @@ def convert(request: ConvertRequest) -> Manifest:
                     times={"converted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
                 )
                 if request.force:
-                    manifest = _keep_valid(artifact, manifest, building)
+                    manifest = keep_valid(artifact, manifest, building)
                 manifest.write(building)
                 commit(artifact)
             except OSError as error:

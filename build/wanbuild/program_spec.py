@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 
 @dataclass(frozen=True)
 class ProgramSpec:
@@ -24,6 +26,11 @@ class ProgramSpec:
     inputs: tuple[str, ...]
     arguments: tuple[Any, ...]
     donate: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """Abstract outputs by name; traces the function."""
+        return jax.eval_shape(self.function, *self.arguments)
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:

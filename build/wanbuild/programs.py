@@ -7,6 +7,7 @@ runtime passes the outputs of one program to the next without knowing what they 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -228,8 +229,7 @@ class ProgramBuilder:
         arguments = {"transformer": self._weights["transformer"], "embeddings": self._embeddings()}
         extra: dict[str, Any] = {}
         if "image_encoder" in self._modules:
-            encoded = self.encode_image()
-            arguments |= jax.eval_shape(encoded.function, *encoded.arguments)
+            arguments |= self.encode_image().outputs
             extra["image_multiple"] = self._kernels.image_multiple
         if "face_video" in self._inputs:
             size = self._model["face_size"]
@@ -252,15 +252,24 @@ class ProgramBuilder:
         channels = self._model["latent_channels"]
         return jax.ShapeDtypeStruct((self._shape.num_videos, channels, *self.latent_shape), jnp.float32)
 
+    @functools.cached_property
+    def _prepared(self) -> dict[str, Any]:
+        """What ``prepare`` gives to both forms of the loop."""
+        return self.prepare().outputs
+
+    @functools.cached_property
+    def _encoded(self) -> dict[str, Any]:
+        """What ``encode_video`` gives to both forms of the loop."""
+        return self.encode_video().outputs
+
     def _denoising(self, form: str, **rows: jax.ShapeDtypeStruct) -> ProgramSpec:
         """A form of the loop; rows are the arguments that say which steps it takes."""
         config = self._configs["transformer"]
         denoiser = Denoiser(self._modules["transformer"], ATTENTION[self._kernels.attention], self._dtype)
         latents = jax.ShapeDtypeStruct(self._latents().shape, jnp.dtype(self._options.scheduler_dtype))
-        prepared = self.prepare()
         arguments = {
             "transformer": self._weights["transformer"],
-            **jax.eval_shape(prepared.function, *prepared.arguments),
+            **self._prepared,
             "latents": latents,
             "history": dict.fromkeys(HISTORY, latents),
             **rows,
@@ -268,8 +277,7 @@ class ProgramBuilder:
         if self._shape.guidance:
             arguments["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
         if self._inputs:
-            encoded = self.encode_video()
-            arguments |= jax.eval_shape(encoded.function, *encoded.arguments)
+            arguments |= self._encoded
         if self._model["expand_timesteps"] and self._inputs:  # of text alone no frame is held
             frames = config.grid(self.latent_shape)[0]
             arguments["frame_mask"] = jax.ShapeDtypeStruct((frames,), jnp.float32)

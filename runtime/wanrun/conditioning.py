@@ -21,9 +21,6 @@ from wanrun.timing import Timings
 PREVIOUS_FRAMES = 5
 """Frames of the window before that ``encode_video`` takes, of which the last may be used."""
 
-_HOST = ("uint8", "int32", "float32")
-"""Dtypes of what is given to the programs from the host."""
-
 WINDOWED = ("pose_video", "face_video", "background_video", "mask_video")
 """Videos of any length, of which a window is taken."""
 
@@ -78,6 +75,10 @@ class Conditioning:
         return next(programs[name] for name in LOOP_PROGRAMS.values() if name in programs)
 
     @property
+    def _prepare(self) -> Program:
+        return self._loader.programs["prepare"]
+
+    @property
     def _programs(self) -> list[str]:
         return [name for name in ("encode_image", "encode_video") if name in self._loader.programs]
 
@@ -129,13 +130,14 @@ class Conditioning:
     def blank(self, timings: Timings) -> Conditions:
         """Conditions of black images, by running all programs: for a warm-up."""
         arrays: dict[str, np.ndarray] = {}
-        for name in [*self._programs, "prepare"]:
+        for name in self._programs:
             program = self._loader.programs[name]
-            for key in program.inputs:
-                if isinstance(program.avals["inputs"].get(key), str) and key != "embeddings":
-                    dtype, shape = program.array(key)
-                    if dtype in _HOST:
-                        arrays[key] = np.zeros(shape, dtype)
+            for key in program.avals["inputs"]:  # which leaves out the weights
+                dtype, shape = program.array(key)
+                arrays[key] = np.zeros(shape, dtype)
+        if "face_video" in self._prepare.inputs:
+            dtype, shape = self._prepare.array("face_video")
+            arrays["face_video"] = np.zeros(shape, dtype)
         last, inputs = self._last, Inputs(arrays) if self._programs else None
         try:
             return self(inputs, timings=timings)
@@ -233,7 +235,7 @@ class Conditioning:
 
     def _conditions(self, arrays: Mapping[str, Any], encoded: Mapping[str, Any], scale: float) -> Conditions:
         prepare = {name: value for name, value in encoded.items() if name != "condition"}
-        if "face_video" in self._loader.programs["prepare"].inputs:
+        if "face_video" in self._prepare.inputs:
             prepare["face_video"] = arrays["face_video"]
         steps = {"condition": encoded["condition"]}
         if "conditioning_scale" in self._step.inputs:

@@ -39,6 +39,11 @@ _RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
 )
 
 
+def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
+    """Whether this guidance scale, the model's own where None, turns guidance on."""
+    return bool((manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1)
+
+
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
     """Latent frames in front of the video's own: Animate's of the image, VACE's of its references."""
     return int(manifest.model.get("leading_latents", 0)) + profile.num_references

@@ -27,6 +27,7 @@ from wanrun.noise import initial_noise
 from wanrun.options import (
     LOOP_PROGRAMS,
     check_latents,
+    has_guidance,
     latents_shape,
     leading_latents,
     resolve_loop,
@@ -431,7 +432,7 @@ def load(
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
         if guidance is None:
-            guidance = manifest.model["defaults"]["guidance_scale"] > 1
+            guidance = has_guidance(manifest)
         profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance, num_references)
         selected = select_target(manifest, profile, target, how.allow_compile)
     pipeline = Pipeline(folder, manifest, profile, selected, how, timings, warn, report)

@@ -21,7 +21,14 @@ from wanrun.jobs import Job, JobMaker
 from wanrun.manifest import Manifest, Profile, read_manifest
 from wanrun.media import Inputs, check_media
 from wanrun.media_sets import MediaSets
-from wanrun.options import check_experts, check_latents, check_numbers, check_task_options, latents_shape
+from wanrun.options import (
+    check_experts,
+    check_latents,
+    check_numbers,
+    check_task_options,
+    has_guidance,
+    latents_shape,
+)
 from wanrun.outputs import check_file, check_new_folder, usable_names
 from wanrun.requests import Request, have_media_of, located, read_requests, request_from_options
 from wanrun.select import select_profile
@@ -147,8 +154,7 @@ def preflight(artifact: Path, options: Mapping[str, Any], timings: Timings) -> P
     shared = request_from_options(options, prompt or "")
     check_numbers(vars(shared), "--")
     manifest = read_manifest(artifact)
-    scale = shared.guidance_scale
-    guidance = (manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1
+    guidance = has_guidance(manifest, shared.guidance_scale)
     check_experts(manifest, guidance, vars(shared), "--")
     check_task_options(manifest, vars(shared), "--")
     requests, bad = ([shared], {}) if file is None else read_requests(file, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +101,6 @@ GIVEN: Mapping[str, Mapping[str, Callable[[int], Any]]] = {
     },
 }
 """What is given to the pipelines, made of a seed."""
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch in one thread: small operations of two take ten times as long where the cores are shared."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -42,13 +42,7 @@ INPUTS = {
 _Media = Mapping[str, np.ndarray]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Any:
-    """Two threads take longer for these sizes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def vae(residual: bool = False) -> Pair:

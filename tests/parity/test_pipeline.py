@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from parity.reference_models import relative_error
-from parity.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, load_pipeline, reference, within_one_level
+from parity.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
 from wanbuild.build_options import BuildOptions
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
+from wanbuild.reference_pipeline import load_reference
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 @pytest.fixture(scope="module")
 def pipe(toy_checkpoint: Path) -> Any:
-    return load_pipeline(toy_checkpoint)
+    return load_reference(toy_checkpoint, "t2v")
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from damage import linked
 from wanbuild import reference
@@ -23,7 +22,10 @@ from wanrun.console import run
 from wanrun.manifest import read_manifest
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 LATENTS = 1e-5
 ALL = ["text_encoder", "transformer", "vae encode", "vae decode", "final latents", "video"]
@@ -37,15 +39,6 @@ def with_trials(*names: str) -> list[str]:
 Verify = Callable[..., tuple[int, dict[str, Any], str]]
 Toys = Callable[[str], tuple[Path, Path]]
 STORED = ("transformer", "text_encoder", "image_encoder")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On arrays this small more threads of torch take five times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

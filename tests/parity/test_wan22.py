@@ -14,7 +14,8 @@ import torch
 
 from fake_pipeline import write_lines
 from parity.reference_models import relative_error
-from parity.whole_path import LATENTS, NEGATIVE, PROMPT, Reference, load_pipeline, reference, within_one_level
+from parity.whole_path import LATENTS, NEGATIVE, PROMPT, Reference, reference, within_one_level
+from wanbuild.reference_pipeline import load_reference
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -65,7 +66,7 @@ class Judge:
     """The reference pipeline of a checkpoint."""
 
     def __init__(self, checkpoint: Path, width: int, height: int, num_frames: int) -> None:
-        self.pipe = load_pipeline(checkpoint)
+        self.pipe = load_reference(checkpoint, "t2v")
         self._shape = {"width": width, "height": height, "num_frames": num_frames}
         self._made: dict[Case, Reference] = {}
 

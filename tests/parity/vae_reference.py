@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from diffusers import AutoencoderKLWan
 from torch import nn
 
 from parity.naive import load_params
+from torch_threads import one_thread
 from wanbuild.config import parse_config
 from wanbuild.mapping.vae import VAE_RULES
 from wanbuild.models.params import bind
@@ -60,24 +60,15 @@ def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     return {key: value.numpy() for key, value in module.state_dict().items()}
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Two threads that wait for each other on a busy machine took twenty times as long for these sizes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def decoded(vae: AutoencoderKLWan, latents: np.ndarray) -> np.ndarray:
     """(B, z, t, h, w) to (B, T, H, W, 3)."""
-    with torch.no_grad(), _one_thread():
+    with torch.no_grad(), one_thread():
         return vae.decode(torch.from_numpy(latents)).sample.permute(0, 2, 3, 4, 1).numpy()
 
 
 def encoded(vae: AutoencoderKLWan, video: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(B, T, H, W, 3) to mean and log variance, (B, z, t, h, w)."""
-    with torch.no_grad(), _one_thread():
+    with torch.no_grad(), one_thread():
         moments = vae.encode(torch.from_numpy(video).permute(0, 4, 1, 2, 3)).latent_dist
     return moments.mean.numpy(), moments.logvar.numpy()
 

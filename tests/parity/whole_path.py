@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     UniPCMultistepScheduler,
-    WanPipeline,
 )
+
+from torch_threads import one_thread
+from wanbuild.reference_pipeline import run_reference
+from wanrun.manifest import TRANSFORMERS
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
 PROMPT = "a cat &amp; a dog,   in the  snow"
@@ -46,45 +46,6 @@ class Reference:
     calls: Mapping[str, int]
 
 
-def load_pipeline(checkpoint: Path) -> Any:
-    """The reference pipeline of a checkpoint, float32."""
-    pipeline = WanPipeline.from_pretrained(str(checkpoint), dtype=torch.float32, local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-@contextmanager
-def _counted(pipe: Any) -> Iterator[dict[str, int]]:
-    """Counts the calls of each transformer."""
-    calls: dict[str, int] = {}
-    hooks = []
-    for name in ("transformer", "transformer_2"):
-        if (module := getattr(pipe, name)) is None:
-            continue
-        calls[name] = 0
-
-        def count(*_: Any, name: str = name) -> None:
-            calls[name] += 1
-
-        hooks.append(module.register_forward_hook(count))
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Runs torch on one thread: on arrays this small, more of them take five times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def reference(
     pipe: Any,
     *,
@@ -108,20 +69,16 @@ def reference(
         pipe.scheduler = SOLVERS[solver](scheduler.config, shift)
     if boundary is not None:
         pipe.register_to_config(boundary_ratio=boundary)
-    last: list[np.ndarray] = []
-
-    def keep(pipe: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
-        last[:] = [state["latents"].numpy().copy()]
-        return {}
-
-    options |= {"prompt": PROMPT, "negative_prompt": NEGATIVE, "output_type": "np"}
     try:
-        with _counted(pipe) as calls, _one_thread():
-            frames = pipe(**options, callback_on_step_end=keep).frames
+        with one_thread():
+            made = run_reference(pipe, **options, prompt=PROMPT, negative_prompt=NEGATIVE)
     finally:
         pipe.scheduler = scheduler
         pipe.register_to_config(boundary_ratio=ratio)
-    return Reference(last[0], np.round(frames * 255).astype(np.uint8), calls)
+    calls = dict.fromkeys((name for name in TRANSFORMERS if getattr(pipe, name) is not None), 0)
+    for call in made.calls:
+        calls[call.transformer] += 1
+    return Reference(made.latents, np.round(made.frames * 255).astype(np.uint8), calls)
 
 
 def within_one_level(frames: np.ndarray, expected: np.ndarray) -> float:

@@ -13,14 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.models.animate_config import AnimateConfig
-from wanbuild.models.attention import Attention
-from wanbuild.models.blocks import KV, Rope, WanBlock
+from wanbuild.models.blocks import KV
 from wanbuild.models.face import FaceAdapter, FaceEncoder
 from wanbuild.models.layers import Linear
 from wanbuild.models.loops import map_leading
 from wanbuild.models.motion_encoder import MotionEncoder
 from wanbuild.models.params import scan_beside, stacked
-from wanbuild.models.transformer import Cache, Condition, WanTransformer
+from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer
 
 
 class AnimateTransformer(WanTransformer):
@@ -96,20 +95,9 @@ class AnimateTransformer(WanTransformer):
         pose = jnp.pad(pose, ((0, 0), (x.shape[1] - pose.shape[1], 0), (0, 0)))
         return (x.astype(jnp.float32) + pose).astype(dtype)
 
-    def run_blocks(
-        self,
-        x: jax.Array,
-        cache: Cache,
-        modulation: jax.Array,
-        rope: Rope,
-        condition: Condition,
-        attention: Attention,
-    ) -> jax.Array:
+    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
         """Tokens (B, S, D) through all blocks and face adapters."""
         del condition
-
-        def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-            return block(x, kv, modulation, rope, attention)
 
         def beside(adapter: FaceAdapter, x: jax.Array, kv: KV) -> jax.Array:
             return (x.astype(jnp.float32) + adapter(x, kv)).astype(x.dtype)

@@ -7,7 +7,7 @@ accumulation; norms, modulation and the condition embedder run in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -28,6 +28,9 @@ Cache = Mapping[str, KV]
 Condition = Mapping[str, jax.Array]
 """What a video is made of besides text: ``channels``, float32 (C, T, h, w) that are appended to the latents'
 channels, and what a variant takes. Empty for text alone."""
+
+ApplyBlock = Callable[[WanBlock, jax.Array, KV], jax.Array]
+"""A block, tokens (B, S, D) and one layer of its cache to the next tokens."""
 
 
 def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
@@ -120,21 +123,16 @@ class WanTransformer(nnx.Module):
             latents = jnp.concatenate([latents, channels], axis=1)
         return self.patch_embedding(self.patchify(latents).astype(dtype))
 
-    def run_blocks(
-        self,
-        x: jax.Array,
-        cache: Cache,
-        modulation: jax.Array,
-        rope: Rope,
-        condition: Condition,
-        attention: Attention,
-    ) -> jax.Array:
-        """Tokens (B, S, D) through all blocks."""
+    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
+        """Tokens (B, S, D) through all blocks; a variant applies others beside them.
+
+        Args:
+            x: the tokens.
+            apply: applies a block to tokens, with its keys and values.
+            cache: keys and values of every stack.
+            condition: what a variant's own blocks are given.
+        """
         del condition
-
-        def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-            return block(x, kv, modulation, rope, attention)
-
         return scan_layers(self.blocks, apply, x, cache["blocks"])
 
     def __call__(
@@ -165,7 +163,11 @@ class WanTransformer(nnx.Module):
         timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
         embedding, modulation = self.condition_embedder.time(timesteps)
         x = self.embed(latents, condition, dtype)
-        x = self.run_blocks(x, cache, modulation, rope, condition, attention)
+
+        def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
+            return block(x, kv, modulation, rope, attention)
+
+        x = self.run_blocks(x, apply, cache, condition)
         head = self.scale_shift_table[...].astype(jnp.float32) + embedding[..., None, :]
         x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps).astype(dtype)
         return self.unpatchify(self.proj_out(x, out_dtype=jnp.float32), spatial_shape(latents))

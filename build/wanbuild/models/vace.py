@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.attention import Attention
-from wanbuild.models.blocks import KV, Rope, WanBlock, block_kv
+from wanbuild.models.blocks import KV, WanBlock, block_kv
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import scan_beside, stacked
-from wanbuild.models.transformer import Cache, Condition, WanTransformer
+from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 
 
@@ -73,27 +72,19 @@ class VACETransformer(WanTransformer):
             "control": block_kv(self.vace_blocks, text, image, mask),
         }
 
-    def run_blocks(
-        self,
-        x: jax.Array,
-        cache: Cache,
-        modulation: jax.Array,
-        rope: Rope,
-        condition: Condition,
-        attention: Attention,
-    ) -> jax.Array:
+    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
         """Tokens (B, S, D) through the base's blocks, with the control's added."""
         control = self.vace_patch_embedding(self.patchify(condition["control"][None]).astype(x.dtype))
         control = (self.vace_proj_in(control, out_dtype=jnp.float32) + x.astype(jnp.float32)).astype(x.dtype)
 
-        def apply(block: WanBlock, carry: tuple[jax.Array, jax.Array], kv: KV) -> Any:
+        def base(block: WanBlock, carry: tuple[jax.Array, jax.Array], kv: KV) -> Any:
             x, control = carry
-            return block(x, kv, modulation, rope, attention), control
+            return apply(block, x, kv), control
 
         def beside(block: ControlBlock, carry: tuple[jax.Array, jax.Array], extra: Any) -> Any:
             x, control = carry
             kv, scale = extra
-            control = block(control, kv, modulation, rope, attention)
+            control = apply(block, control, kv)
             hint = block.proj_out(control, out_dtype=jnp.float32)
             return (x.astype(jnp.float32) + hint * scale).astype(x.dtype), control
 
@@ -101,7 +92,7 @@ class VACETransformer(WanTransformer):
             self.blocks,
             self.vace_blocks,
             self.config.vace_layers,
-            apply,
+            base,
             beside,
             (x, control),
             cache["blocks"],

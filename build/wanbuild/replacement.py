@@ -1,0 +1,83 @@
+"""What a converted artifact takes over from the one that it replaces."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from wanrun.embeddings import embedding_file, embedding_key
+from wanrun.errors import ArtifactError
+from wanrun.files import digest_found
+from wanrun.manifest import Manifest, read_manifest
+
+_PROGRAM_FACTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **dict.fromkeys(("variant", "task", "latent_channels", "vae_spatial", "vae_temporal", "face_size")),
+        "inputs": {},
+        "leading_latents": 0,
+        "expand_timesteps": False,
+    }
+)
+"""The facts of a model that its programs depend on, and what it means that a manifest has none."""
+
+
+def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
+    """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
+
+    Weights are arguments of a program, so it stays valid as long as the facts of the model, configs, dtypes
+    and parameters' shapes are the same.
+
+    Args:
+        old: the folder of the artifact that is replaced.
+        new: the manifest of the one that replaces it.
+        building: the folder that this is built in.
+
+    Returns:
+        The new manifest with what was taken over.
+    """
+    try:
+        previous = read_manifest(old)
+    except ArtifactError:
+        return new  # whatever is wrong with the old artifact, it is being replaced
+    new = _keep_embeddings(old, previous, new, building)
+
+    def signature(manifest: Manifest) -> Any:
+        layouts = {
+            name: {path: dataclasses.astuple(p.layout) for path, p in component.parameters.items()}
+            for name, component in manifest.components.items()
+        }
+        facts = {name: manifest.model.get(name, default) for name, default in _PROGRAM_FACTS.items()}
+        return facts, manifest.configs, manifest.dtypes, manifest.tokenizer["max_length"], layouts
+
+    if signature(previous) != signature(new):
+        return new
+    for folder in ("programs", "executables"):
+        if (old / folder).is_dir():
+            shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
+    return new.changed(profiles=previous.profiles, targets=previous.targets)
+
+
+def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
+    """Takes over the embeddings that this text encoder and tokenizer would give: their keys say so."""
+    kept: dict[str, Mapping[str, Any]] = {}
+    for key, record in previous.embeddings.items():
+        source = old / record["file"]
+        fits = embedding_key(new, record["prompt"], record["dtype"]) == key
+        if fits and digest_found(source) == record["sha256"]:
+            target = building / embedding_file(key)
+            target.parent.mkdir(exist_ok=True)
+            _link_or_copy(str(source), str(target))
+            kept[key] = {**record, "file": embedding_file(key)}
+    return new.changed(embeddings=kept)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every file system has hard links
+        shutil.copyfile(source, target)
