@@ -25,9 +25,9 @@ from wanbuild.program_spec import ProgramSpec
 from wanbuild.programs import ProgramBuilder
 from wanbuild.published_models import PUBLISHED_MODELS
 from wanbuild.targets import TargetSpec, resolve_target
-from wanrun.environment import configure_jax
-from wanrun.executables import lower
-from wanrun.manifest import Component, Manifest
+from wanrun.artifact.environment import configure_jax
+from wanrun.artifact.manifest import Component, Manifest
+from wanrun.loading.executables import lower
 
 SIZES = ((832, 480), (1280, 720))
 """What every model is compiled for that is published for no other sizes."""

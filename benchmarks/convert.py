@@ -33,7 +33,7 @@ from crc32c import crc32c
 from checkpoints import MODELS, ensure_checkpoint
 from wanbuild.staging import SYNC_THREADS
 from wanbuild.writer import BLOCK_ITEMS, finite
-from wanrun.manifest import read_manifest
+from wanrun.artifact.manifest import read_manifest
 
 READ_BYTES = 4 * BLOCK_ITEMS
 WRITE_BYTES = 2**20

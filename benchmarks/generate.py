@@ -28,8 +28,8 @@ from peers import diffusers
 from wanbuild.families import FAMILIES, OPTIONAL, REQUIRED
 from wanbuild.reference_pipeline import PIPELINES
 from wanbuild.sample_media import write_samples
-from wanrun.manifest import read_manifest
-from wanrun.media import spelled
+from wanrun.artifact.manifest import read_manifest
+from wanrun.media.types import spelled
 
 PROMPT = "A red fox runs through fresh snow at dawn"
 

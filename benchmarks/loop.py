@@ -24,8 +24,8 @@ from checkpoints import MODELS, ensure_checkpoint
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.toy import write_toy
-from wanrun.manifest import MANIFEST, read_manifest
-from wanrun.options import LOOP_PROGRAMS
+from wanrun.artifact.manifest import MANIFEST, read_manifest
+from wanrun.generation.options import LOOP_PROGRAMS
 from wanrun.timing import Timings
 
 FORMS = tuple(LOOP_PROGRAMS)

@@ -144,7 +144,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
         pipe.transformer.compile()
     loaded = time.monotonic()
     from wanbuild.reference_pipeline import reference_arguments
-    from wanrun.media import Media
+    from wanrun.media.types import Media
     from wanrun.timing import peak_rss_bytes
 
     text, reading, encoding, face, decoding = (Stopwatch() for _ in range(5))

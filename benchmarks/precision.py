@@ -36,7 +36,7 @@ from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.reference import relative_error
 from wanbuild.toy import write_toy
-from wanrun.manifest import read_manifest
+from wanrun.artifact.manifest import read_manifest
 
 # A transformer narrower than a token's values (64, and 192 of TI2V) could not predict the noise in them.
 HEADS: Mapping[str, int] = MappingProxyType({"wan2.1-t2v": 4, "wan2.2-t2v": 4, "wan2.2-ti2v": 10})

@@ -31,9 +31,9 @@ from wanbuild.models.params import bind
 from wanbuild.published import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy import write_toy
 from wanbuild.toy_configs import TOY_TEXT_ENCODER
-from wanrun.manifest import read_manifest
-from wanrun.restore import Restore
-from wanrun.torch_text import TorchTextEncoder
+from wanrun.artifact.manifest import read_manifest
+from wanrun.loading.restore import Restore
+from wanrun.text.torch_encoder import TorchTextEncoder
 
 LENGTHS = (64, 128, 256, 512)
 PROMPTS = 2

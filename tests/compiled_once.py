@@ -12,8 +12,8 @@ from unittest import mock
 from filelock import FileLock
 
 from wanbuild.compile import CompiledProgram, _Compiler
+from wanrun.artifact.manifest import Executable
 from wanrun.files import file_sha256, sha256_of
-from wanrun.manifest import Executable
 
 
 @contextmanager

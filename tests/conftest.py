@@ -245,7 +245,7 @@ def artifact(toy_artifact: Path, tmp_path: Path) -> Path:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Takes the place of ``load``, and of the pipeline that it gives."""
     from fake_pipeline import Fake
-    from wanrun import pipeline
+    from wanrun.generation import pipeline
 
     fake = Fake(num_videos=1)
     monkeypatch.setattr(pipeline, "load", fake.load)
@@ -259,6 +259,6 @@ def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: object) -> None:
         raise AssertionError("weights are read")
 
-    from wanrun import loader
+    from wanrun.loading import weights as loader
 
     monkeypatch.setattr(loader, "Restore", read)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wanrun.manifest import read_manifest
+from wanrun.artifact.manifest import read_manifest
 
 PROFILE = "96x64x9-b1-cfg"
 USED = ("decode_video", "denoise_step", "encode_text_64", "prepare")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wanrun.artifact.manifest import Component, Profile, read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
-from wanrun.manifest import Component, Profile, read_manifest
-from wanrun.result import Result
+from wanrun.generation.result import Result
 from wanrun.timing import Timings
 
 SIZE = (9, 64, 96, 3)

@@ -23,9 +23,9 @@ from typing import Any
 from wanbuild.cli import wanbuild
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.verify import check_files
+from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.errors import UsageError
-from wanrun.manifest import read_manifest
 
 KILLS = 50
 INTERRUPTS = 12

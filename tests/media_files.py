@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from wanrun.manifest import read_manifest
+from wanrun.artifact.manifest import read_manifest
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "t2v": {"variant": "wan2.1-t2v", "inputs": {}},

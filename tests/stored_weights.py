@@ -16,11 +16,11 @@ import tensorstore as ts
 from crc32c import crc32c
 
 from wanbuild.convert import ConvertRequest, convert
+from wanrun.artifact.layout import ArrayLayout, array_folder
+from wanrun.artifact.manifest import Component, Parameter, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
-from wanrun.layout import ArrayLayout, array_folder
-from wanrun.manifest import Component, Parameter, read_manifest
-from wanrun.tensorstore_restore import TensorStoreReader
+from wanrun.loading.tensorstore_reader import TensorStoreReader
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

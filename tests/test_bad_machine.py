@@ -16,11 +16,11 @@ from damage import (
     flip,
     own,
 )
-from wanrun import executables
+from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
 from wanrun.errors import UsageError
-from wanrun.manifest import read_manifest
+from wanrun.loading import executables
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from damage import Refused
 from fake_pipeline import Fake, Run, run_here, write_lines
 from media_files import frames, image, make_task
-from wanrun import media_sets
+from wanrun.jobs import media_sets
 
 pytestmark = pytest.mark.usefixtures("no_weights_are_read")
 

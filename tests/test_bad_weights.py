@@ -18,11 +18,11 @@ from damage import (
     own,
 )
 from wanbuild.cli import wanbuild
-from wanrun import layout
+from wanrun.artifact import layout
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
 from wanrun.files import sha256_of
-from wanrun.manifest import Manifest, read_manifest
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from damage import Refused, edit, executable, flip, own, program
-from wanrun.manifest import read_manifest
+from wanrun.artifact.manifest import read_manifest
 
 Change = Callable[[Path], object]
 PARAMETER = "transformer/blocks/ffn/up/weight"

@@ -15,11 +15,11 @@ from pictures import picture, pictures
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.programs import BuildOptions
 from wanbuild.sample_media import sample_media
-from wanrun.conditioning import WINDOWED
+from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.manifest import read_manifest
-from wanrun.media import Media, load_media
-from wanrun.pipeline import Pipeline, load
+from wanrun.generation.conditioning import WINDOWED
+from wanrun.generation.pipeline import Pipeline, load
+from wanrun.media.types import Media, load_media
 from wanrun.timing import Timings
 
 Toys = Callable[[str], tuple[Path, Path]]

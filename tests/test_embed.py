@@ -23,8 +23,11 @@ from wanbuild.cli import wanbuild
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.embed import embed_prompts, open_profile
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
-from wanrun.embeddings import (
+from wanrun.errors import ArtifactError
+from wanrun.files import sha256_of
+from wanrun.text.embeddings import (
     DTYPES,
     ArtifactEmbeddings,
     EmbeddingCache,
@@ -33,11 +36,8 @@ from wanrun.embeddings import (
     encode_file,
     made_by_jax,
 )
-from wanrun.errors import ArtifactError
-from wanrun.files import sha256_of
-from wanrun.manifest import Manifest, read_manifest
-from wanrun.prompt import PromptTokenizer
-from wanrun.text import PromptEncoder
+from wanrun.text.encoder import PromptEncoder
+from wanrun.text.prompt import PromptTokenizer
 
 PROMPTS = ["a red fox", "", "tom &amp; jerry — “猫”"]
 CLEANED = ["a red fox", "", 'tom & jerry — "猫"']
@@ -385,8 +385,8 @@ import contextlib, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 from wanbuild import embed
-from wanrun.embeddings import ArtifactEmbeddings
-from wanrun.manifest import read_manifest
+from wanrun.text.embeddings import ArtifactEmbeddings
+from wanrun.artifact.manifest import read_manifest
 
 artifact = Path(sys.argv[1])
 manifest = read_manifest(artifact)

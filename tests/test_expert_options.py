@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
-from wanrun import batch
-from wanrun.manifest import read_manifest
-from wanrun.video import read_metadata
+from wanrun.artifact.manifest import read_manifest
+from wanrun.jobs import batch
+from wanrun.media.write_video import read_metadata
 
 Call = Callable[..., Run]
 

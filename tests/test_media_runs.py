@@ -16,13 +16,13 @@ import pytest
 
 from fake_pipeline import Fake, Run, run_here, write_lines
 from media_files import frames, image, make_task, pixels
-from wanrun import batch, media_sets
+from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256
-from wanrun.manifest import read_manifest
-from wanrun.media import Inputs, Media
+from wanrun.jobs import batch, media_sets
+from wanrun.media.types import Inputs, Media
+from wanrun.media.write_video import read_metadata
 from wanrun.timing import Timings
-from wanrun.video import read_metadata
 
 Call = Callable[..., Run]
 

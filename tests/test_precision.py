@@ -24,9 +24,9 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.programs import ProgramBuilder
 from wanbuild.reference import relative_error
 from wanbuild.targets import resolve_target
-from wanrun.executables import read_program
-from wanrun.manifest import Manifest, read_manifest
-from wanrun.noise import initial_noise
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.denoising.noise import initial_noise
+from wanrun.loading.executables import read_program
 
 STEPS = 4
 ROUNDING = 2.0**-9

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from fake_pipeline import SIZE, Fake, Run, run_here, write_lines
-from wanrun import jobs, pipeline
+from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
-from wanrun.manifest import read_manifest
-from wanrun.video import read_metadata
+from wanrun.generation import pipeline
+from wanrun.jobs import job as jobs
+from wanrun.media.write_video import read_metadata
 
 Call = Callable[..., Run]
 

@@ -18,7 +18,7 @@ import pytest
 import wanrun
 from fake_pipeline import write_lines
 from wanbuild.reference import relative_error
-from wanrun.experts import transformers
+from wanrun.denoising.schedule import transformers
 from wanrun.files import sha256_of, user_cache
 
 PROMPT = "a fox in the snow"

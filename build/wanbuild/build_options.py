@@ -7,7 +7,7 @@ from typing import Any
 
 from wanbuild.models.convolution import Algorithm
 from wanrun.errors import UsageError
-from wanrun.options import LOOP_PROGRAMS, MAX_STEPS
+from wanrun.generation.options import LOOP_PROGRAMS, MAX_STEPS
 
 LOOPS = ("both", *LOOP_PROGRAMS)
 """Which forms of the denoising loop a profile has."""

@@ -224,7 +224,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
     import json
 
     from wanbuild.inspect import summary, table
-    from wanrun.manifest import read_manifest
+    from wanrun.artifact.manifest import read_manifest
 
     manifest = read_manifest(artifact)
     if as_json:

@@ -19,11 +19,11 @@ from wanbuild.programs import ProgramBuilder
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets import TargetSpec, resolve_target
 from wanrun import __version__
-from wanrun.environment import configure_jax, using_cache
+from wanrun.artifact.environment import configure_jax, using_cache
+from wanrun.artifact.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
 from wanrun.errors import UsageError
-from wanrun.executables import lower, read_program
 from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
-from wanrun.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
+from wanrun.loading.executables import lower, read_program
 
 if TYPE_CHECKING:
     import jax.stages

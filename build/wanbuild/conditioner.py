@@ -26,7 +26,7 @@ from wanbuild.models.convolution import Algorithm
 from wanbuild.models.params import bind
 from wanbuild.models.vae import FRAMES_PER_LATENT, WanVAE
 from wanbuild.models.vae_config import VAEConfig
-from wanrun.conditioning import PREVIOUS_FRAMES
+from wanrun.generation.conditioning import PREVIOUS_FRAMES
 
 _FLAG = jax.ShapeDtypeStruct((), jnp.int32)
 

@@ -28,10 +28,10 @@ from wanbuild.source import Source, SourceComponent, open_source
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanrun import __version__
+from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import canonical_json, sha256_of, write_durable
-from wanrun.manifest import MANIFEST, TRANSFORMERS, Manifest
 
 SPARE_BYTES = 64 * 2**20
 """Free space asked for beyond the weights: metadata, programs and executables."""

@@ -124,7 +124,7 @@ def solver_step(
         x: the current sample, float32.
         velocity: the model's output at x, float32.
         history: the last corrected sample ``last`` and the data predictions ``m1`` (newest) and ``m2``.
-        coefficients: one row of ``wanrun.solvers.SolverTable.coefficients``.
+        coefficients: one row of ``wanrun.denoising.solvers.SolverTable.coefficients``.
 
     Returns:
         The next sample and the next history.

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wanbuild.staging import build_lock, remove_unlisted
-from wanrun.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_file
+from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import replace_file, sha256_of
-from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.pipeline import Pipeline, load
-from wanrun.prompt import TokenizedPrompts, clean_prompt
-from wanrun.select import select_target
-from wanrun.text import cut_warning
-from wanrun.tokenizer import ArtifactTokenizer
+from wanrun.generation.pipeline import Pipeline, load
+from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_file
+from wanrun.text.encoder import cut_warning
+from wanrun.text.prompt import TokenizedPrompts, clean_prompt
+from wanrun.text.tokenizer import ArtifactTokenizer
 
 Report = Callable[[str], None]
 Warn = Callable[[str], None]

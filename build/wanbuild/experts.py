@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.config import shown
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
-from wanrun.manifest import TRANSFORMERS
 
 LOW_NOISE = TRANSFORMERS[1]
 """The component that only a checkpoint of two experts has."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.config import shown
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import ArtifactError, SourceError
-from wanrun.manifest import TRANSFORMERS
 
 SCHEDULERS = (
     "diffusers.UniPCMultistepScheduler",

@@ -20,8 +20,8 @@ from wanbuild.shards import WEIGHT_NAMES, read_weight_map
 from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source_images import open_image_processor
 from wanbuild.tensors import refuse_pickle
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
-from wanrun.manifest import TRANSFORMERS
 
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)

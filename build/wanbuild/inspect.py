@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from wanrun.manifest import Manifest
+from wanrun.artifact.manifest import Manifest
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

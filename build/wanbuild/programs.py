@@ -26,11 +26,11 @@ from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
 from wanbuild.program_spec import ProgramSpec, program
-from wanrun.conditioning import PREVIOUS_FRAMES
-from wanrun.denoise import HISTORY
+from wanrun.artifact.manifest import Manifest
+from wanrun.denoising.solvers import COLUMNS
+from wanrun.denoising.steps import HISTORY
 from wanrun.errors import UsageError
-from wanrun.manifest import Manifest
-from wanrun.solvers import COLUMNS
+from wanrun.generation.conditioning import PREVIOUS_FRAMES
 
 ENCODE_BATCH = 1
 """Prompts per ``encode_text`` call, always the same, so an embedding does not depend on its batch.
@@ -289,7 +289,7 @@ class ProgramBuilder:
     def denoise_step(self) -> ProgramSpec:
         """One step: latents (B, C, T, h, w) and solver history -> the same, one step on.
 
-        ``coefficients`` is a row of the solver's table (``wanrun.solvers.COLUMNS``), ``timestep`` and
+        ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep`` and
         ``guidance_scale`` are float32 scalars. Latents and history are donated.
         """
         scalar = jax.ShapeDtypeStruct((), jnp.float32)

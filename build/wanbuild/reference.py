@@ -28,15 +28,15 @@ from wanbuild.reference_pipeline import (
 )
 from wanbuild.sample_media import sample_media
 from wanbuild.source import open_source
+from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.select import select_profile
+from wanrun.denoising.noise import initial_noise
+from wanrun.denoising.schedule import boundary_between, schedule, transformers
 from wanrun.errors import UsageError, VerificationError
-from wanrun.experts import boundary_between, schedule, transformers
-from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.media import MODES, Inputs, Media, load_media
-from wanrun.noise import initial_noise
-from wanrun.options import leading_latents
-from wanrun.pipeline import Pipeline
-from wanrun.prompt import clean_prompt
-from wanrun.select import select_profile
+from wanrun.generation.options import leading_latents
+from wanrun.generation.pipeline import Pipeline
+from wanrun.media.types import MODES, Inputs, Media, load_media
+from wanrun.text.prompt import clean_prompt
 
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"
 NEGATIVE_PROMPT = "blurry, static"

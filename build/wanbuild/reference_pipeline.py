@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
-from wanrun.manifest import TRANSFORMERS
-from wanrun.media import MEDIA_KINDS, Media
+from wanrun.media.types import MEDIA_KINDS, Media
 
 PIPELINES: Mapping[str, str] = MappingProxyType(
     {

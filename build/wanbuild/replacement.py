@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.embeddings import embedding_file, embedding_key
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import digest_found
-from wanrun.manifest import Manifest, read_manifest
+from wanrun.text.embeddings import embedding_file, embedding_key
 
 _PROGRAM_FACTS: Mapping[str, Any] = MappingProxyType(
     {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wanrun.manifest import Manifest, Profile
-from wanrun.media import MEDIA_KINDS, Media
+from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
     from PIL import Image

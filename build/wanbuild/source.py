@@ -35,8 +35,8 @@ from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source_images import ImageProcessorConfig, open_image_processor
 from wanbuild.source_tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.tensors import WEIGHT_DTYPES, TensorEntry, TensorFile
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
-from wanrun.manifest import TRANSFORMERS
 
 # Parts of a pipeline that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import fsync_directory
-from wanrun.manifest import MANIFEST, Manifest
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""

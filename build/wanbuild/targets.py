@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.build_options import Kernels
-from wanrun.environment import device_environment, host_environment
+from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.errors import UsageError
 
 if TYPE_CHECKING:

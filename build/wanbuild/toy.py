@@ -23,8 +23,8 @@ from wanbuild.toy_shapes_clip import image_encoder_shapes
 from wanbuild.toy_shapes_controls import animate_shapes, vace_shapes
 from wanbuild.toy_tokenizer import write_tokenizer
 from wanbuild.toy_weights import DTYPES, write_json, write_weights
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
-from wanrun.manifest import TRANSFORMERS
 
 MARKER = "wanbuild_toy.json"
 """A file that says that a folder was written here, and so may be replaced."""

@@ -21,15 +21,15 @@ import numpy as np
 from wanbuild.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.sample_media import sample_media
 from wanbuild.staging import build_lock, remove_unlisted
-from wanrun.embeddings import ArtifactEmbeddings
-from wanrun.environment import usable_cores
+from wanrun.artifact.environment import usable_cores
+from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.select import select_target
+from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
-from wanrun.executables import check_entry, read_program
-from wanrun.experts import boundary_between
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
-from wanrun.manifest import Manifest, Profile, read_manifest
-from wanrun.restore import Restore, default_threads
-from wanrun.select import select_target
+from wanrun.loading.executables import check_entry, read_program
+from wanrun.loading.restore import Restore, default_threads
+from wanrun.text.embeddings import ArtifactEmbeddings
 
 PROMPT = "A red fox runs through fresh snow at dawn."
 NEGATIVE_PROMPT = "blurry"

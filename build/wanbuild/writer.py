@@ -25,8 +25,7 @@ from wanbuild.direct import DirectFile, WriteBuffer
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
 from wanbuild.tensors import TensorEntry
-from wanrun.errors import SourceError
-from wanrun.layout import (
+from wanrun.artifact.layout import (
     CHECKPOINT_METADATA,
     CRC_BYTES,
     ArrayLayout,
@@ -35,7 +34,8 @@ from wanrun.layout import (
     plan_layout,
     zarr_metadata,
 )
-from wanrun.manifest import Component, Parameter
+from wanrun.artifact.manifest import Component, Parameter
+from wanrun.errors import SourceError
 
 BLOCK_ITEMS = 128 * 2**10
 """Items cast at a time: 512 KiB of float32 and 256 KiB of bfloat16."""

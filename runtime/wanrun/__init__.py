@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 __all__ = ["Pipeline", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from wanrun.pipeline import Pipeline, load
+    from wanrun.generation.pipeline import Pipeline, load
 
 
 def __getattr__(name: str) -> Any:
     if name in ("load", "Pipeline"):
-        from wanrun import pipeline
+        from wanrun.generation import pipeline
 
         return getattr(pipeline, name)
     raise AttributeError(f"module 'wanrun' has no attribute {name!r}")

@@ -15,8 +15,8 @@ from wanrun.console import SIZE, run
 from wanrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from wanrun.batch import Batch
-    from wanrun.preflight import Plan
+    from wanrun.jobs.batch import Batch
+    from wanrun.jobs.preflight import Plan
     from wanrun.timing import Timings
 
 
@@ -164,7 +164,7 @@ def wanrun(list_only: bool, artifact: Path, **options: Any) -> int:
 
 
 def _print_list(artifact: Path) -> None:
-    from wanrun.manifest import read_manifest
+    from wanrun.artifact.manifest import read_manifest
 
     manifest = read_manifest(artifact)
     click.echo(f"{manifest.model['variant']}  {manifest.content_digest}")
@@ -177,14 +177,14 @@ def _print_list(artifact: Path) -> None:
 
 def _generate(artifact: Path, options: dict[str, Any]) -> int:
     """Makes what was asked for, and returns the exit code."""
-    from wanrun.preflight import preflight
+    from wanrun.jobs.preflight import preflight
     from wanrun.timing import Timings
 
     timings = Timings()
     timings.add("import", 0.0, timings.now())
     plan = preflight(artifact, options, timings)
     with timings.phase("import"):
-        from wanrun.batch import Batch
+        from wanrun.jobs.batch import Batch
 
     batch = Batch(plan, options["overwrite"])
     batch.report_plan()
@@ -208,8 +208,8 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
 def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timings: Timings) -> None:
     """Loads, and makes what is not there yet."""
     with timings.phase("import"):
-        from wanrun.batch import tracing
-        from wanrun.pipeline import load
+        from wanrun.generation.pipeline import load
+        from wanrun.jobs.batch import tracing
 
     profile, low, first = plan.profile, options["memory"] == "low", None
     with contextlib.suppress(UsageError):  # which is told in the job's turn

@@ -19,9 +19,9 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.families import FAMILIES
 from wanbuild.hub import is_hub_id
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.errors import UsageError
-from wanrun.manifest import read_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 

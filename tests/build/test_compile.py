@@ -21,8 +21,8 @@ from wanbuild.programs import ProgramBuilder
 from wanbuild.sample_media import sample_media
 from wanbuild.targets import resolve_target
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError, VerificationError
-from wanrun.manifest import Manifest, read_manifest
 
 PROFILE = "96x64x9-b1-cfg"
 REPOSITORY = Path(__file__).parents[2]

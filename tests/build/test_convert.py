@@ -23,9 +23,9 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.toy import write_toy
 from wanbuild.toy_configs import TOY_VARIANTS
-from wanrun import layout as layout_module
+from wanrun.artifact import layout as layout_module
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError
-from wanrun.manifest import MANIFEST, Manifest, read_manifest
 
 COMPONENTS = ("transformer", "vae", "text_encoder")
 DEFAULT: dict[str, str | None] = {}

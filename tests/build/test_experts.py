@@ -20,10 +20,10 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source import SourceComponent, open_source
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
+from wanrun.denoising.schedule import boundary_between, schedule
 from wanrun.errors import UsageError
-from wanrun.experts import boundary_between, schedule
-from wanrun.manifest import read_manifest
 
 EXPERTS = ("transformer", "transformer_2")
 KEY, PATH, LAYER = "blocks.1.attn1.to_q.weight", "blocks/attn1/to_q/weight", 1

@@ -29,8 +29,8 @@ from hostile import WEIGHTS, header_end
 from wanbuild.cli import wanbuild
 from wanbuild.toy import write_toy
 from wanbuild.verify import check_files
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import Progress, run
-from wanrun.manifest import Manifest, read_manifest
 
 TESTS = Path(__file__).parent.parent
 

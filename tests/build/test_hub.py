@@ -23,9 +23,9 @@ from wanbuild import hub_download
 from wanbuild.hub import Located, locate_source
 from wanbuild.source import open_source
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import read_manifest
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
-from wanrun.manifest import read_manifest
 
 ID = "owner/toy"
 FIRST = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"

@@ -18,9 +18,9 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source import open_source
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import SourceError
-from wanrun.manifest import Manifest, read_manifest
 
 State = dict[str, torch.Tensor]
 

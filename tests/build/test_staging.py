@@ -14,10 +14,10 @@ from wanbuild import convert as convert_module
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import MANIFEST, read_manifest
+from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import replace_file
-from wanrun.manifest import MANIFEST, read_manifest
-from wanrun.select import select_profile, select_target
 
 
 @pytest.fixture(scope="module")

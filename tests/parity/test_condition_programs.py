@@ -16,8 +16,8 @@ from wanbuild.families import FAMILIES
 from wanbuild.program_spec import ProgramSpec
 from wanbuild.programs import ProgramBuilder
 from wanbuild.targets import image_multiple
-from wanrun.manifest import read_manifest
-from wanrun.pipeline import load
+from wanrun.artifact.manifest import read_manifest
+from wanrun.generation.pipeline import load
 
 SAME = 2e-6  # seen: 5e-7; sums of the same terms in another order
 

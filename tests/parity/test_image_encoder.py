@@ -28,7 +28,7 @@ from wanbuild.models.params import bind
 from wanbuild.published_image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
 from wanbuild.toy_shapes_clip import image_encoder_shapes
 from wanrun.errors import SourceError
-from wanrun.executables import lower
+from wanrun.loading.executables import lower
 
 KIND = KINDS["image_encoder"]
 PREFIX = "vision_model."

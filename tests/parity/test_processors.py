@@ -21,10 +21,10 @@ from PIL import Image
 
 from pictures import ffmpeg, picture, pictures, pixels, write_variable, write_video
 from wanrun.errors import UsageError
-from wanrun.images import read_image
-from wanrun.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
-from wanrun.segments import reflected
-from wanrun.videos import read_video
+from wanrun.media.images import read_image
+from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
+from wanrun.media.read_video import read_video
+from wanrun.media.windows import reflected
 
 # Landscape, portrait, odd sides, the size itself, much larger, much smaller, all but one row.
 SIZES = [

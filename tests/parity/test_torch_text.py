@@ -30,12 +30,12 @@ from wanbuild.published import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy import write_toy
 from wanbuild.toy_configs import TOY_TEXT_ENCODER
 from wanbuild.toy_shapes import text_encoder_shapes
-from wanrun import torch_text
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.manifest import Manifest, read_manifest
-from wanrun.prompt import PromptTokenizer, TokenizedPrompts
-from wanrun.restore import Restore
-from wanrun.torch_text import KEYS, TorchTextEncoder, check_torch
+from wanrun.loading.restore import Restore
+from wanrun.text import torch_encoder as torch_text
+from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
+from wanrun.text.torch_encoder import KEYS, TorchTextEncoder, check_torch
 
 LAYERS = 3
 # No field is what transformers takes where it is told nothing.
@@ -318,8 +318,8 @@ def test_packages_that_do_not_fit(artifacts: Callable[[str], Path], monkeypatch:
 def test_a_cache_folder_that_cannot_be_made(artifacts: Callable[[str], Path], tmp_path: Path) -> None:
     """torch makes it while it is imported, so this takes a process of its own."""
     code = (
-        "import sys; from pathlib import Path; from wanrun.manifest import read_manifest\n"
-        "from wanrun.errors import UsageError; from wanrun.torch_text import TorchTextEncoder\n"
+        "import sys; from pathlib import Path; from wanrun.artifact.manifest import read_manifest\n"
+        "from wanrun.errors import UsageError; from wanrun.text.torch_encoder import TorchTextEncoder\n"
         "artifact = Path(sys.argv[1])\n"
         "try: TorchTextEncoder(artifact, read_manifest(artifact))\n"
         "except UsageError as error: print(error)"
@@ -350,7 +350,8 @@ def test_an_unknown_dtype(artifacts: Callable[[str], Path]) -> None:
 
 def test_importing_and_asking_load_no_torch() -> None:
     code = (
-        "import sys; from wanrun.torch_text import check_torch, torch_facts; check_torch(); torch_facts();"
+        "import sys; from wanrun.text.torch_encoder import check_torch, torch_facts; check_torch();"
+        "torch_facts();"
         "sys.exit(','.join({'torch', 'transformers', 'jax', 'flax', 'wanbuild'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

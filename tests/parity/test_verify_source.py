@@ -18,8 +18,8 @@ from wanbuild.cli import wanbuild
 from wanbuild.compile import CompileRequest, compile_artifact
 from wanbuild.convert import ConvertRequest, convert
 from wanbuild.toy import write_toy
+from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
-from wanrun.manifest import read_manifest
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stored_weights import Stored, convert_transformer, write_plain
-from wanrun.manifest import Parameter
-from wanrun.restore import Restore
+from wanrun.artifact.manifest import Parameter
+from wanrun.loading.restore import Restore
 
 
 @pytest.fixture(scope="module")

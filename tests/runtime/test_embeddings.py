@@ -20,8 +20,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wanrun import embeddings as module
-from wanrun.embeddings import (
+from wanrun.artifact.environment import host_environment
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.errors import ArtifactError
+from wanrun.files import sha256_of
+from wanrun.text import embeddings as module
+from wanrun.text.embeddings import (
     ArtifactEmbeddings,
     EmbeddingCache,
     decode_file,
@@ -30,10 +34,6 @@ from wanrun.embeddings import (
     encode_file,
     made_by_jax,
 )
-from wanrun.environment import host_environment
-from wanrun.errors import ArtifactError
-from wanrun.files import sha256_of
-from wanrun.manifest import Manifest, read_manifest
 
 PROMPT = "a fox — “quoted” 猫 \U0001f98a"
 KEY = "0" * 64
@@ -514,8 +514,8 @@ UNPRIVILEGED = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from wanrun.embeddings import EmbeddingCache
-from wanrun.manifest import read_manifest
+from wanrun.text.embeddings import EmbeddingCache
+from wanrun.artifact.manifest import read_manifest
 
 artifact, closed, unreadable, small = map(Path, sys.argv[1:])
 manifest = read_manifest(artifact)
@@ -586,8 +586,8 @@ CONCURRENT = """
 import sys
 from pathlib import Path
 import numpy as np
-from wanrun.embeddings import EmbeddingCache
-from wanrun.manifest import read_manifest
+from wanrun.text.embeddings import EmbeddingCache
+from wanrun.artifact.manifest import read_manifest
 
 artifact, folder, number = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 manifest = read_manifest(artifact)

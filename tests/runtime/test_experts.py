@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wanrun.experts import Segment, segments
-from wanrun.solvers import SOLVERS, solver_table
+from wanrun.denoising.schedule import Segment, segments
+from wanrun.denoising.solvers import SOLVERS, solver_table
 
 NAMES = ("transformer", "transformer_2")
 

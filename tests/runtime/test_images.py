@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from pictures import picture, pixels, same
-from wanrun import images
 from wanrun.errors import UsageError
-from wanrun.images import FORMATS, read_image
+from wanrun.media import images
+from wanrun.media.images import FORMATS, read_image
 
 
 def refused(source: Path | str | Image.Image) -> str:

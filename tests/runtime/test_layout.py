@@ -14,8 +14,8 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wanrun import layout as layout_module
-from wanrun.layout import (
+from wanrun.artifact import layout as layout_module
+from wanrun.artifact.layout import (
     CRC_BYTES,
     ITEM_BYTES,
     LARGE_BYTES,

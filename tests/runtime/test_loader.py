@@ -21,17 +21,17 @@ from crc32c import crc32c
 
 from damage import PROFILE, flip, linked, own
 from stored_weights import chunk_bytes
-from wanrun import loader as loader_module
-from wanrun import restore as restore_module
-from wanrun.device import open_device
+from wanrun.artifact.layout import CRC_BYTES, ArrayLayout
+from wanrun.artifact.manifest import Component, Parameter, read_manifest
+from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
-from wanrun.layout import CRC_BYTES, ArrayLayout
-from wanrun.loader import Loader
-from wanrun.manifest import Component, Parameter, read_manifest
-from wanrun.memory import Memory
-from wanrun.restore import Restore
-from wanrun.select import select_target
+from wanrun.loading import restore as restore_module
+from wanrun.loading import weights as loader_module
+from wanrun.loading.buffers import Memory
+from wanrun.loading.device import open_device
+from wanrun.loading.restore import Restore
+from wanrun.loading.weights import Loader
 from wanrun.timing import Timings
 
 ROWS, ROW_BYTES = 24, 2 * 2**20

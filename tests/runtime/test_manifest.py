@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from wanrun.artifact.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest, Parameter, read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest, Parameter, read_manifest
 
 
 @pytest.fixture(scope="module")

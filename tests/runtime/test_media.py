@@ -17,12 +17,12 @@ import pytest
 from PIL import Image, ImageOps
 
 from pictures import picture, pictures, same, write_folder, write_video
-from wanrun import inputs as wanrun_inputs
+from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.errors import UsageError
-from wanrun.manifest import Manifest, Profile
-from wanrun.media import Inputs, Media, check_media, load_media, media_facts
-from wanrun.processors import clip_pixels, filled, greyscale, reference_canvas, resized
-from wanrun.segments import check_segments, num_segments, padded_frames, reflected
+from wanrun.media import prepare as wanrun_inputs
+from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
+from wanrun.media.types import Inputs, Media, check_media, load_media, media_facts
+from wanrun.media.windows import check_segments, num_segments, padded_frames, reflected
 
 INPUTS: dict[str, dict[str, str]] = {
     "wan2.1-t2v": {},

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wanrun import memory as module
-from wanrun.layout import ALIGNMENT, plan_layout
-from wanrun.manifest import Component, Parameter
-from wanrun.memory import Memory
+from wanrun.artifact.layout import ALIGNMENT, plan_layout
+from wanrun.artifact.manifest import Component, Parameter
+from wanrun.loading import buffers as module
+from wanrun.loading.buffers import Memory
 
 
 def component(**shapes: tuple[tuple[int, ...], str]) -> Component:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from wanrun import noise
+from wanrun.denoising import noise
+from wanrun.denoising.noise import initial_noise
 from wanrun.errors import UsageError
-from wanrun.noise import initial_noise
 
 SEEDS = [0, 1, 42, 2**31, 2**32 - 1, 2**32, 2**32 + 42, 2**63, 2**64 - 1]
 SHAPES = [(n,) for n in (1, 2, 3, 7, 14, 15, 16, 17, 24, 31, 32, 33)] + [

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wanrun.artifact.manifest import Component, Manifest, Profile, Program
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.manifest import Component, Manifest, Profile, Program
-from wanrun.options import check_numbers, latents_shape, loop_forms, resolve_loop, resolve_options
+from wanrun.generation.options import check_numbers, latents_shape, loop_forms, resolve_loop, resolve_options
 
 DEFAULTS: Mapping[str, Any] = {
     "num_steps": 40,

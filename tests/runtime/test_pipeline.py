@@ -17,9 +17,9 @@ from damage import flip, own
 from wanbuild.cli import wanbuild
 from wanrun.console import run
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.loader import Loader
-from wanrun.pipeline import Pipeline
-from wanrun.text_backends import ArtifactTextEncoder, text_programs
+from wanrun.generation.pipeline import Pipeline
+from wanrun.loading.weights import Loader
+from wanrun.text.backends import ArtifactTextEncoder, text_programs
 from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import T5TokenizerFast  # type: ignore[attr-defined]
 
 from wanrun.errors import ArtifactError
-from wanrun.prompt import PromptTokenizer, clean_prompt
+from wanrun.text.prompt import PromptTokenizer, clean_prompt
 
 WORDS = ("a", "cat", "dog", "walking", "on", "the", "beach", "at", "sunset", "ing", "er", "猫", "в")
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.media import Media
-from wanrun.requests import Request, have_media_of, read_requests, request_from_options
+from wanrun.jobs.requests import Request, have_media_of, read_requests, request_from_options
+from wanrun.media.types import Media
 
 NO_MEDIA: dict[str, Any] = {
     **dict.fromkeys(("image", "last_image", "video", "mask", "pose_video", "face_video")),

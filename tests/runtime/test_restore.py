@@ -22,11 +22,11 @@ from wanbuild.convert import ConvertRequest, convert
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.tensors import TensorEntry
 from wanbuild.writer import ComponentWriter
-from wanrun import layout as layout_module
+from wanrun.artifact import layout as layout_module
+from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
+from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.layout import ALIGNMENT, CRC_BYTES, array_folder
-from wanrun.manifest import Component, Manifest, read_manifest
-from wanrun.restore import Restore
+from wanrun.loading.restore import Restore
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
@@ -215,8 +215,8 @@ import orbax.checkpoint.experimental.v1 as v1
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from wanrun.manifest import read_manifest
-from wanrun.restore import Restore
+from wanrun.artifact.manifest import read_manifest
+from wanrun.loading.restore import Restore
 
 artifact = Path(sys.argv[1])
 assert len(jax.devices()) == 8

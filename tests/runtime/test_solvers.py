@@ -15,8 +15,8 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
+from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 from wanrun.errors import UsageError
-from wanrun.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 
 # The reference's DPM++ scheduler converts a tensor with NumPy's old protocol.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -38,7 +38,7 @@ def reference(name: str, num_steps: int, shift: float) -> Any:
 
 
 def step(row: np.ndarray, v: np.ndarray, x: np.ndarray, history: tuple[np.ndarray, ...]) -> Any:
-    """The recurrence of wanrun.solvers, in the dtype of its arguments."""
+    """The recurrence of wanrun.denoising.solvers, in the dtype of its arguments."""
     c = dict(zip(COLUMNS, row, strict=True))
     last, m1, m2 = history
     m0 = x - c["sigma"] * v

@@ -26,11 +26,11 @@ from stored_weights import (
     read_one,
     refusal,
 )
-from wanrun import tensorstore_restore
+from wanrun.artifact.manifest import Parameter
 from wanrun.errors import UsageError
-from wanrun.manifest import Parameter
-from wanrun.restore import Restore
-from wanrun.tensorstore_restore import TensorStoreReader, component_location
+from wanrun.loading import tensorstore_reader as tensorstore_restore
+from wanrun.loading.restore import Restore
+from wanrun.loading.tensorstore_reader import TensorStoreReader, component_location
 
 
 @pytest.fixture
@@ -191,10 +191,10 @@ def test_nobody_listens(plain: tuple[Path, Parameter, np.ndarray], serve: Callab
 SILENT = """
 import sys, time
 import numpy as np, tensorstore  # before the limits are set, as a program that uses Orbax may
-from wanrun import tensorstore_restore
+from wanrun.loading import tensorstore_reader as tensorstore_restore
 from wanrun.errors import ArtifactError
-from wanrun.layout import ArrayLayout
-from wanrun.manifest import Parameter
+from wanrun.artifact.layout import ArrayLayout
+from wanrun.artifact.manifest import Parameter
 
 assert {"max_retries", "initial_delay", "max_delay"} == set(tensorstore_restore.RETRIES)
 tensorstore_restore.RETRIES = {"max_retries": 0}

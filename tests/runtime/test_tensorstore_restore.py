@@ -29,12 +29,12 @@ from stored_weights import (
     refusal,
     write_zarr3,
 )
-from wanrun import tensorstore_restore
+from wanrun.artifact.layout import array_folder
+from wanrun.artifact.manifest import Component, Parameter
 from wanrun.errors import ArtifactError
-from wanrun.layout import array_folder
-from wanrun.manifest import Component, Parameter
-from wanrun.restore import Restore
-from wanrun.tensorstore_restore import TensorStoreReader, needs_tensorstore
+from wanrun.loading import tensorstore_reader as tensorstore_restore
+from wanrun.loading.restore import Restore
+from wanrun.loading.tensorstore_reader import TensorStoreReader, needs_tensorstore
 
 
 def tree_of(component: Component, values: Mapping[str, bytes]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from wanrun.errors import ArtifactError, WanError
-from wanrun.memory import DTYPES
-from wanrun.prompt import PromptTokenizer, TokenizedPrompts
-from wanrun.text import PromptEncoder
+from wanrun.loading.buffers import DTYPES
+from wanrun.text.encoder import PromptEncoder
+from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 
 LENGTH, WIDTH = 24, 8
 
@@ -262,7 +262,7 @@ def test_threads(tokenizer: PromptTokenizer) -> None:
 def test_many_prompts_are_fetched_in_batches_and_tokenized_once(
     tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wanrun.text.FETCHED", 3)
+    monkeypatch.setattr("wanrun.text.encoder.FETCHED", 3)
     encoder, calls = Encoder(tokenizer, remembered=2), []
     encoder.prompts._tokenize = lambda texts: calls.append(list(texts)) or tokenizer(texts)
     prompts = [f"fox number {number}" for number in range(7)]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from damage import flip, own
-from wanrun import tokenizer as module
+from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.manifest import read_manifest
-from wanrun.prompt import PromptTokenizer
-from wanrun.tokenizer import ArtifactTokenizer
+from wanrun.text import tokenizer as module
+from wanrun.text.prompt import PromptTokenizer
+from wanrun.text.tokenizer import ArtifactTokenizer
 
 TEXTS = ["a red fox", "", "snow & 猫 " * 400, 'quotes " and \\ lines\n']
 

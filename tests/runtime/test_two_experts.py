@@ -16,12 +16,12 @@ import pytest
 
 import wanrun
 from damage import flip, linked, own
-from wanrun import pipeline as pipeline_module
 from wanrun.errors import ArtifactError, WanError
-from wanrun.loader import Loader
-from wanrun.pipeline import Pipeline
-from wanrun.placement import PLACEMENTS, Placement, choose_placement
-from wanrun.restore import Restore
+from wanrun.generation import pipeline as pipeline_module
+from wanrun.generation.pipeline import Pipeline
+from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
+from wanrun.loading.restore import Restore
+from wanrun.loading.weights import Loader
 from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from wanrun import video
 from wanrun.errors import UsageError
-from wanrun.outputs import SUFFIXES as KNOWN
-from wanrun.outputs import check_output
-from wanrun.video import read_metadata, write_video
+from wanrun.jobs.outputs import SUFFIXES as KNOWN
+from wanrun.jobs.outputs import check_output
+from wanrun.media import write_video as video
+from wanrun.media.write_video import read_metadata, write_video
 
 SUFFIXES = [".mp4", ".gif", ".webp", ".png", ".npy"]
 
@@ -220,7 +220,7 @@ def test_an_interrupt_ends_ffmpeg_and_removes_the_half_file(tmp_path: Path) -> N
     script = f"""
 import sys, threading, numpy as np
 from pathlib import Path
-from wanrun.video import write_video
+from wanrun.media.write_video import write_video
 frames = np.random.default_rng(0).integers(0, 256, (60, 512, 512, 3), dtype=np.uint8)
 print("ready", flush=True)
 try:

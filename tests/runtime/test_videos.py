@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from pictures import ffmpeg, picture, pictures, pixels, same, write_folder, write_variable, write_video
-from wanrun import videos
 from wanrun.errors import UsageError
-from wanrun.videos import VideoSource, natural_key, read_video
+from wanrun.media import read_video as videos
+from wanrun.media.read_video import VideoSource, natural_key, read_video
 
 
 def read(source: VideoSource, max_frames: int | None = None) -> list[Image.Image]:

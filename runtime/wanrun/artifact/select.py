@@ -1,0 +1,119 @@
+"""Chooses the profile and the target of a run; nothing is rounded, and what is not built is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from wanrun.artifact.environment import host_mismatches, unusable_devices
+from wanrun.artifact.manifest import Manifest, Profile, Target
+from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
+
+
+def select_profile(
+    manifest: Manifest,
+    artifact: Path,
+    size: tuple[int, int] | None = None,
+    num_frames: int | None = None,
+    num_videos: int = 1,
+    guidance: bool = True,
+    num_references: int = 0,
+) -> Profile:
+    """The profile that was asked for; where size or frames are left open, the first built that fits.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        size: (width, height) in pixels, or None.
+        num_frames: frames, or None.
+        num_videos: videos per prompt.
+        guidance: whether guidance is on.
+        num_references: reference images, of a VACE model.
+
+    Raises:
+        ArtifactError: listing the built profiles, if none fits.
+    """
+    built = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+    fitting = [
+        profile
+        for profile in built
+        if (size is None or (profile.width, profile.height) == size)
+        and (num_frames is None or profile.num_frames == num_frames)
+        and profile.num_videos == num_videos
+        and profile.guidance == guidance
+        and profile.num_references == num_references
+    ]
+    if fitting:
+        return fitting[0]
+    if not built:
+        raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
+    wanted = (
+        f"{f'{size[0]}x{size[1]}' if size else 'any size'}, "
+        f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "
+        f"guidance {'on' if guidance else 'off'}"
+    )
+    option = f" --reference-images {num_references}" if num_references else ""
+    if option or any(profile.num_references for profile in built):
+        wanted += f", {num_references} reference image(s)"
+    raise ArtifactError(
+        f"no profile is built for {wanted}",
+        expected="one of " + ", ".join(profile.name for profile in built),
+        remedy=f"choose one of these, or add one with wanbuild compile{option}",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectedTarget:
+    """A target and what speaks against it on this host.
+
+    Args:
+        name: its name.
+        target: its entry in the manifest.
+        mismatches: host facts that differ; empty for a target that fits.
+    """
+
+    name: str
+    target: Target
+    mismatches: tuple[Mismatch, ...]
+
+
+def select_target(
+    manifest: Manifest, profile: Profile, name: str | None = None, allow_compile: bool = False
+) -> SelectedTarget:
+    """The target that matches this host, or the named one.
+
+    Args:
+        manifest: the artifact's manifest.
+        profile: the chosen profile; a target that has executables for it is preferred.
+        name: a target's name, or None to choose.
+        allow_compile: whether one that does not fit may be used, by compiling again.
+
+    Raises:
+        ArtifactError: if none fits, listing every mismatch of the nearest.
+    """
+    if name == "local":
+        name = None
+    if name is not None and name not in manifest.targets:
+        raise ArtifactError(
+            f"target {name} is not built",
+            expected="one of " + (", ".join(sorted(manifest.targets)) or "none"),
+            remedy=f"run wanbuild compile --target {name}",
+        )
+    candidates = [
+        SelectedTarget(key, target, tuple(host_mismatches(target.environment)))
+        for key, target in sorted(manifest.targets.items())
+        if name in (None, key) and target.environment["platform"] in profile.programs
+    ]
+    if not candidates:
+        raise ArtifactError(
+            f"profile {profile.name} has no executables for any target", remedy="run wanbuild compile"
+        )
+    best = min(candidates, key=lambda c: (len(c.mismatches), profile.name not in c.target.executables))
+    if best.mismatches and not allow_compile:
+        devices = unusable_devices(best.target.environment)
+        raise artifact_mismatch(f"target {best.name}", [*best.mismatches, *devices])
+    if profile.name not in best.target.executables and not allow_compile:
+        raise ArtifactError(
+            f"profile {profile.name} is not compiled for target {best.name}", remedy="run wanbuild compile"
+        )
+    return best

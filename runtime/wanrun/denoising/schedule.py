@@ -1,0 +1,107 @@
+"""Which expert takes which steps: the high-noise one down to the boundary, the low-noise one below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest
+from wanrun.denoising.solvers import SolverTable, solver_table
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps in a row that one expert takes.
+
+    Attributes:
+        transformer: the expert's component.
+        first: index of its first step.
+        last: one past its last step.
+        guidance_scale: strength of its classifier-free guidance.
+    """
+
+    transformer: str
+    first: int
+    last: int
+    guidance_scale: float
+
+
+def transformers(manifest: Manifest) -> tuple[str, ...]:
+    """The transformers that an artifact has, the high-noise one first."""
+    return tuple(name for name in TRANSFORMERS if name in manifest.components)
+
+
+def segments(
+    table: SolverTable,
+    names: Sequence[str],
+    boundary: float | None,
+    guidance_scale: float,
+    guidance_scale_2: float | None,
+    num_train_timesteps: int,
+) -> tuple[Segment, ...]:
+    """The segments of a denoising loop, in order: one or two, never an empty one.
+
+    The high-noise expert takes the steps whose timestep is at least boundary x num_train_timesteps, compared
+    in float32 as the reference does (diffusers' WanPipeline).
+
+    Args:
+        table: the solver's, its timesteps falling.
+        names: the transformers, the high-noise one first.
+        boundary: share of the training timesteps; None with one transformer.
+        guidance_scale: of the high-noise expert, or the only one.
+        guidance_scale_2: of the low-noise expert; None with one transformer.
+        num_train_timesteps: the timestep of pure noise.
+    """
+    total = len(table.timesteps)
+    if len(names) == 1:
+        return (Segment(names[0], 0, total, guidance_scale),)
+    assert boundary is not None and guidance_scale_2 is not None  # as resolved options have them
+    high = int(np.count_nonzero(table.timesteps >= np.float32(boundary * num_train_timesteps)))
+    both = (
+        Segment(names[0], 0, high, guidance_scale),
+        Segment(names[1], high, total, guidance_scale_2),
+    )
+    return tuple(segment for segment in both if segment.first < segment.last)
+
+
+def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[Segment, ...]]:
+    """The solver's table of a generation whose options are resolved, and who takes which of its steps.
+
+    Raises:
+        UsageError: if the solver has no such table.
+    """
+    num_train_timesteps = manifest.model["num_train_timesteps"]
+    table = solver_table(options["solver"], options["num_steps"], options["flow_shift"], num_train_timesteps)
+    parts = segments(
+        table,
+        transformers(manifest),
+        options.get("boundary"),
+        options["guidance_scale"],
+        options.get("guidance_scale_2"),
+        num_train_timesteps,
+    )
+    return table, parts
+
+
+def boundary_between(manifest: Manifest, steps: int) -> float | None:
+    """A boundary that gives each expert steps of a short run: the model's own if it does, else their middle.
+
+    Args:
+        manifest: an artifact's manifest.
+        steps: denoising steps, with the artifact's default solver and shift.
+
+    Returns:
+        The share of the training timesteps; None with one transformer.
+    """
+    names, own = transformers(manifest), manifest.model["boundary_ratio"]
+    if len(names) == 1:
+        return None
+    options = {**manifest.model["defaults"], "num_steps": steps, "boundary": own}
+    table, parts = schedule(options, manifest)
+    if steps == 1 or len(parts) == 2:
+        return float(own)
+    middle = steps // 2
+    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model["num_train_timesteps"]

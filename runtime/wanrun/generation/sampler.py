@@ -1,0 +1,132 @@
+"""From noise and conditions to frames: at once, or for a long video one window after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import Profile
+from wanrun.denoising.expert_loop import ExpertLoop
+from wanrun.denoising.noise import Noise
+from wanrun.denoising.schedule import Segment
+from wanrun.denoising.solvers import SolverTable
+from wanrun.denoising.steps import OnStep
+from wanrun.generation.conditioning import Conditioning
+from wanrun.loading.weights import Loader
+from wanrun.media.types import Inputs
+from wanrun.media.windows import Window, windows
+from wanrun.timing import Timings
+
+
+class Sampler:
+    """Denoises and decodes.
+
+    Args:
+        loader: brings weights and programs to the device.
+        profile: the chosen profile.
+        conditioning: encodes images and videos.
+        expert_loop: the denoising loop.
+        shape: of the latents of one window, (B, C, T, h, w).
+        leading: latent frames among them in front of the video's own.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        profile: Profile,
+        conditioning: Conditioning,
+        expert_loop: ExpertLoop,
+        shape: Sequence[int],
+        leading: int,
+    ) -> None:
+        self._loader, self._profile, self._conditioning = loader, profile, conditioning
+        self._expert_loop, self._shape, self._leading = expert_loop, shape, leading
+
+    def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Any]:
+        """Decodes latents, one video at a time.
+
+        Args:
+            latents: normalised, (B, C, T, h, w), with the frames in front of the video's own.
+            timings: where the time is recorded.
+
+        Returns:
+            Frames, uint8 (B, F, H, W, 3), and where a later window may need them the last ones of the only
+            video, float32 (5, H, W, 3) in [-1, 1], on the device; else None.
+        """
+        decode_video = self._loader.bound("decode_video")
+        with timings.phase("decode"):
+            frames, last = [], None
+            for one in latents[:, :, self._leading :]:
+                video = decode_video(latents=one)
+                frames.append(np.asarray(video["frames"]))
+                last = video.get("last_frames")
+            return np.stack(frames), last
+
+    def __call__(
+        self,
+        options: Mapping[str, Any],
+        table: SolverTable,
+        segments: Sequence[Segment],
+        embeddings: np.ndarray,
+        inputs: Inputs | None,
+        latents: np.ndarray | None,
+        timings: Timings,
+        behind: Callable[[], None],
+        on_step: OnStep,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Makes a video.
+
+        Args:
+            options: of the generation, resolved.
+            table: timesteps and coefficients.
+            segments: which expert takes which steps.
+            embeddings: of the prompts.
+            inputs: images and videos; None for text alone.
+            latents: initial noise of the first window, instead of the seed's.
+            timings: where the time is recorded.
+            behind: called when what comes after the steps can be loaded behind them.
+            on_step: told after each call how many of how many steps are done.
+
+        Returns:
+            Frames, uint8 (B, F, H, W, 3), and the final latents, of the last window where there are several.
+        """
+        noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
+        parts: list[np.ndarray] = []
+        final, previous = np.empty(0), None
+        for window in self._windows(inputs, overlap):
+            conditions = self._conditioning(
+                inputs,
+                timings=timings,
+                window=window,
+                previous=previous,
+                scale=options.get("conditioning_scale", 1.0),
+            )
+            start = latents if latents is not None and not parts else noise(self._shape)
+            done, count = len(parts), 1 if window is None else window.count
+
+            def on_any_step(step: int, steps: int, done: int = done, count: int = count) -> None:
+                on_step(done * steps + step, count * steps)
+
+            final = self._expert_loop(
+                start,
+                table,
+                segments,
+                embeddings,
+                conditions,
+                options["loop"],
+                timings,
+                behind,
+                on_any_step,
+            )
+            frames, previous = self.decode(final, timings)
+            parts.append(frames[:, overlap if parts else 0 :])
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return whole[:, : None if inputs is None else inputs.num_frames], final
+
+    def _windows(self, inputs: Inputs | None, overlap: int) -> Sequence[Window | None]:
+        """The windows of a long video; one that is none where the profile makes all of it."""
+        if inputs is None or "pose_video" not in inputs.arrays:
+            return [None]
+        return windows(len(inputs.arrays["pose_video"]), self._profile.num_frames, overlap)

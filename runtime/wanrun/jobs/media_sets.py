@@ -1,0 +1,157 @@
+"""The media of a run's jobs: every distinct set is read once to check it, and one at a time is kept.
+
+A set of which all is made already is not decoded where its digests tell that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.errors import UsageError
+from wanrun.media.types import Inputs, Media, check_media, load_media, media_facts
+from wanrun.media.windows import num_segments
+from wanrun.timing import Timings
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of media that were read.
+
+    Attributes:
+        facts: what the metadata records of them.
+        num_frames: frames of the result where the media decide it, else None.
+        num_segments: how often the steps are made: of a long video once for each part of it.
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    num_frames: int | None = None
+    num_segments: int = 1
+
+
+class MediaSets:
+    """Reads the media of jobs; those that share media get the same object, so that it is encoded once.
+
+    Args:
+        manifest: the artifact's manifest.
+        profile: the run's.
+        timings: where the time is noted.
+    """
+
+    def __init__(self, manifest: Manifest, profile: Profile, timings: Timings) -> None:
+        self._manifest, self._profile, self._timings = manifest, profile, timings
+        self._checked: dict[Media, Checked] = {}
+        self._digested: dict[Media, Checked] = {}
+        # Not the errors themselves: each holds what was read up to there.
+        self._refused: dict[Media, Callable[[], UsageError]] = {}
+        self._kept: tuple[Media, Inputs | None] | None = None
+        self._keeps = False
+
+    def check(self, media: Media, prefix: str = "") -> Checked:
+        """Reads media, if that was not done before.
+
+        Args:
+            media: of one job.
+            prefix: what stands before an option's name in messages.
+
+        Raises:
+            UsageError: if they are not what the model takes, or cannot be used.
+        """
+        return self._once(media, self._checked, self._check, prefix)
+
+    def digest(self, media: Media, prefix: str = "") -> Checked:
+        """The same facts, without decoding what need not be: whether media can be used is not known then.
+
+        Raises:
+            UsageError: if they are not what the model takes, or cannot be read.
+        """
+        if media in self._checked:
+            return self._checked[media]
+        return self._once(media, self._digested, self._digest, prefix)
+
+    def keep(self, media: Media) -> None:
+        """Notes that the first job to be made takes these media, which were checked: from now on what was
+        read last is kept for ``inputs`` if it is theirs, and nothing else is."""
+        if not self._keeps:
+            self._keeps = True
+            if self._kept is not None and self._kept[0] != media:
+                self._kept = None
+
+    def _once(
+        self,
+        media: Media,
+        found: dict[Media, Checked],
+        find: Callable[[Media, str], Checked],
+        prefix: str,
+    ) -> Checked:
+        """What is found of media, or the error that was raised when it was looked for first."""
+        if media not in found and media not in self._refused:
+            try:
+                found[media] = find(media, prefix)
+            except UsageError as error:
+                self._refused[media] = partial(
+                    UsageError, error.what, expected=error.expected, found=error.found, remedy=error.remedy
+                )
+        if media in self._refused:
+            raise self._refused[media]()
+        return found[media]
+
+    def _check(self, media: Media, prefix: str) -> Checked:
+        if not self._keeps:
+            self._kept = None  # not two in memory
+        inputs = self._read(media, prefix)
+        if not self._keeps:
+            self._kept = media, inputs
+        return self._facts(media, inputs)
+
+    def _digest(self, media: Media, prefix: str) -> Checked:
+        facts = None
+        if self._manifest.model.get("inputs"):
+            with self._timings.phase("read_media"):
+                facts = media_facts(self._manifest, self._profile, media, prefix)
+        return self.check(media, prefix) if facts is None else Checked(facts)
+
+    def inputs(self, media: Media) -> Inputs | None:
+        """What the pipeline takes of media that were found good; None where there is nothing to take.
+
+        Raises:
+            UsageError: if they cannot be read any more, or are others by now.
+        """
+        checked = self.check(media)
+        if self._kept is None or self._kept[0] != media:
+            self._kept = None  # not two in memory
+            inputs = self._read(media, "")
+            _check_unchanged(checked.facts, self._facts(media, inputs).facts)
+            self._kept = media, inputs
+        return self._kept[1]
+
+    def _facts(self, media: Media, inputs: Inputs | None) -> Checked:
+        if inputs is None:
+            return Checked()
+        segments = 1
+        if inputs.num_frames is not None:
+            segments = num_segments(inputs.num_frames, self._profile.num_frames, media.segment_overlap)
+        return Checked(dict(inputs.facts), inputs.num_frames, segments)
+
+    def _read(self, media: Media, prefix: str) -> Inputs | None:
+        if not self._manifest.model.get("inputs"):
+            check_media(self._manifest, media, prefix)
+            return None
+        with self._timings.phase("read_media"):
+            inputs = load_media(self._manifest, self._profile, media, prefix)
+        return inputs if inputs.arrays else None
+
+
+def _check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UsageError unless media are what they were when they were checked, which may be hours ago."""
+    for name in before:
+        if now[name] != before[name]:
+            raise UsageError(
+                "an image or video was changed while the run was going on",
+                expected=f"{name} {before[name]}",
+                found=now[name],
+                remedy="run wanrun again",
+            )

@@ -1,0 +1,1 @@
+"""From files to a device: weights, executables, and where they are kept."""

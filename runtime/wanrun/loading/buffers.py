@@ -1,0 +1,105 @@
+"""The memory that a component is restored into: one block, touched ahead of the reads.
+
+First touch of fresh memory costs more than reading into it: the kernel clears every page. That is half of a
+restore, and a thread does it while jax is being imported and the other cores have nothing to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from wanrun.artifact.layout import ALIGNMENT, ArrayLayout
+from wanrun.artifact.manifest import Component
+
+DTYPES = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype("f2"),
+}
+
+TOUCHED_BYTES = 2 * 2**20
+"""Touched at a time, one huge page: the kernel holds a lock meanwhile that loading a library waits for."""
+
+HUGE_BYTES_PER_SECOND = 1.2e9
+"""Huge pages are given up where first touch of them is slower than this. With memory at hand it is 8 GB/s; in
+a virtual machine that has handed its free memory back to the host a huge page costs 2 to 10 ms, and small
+ones are several times faster (BUILD_NOTES.md, "Start")."""
+
+MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE = 14, 15, 23
+"""linux/mman.h; the last since 5.14."""
+
+
+class Memory:
+    """Room for every parameter of a component, each at a 64-byte boundary.
+
+    The CPU backend aliases such an array, so that no second host copy is made.
+
+    Args:
+        component: its entry in the manifest.
+    """
+
+    def __init__(self, component: Component) -> None:
+        self._offsets: dict[str, int] = {}
+        total = 0
+        for path, parameter in sorted(component.parameters.items()):
+            self._offsets[path] = total
+            total += -(-parameter.layout.nbytes // ALIGNMENT) * ALIGNMENT
+        # Private: first touch of a shared mapping, which is the default, costs twice as much.
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._block = mmap.mmap(-1, max(total, 1), **flags)
+        self._stop = threading.Event()
+
+    def view(self, path: str, layout: ArrayLayout) -> memoryview:
+        """A parameter's bytes."""
+        start = self._offsets[path]
+        return memoryview(self._block)[start : start + layout.nbytes]
+
+    def array(self, path: str, layout: ArrayLayout, bits: bool) -> np.ndarray:
+        """A parameter; a bfloat16 one as uint16 of the same bits where bits is set."""
+        dtype = np.dtype(np.uint16) if bits and layout.dtype == "bfloat16" else DTYPES[layout.dtype]
+        count = layout.nbytes // dtype.itemsize
+        return np.frombuffer(self._block, dtype, count, self._offsets[path]).reshape(layout.shape)
+
+    def touch(self) -> None:
+        """Touches every page, in the order of the parameters, until ``stop``; changes no content.
+
+        Of huge pages, as long as these are fast. Where the system cannot do this without writing, it does
+        nothing: the reads touch the pages.
+        """
+        madvise = _madvise()
+        if madvise is None:
+            return
+        address, size = ctypes.addressof(ctypes.c_char.from_buffer(self._block)), len(self._block)
+        huge = madvise(address, size, MADV_HUGEPAGE) == 0
+        for begin in range(0, size, TOUCHED_BYTES):
+            length, started = min(TOUCHED_BYTES, size - begin), time.perf_counter()
+            if self._stop.is_set() or madvise(address + begin, length, MADV_POPULATE_WRITE) != 0:
+                return
+            if huge and time.perf_counter() - started > length / HUGE_BYTES_PER_SECOND:
+                huge = False
+                madvise(address + begin, size - begin, MADV_NOHUGEPAGE)
+
+    def touch_ahead(self) -> None:
+        """Starts a thread that touches the pages."""
+        threading.Thread(target=self.touch, name="touch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends ``touch`` early."""
+        self._stop.set()
+
+
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """The C library's madvise, which unlike that of ``mmap`` lets other threads run; None without one."""
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError, TypeError):  # another system
+        return None
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise  # type: ignore[no-any-return]

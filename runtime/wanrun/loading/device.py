@@ -1,0 +1,65 @@
+"""Opens the device that a target's executables run on, and checks it before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wanrun.artifact.environment import configure_jax, device_mismatches
+from wanrun.artifact.select import SelectedTarget
+from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
+from wanrun.timing import Timings
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclass(frozen=True)
+class OpenDevice:
+    """Where programs run.
+
+    Args:
+        device: the device.
+        foreign: whether the target's executables do not fit it, so that programs are compiled here.
+    """
+
+    device: jax.Device
+    foreign: bool
+
+
+def open_device(
+    selected: SelectedTarget, allow_compile: bool, timings: Timings, warn: Callable[[str], None]
+) -> OpenDevice:
+    """Imports jax, sets its flags and compares the devices with the target's.
+
+    Args:
+        selected: the chosen target.
+        allow_compile: whether a device that the target was not built for may be used.
+        timings: where the import is recorded.
+        warn: told when the artifact's executables are not used.
+
+    Raises:
+        ArtifactError: if there is no such device, or listing every fact that differs.
+    """
+    with timings.phase("import", "jax"):
+        import jax
+        import jax.export
+    platform = selected.target.environment["platform"]
+    with timings.phase("device"):
+        configure_jax(platform)
+        try:
+            devices = jax.devices(platform)
+        except RuntimeError as error:
+            raise ArtifactError(
+                f"there is no {platform} device: {error}",
+                remedy="run where there is one, or compile a target for this machine",
+            ) from None
+    mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
+    if mismatches and not allow_compile:
+        raise artifact_mismatch(f"target {selected.name}", mismatches)
+    foreign = bool(mismatches or selected.mismatches)
+    if foreign:
+        reasons = "; ".join(map(str, [*selected.mismatches, *mismatches]))
+        warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
+    return OpenDevice(devices[0], foreign)

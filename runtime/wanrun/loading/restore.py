@@ -1,0 +1,275 @@
+"""Restores a component: chunk files are read in parallel straight into their final place.
+
+A block of a chunk file is checksummed while it is still in cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from wanrun.artifact.environment import usable_cores
+from wanrun.artifact.layout import CRC_BYTES, array_folder
+from wanrun.artifact.manifest import Component, Parameter
+from wanrun.errors import ArtifactError
+from wanrun.files import check_digest, sha256_of
+from wanrun.loading.buffers import Memory
+
+if TYPE_CHECKING:
+    from wanrun.loading.tensorstore_reader import TensorStoreReader
+
+BLOCK_BYTES = 512 * 2**10
+"""Read and checksummed at a time: small enough that the checksum reads from the second-level cache."""
+
+REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
+
+VERIFY_MODES = ("fast", "sha256")
+
+Tree = dict[str, Any]
+
+
+def nest(flat: Mapping[str, Any]) -> Tree:
+    """Nested dicts from paths joined with '/'."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, leaf = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[leaf] = value
+    return tree
+
+
+def default_threads() -> int:
+    """One thread a core, at least 4: reads wait for the storage more than they compute."""
+    return max(4, usable_cores())
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One chunk file and the place of its bytes."""
+
+    name: str
+    file: Path
+    parameter: Parameter
+    index: int
+    destination: memoryview
+
+
+class _NotAChunkError(ArtifactError):
+    """There is no chunk file, or none of the right size: the array may have been saved in another form."""
+
+
+def _damage(
+    chunk: _Chunk, what: str, expected: object, found: object, kind: type[ArtifactError] = ArtifactError
+) -> ArtifactError:
+    return kind(
+        f"weights are damaged: {chunk.name}, {what} in {chunk.file}",
+        expected=expected,
+        found=found,
+        remedy=REBUILD,
+    )
+
+
+def _read_exactly(descriptor: int, target: memoryview, offset: int, chunk: _Chunk) -> None:
+    done = 0
+    while done < len(target):
+        count = os.preadv(descriptor, [target[done:]], offset + done)
+        if count == 0:
+            raise _damage(chunk, "the file is truncated", chunk.parameter.layout.chunk_bytes, offset + done)
+        done += count
+
+
+def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
+    """Reads and verifies one chunk file; returns the sha256 digest of each row if verify is 'sha256'."""
+    layout = chunk.parameter.layout
+    first_row = chunk.index * layout.rows_per_chunk
+    digests: list[bytes] = []
+    try:
+        descriptor = os.open(chunk.file, os.O_RDONLY)
+    except OSError as error:
+        what = f"the file cannot be read ({error.strerror})"
+        raise _damage(chunk, what, "a chunk file", "none", _NotAChunkError) from None
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != layout.chunk_bytes + CRC_BYTES:
+            expected_size = layout.chunk_bytes + CRC_BYTES
+            raise _damage(chunk, "the file has the wrong size", expected_size, size, _NotAChunkError)
+        whole = 0
+        for row in range(layout.rows_per_chunk):
+            checksum = 0
+            start, end = row * layout.row_bytes, (row + 1) * layout.row_bytes
+            sha = hashlib.sha256() if verify == "sha256" else None
+            for offset in range(start, end, BLOCK_BYTES):
+                block = chunk.destination[offset : min(offset + BLOCK_BYTES, end)]
+                _read_exactly(descriptor, block, offset, chunk)
+                checksum = crc32c(block, checksum)
+                if layout.rows_per_chunk > 1:
+                    whole = crc32c(block, whole)
+                if sha is not None:
+                    sha.update(block)
+            found, expected = f"{checksum:08x}", chunk.parameter.crc32c[first_row + row]
+            if found != expected:
+                raise _damage(chunk, f"row {first_row + row} has the wrong crc32c", expected, found)
+            if sha is not None:
+                digests.append(sha.digest())
+        if layout.rows_per_chunk == 1:
+            whole = checksum
+        trailer = int.from_bytes(os.pread(descriptor, CRC_BYTES, layout.chunk_bytes), "little")
+        if trailer != whole:
+            raise _damage(chunk, "the file's own crc32c is wrong", f"{whole:08x}", f"{trailer:08x}")
+    except OSError as error:  # of the storage
+        raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
+    finally:
+        os.close(descriptor)
+    return digests
+
+
+class Restore:
+    """A component being read by a thread pool; ``result`` waits for it.
+
+    What does not lie there as chunk files in the artifact's own layout is read through TensorStore.
+
+    Args:
+        artifact: the artifact's folder.
+        name: the component's name.
+        component: its entry in the manifest.
+        pool: threads to read with.
+        verify: 'fast' checks every row's crc32c; 'sha256' every parameter's sha256 too.
+        clock: tells the time for ``started_at`` and ``finished_at``.
+        weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
+        memory: where to, if it was made already.
+
+    Raises:
+        UsageError: if weights is neither an existing folder nor the URL of one.
+    """
+
+    def __init__(
+        self,
+        artifact: Path,
+        name: str,
+        component: Component,
+        pool: ThreadPoolExecutor,
+        verify: str = "fast",
+        clock: Callable[[], float] = time.monotonic,
+        weights: str | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        if verify not in VERIFY_MODES:
+            raise ValueError(f"verify must be one of {VERIFY_MODES}, not {verify!r}")
+        self.name, self._component, self._verify = name, component, verify
+        parameters = sorted(component.parameters.items())
+        self._clock = clock
+        self.started_at = self.finished_at = clock()
+        self._root = _component_root(artifact, component, weights)
+        if memory is None:
+            memory = Memory(component)
+            memory.touch_ahead()
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._reader: TensorStoreReader | None = None
+        self._stored: set[str] = set()
+        self._cancelled = False
+        self._idle = True
+        self._futures: dict[str, list[Future[list[bytes]]]] = {
+            path: [
+                pool.submit(self._read, path, parameter, index) for index in range(parameter.layout.chunks)
+            ]
+            for path, parameter in parameters
+        }
+
+    def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
+        """Reads one chunk, and returns the sha256 digests of its rows if they are asked for."""
+        if self._idle:
+            self._idle, self.started_at = False, self._clock()
+        layout, root = parameter.layout, self._root
+        try:
+            if not isinstance(root, Path):
+                return self._read_stored(path, parameter)
+            folder = root / array_folder(path)
+            begin, end = index * layout.chunk_bytes, (index + 1) * layout.chunk_bytes
+            file, destination = folder / layout.chunk_file(index), self._memory.view(path, layout)[begin:end]
+            try:
+                return _read_chunk(
+                    _Chunk(f"{self.name}/{path}", file, parameter, index, destination), self._verify
+                )
+            except _NotAChunkError:
+                from wanrun.loading.tensorstore_reader import needs_tensorstore
+
+                if not needs_tensorstore(folder, layout):
+                    raise
+            return self._read_stored(path, parameter)
+        except CancelledError:  # ``result`` raises it; kept in a future here it would keep the memory too
+            return []
+        finally:
+            self.finished_at = self._clock()
+
+    def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
+        """Reads a whole parameter through TensorStore, once, whichever of its chunks asks first."""
+        from wanrun.loading.tensorstore_reader import TensorStoreReader
+
+        with self._lock:
+            if path in self._stored:
+                return []
+            self._stored.add(path)
+            if self._cancelled:
+                raise CancelledError
+            if self._reader is None:
+                self._reader = TensorStoreReader(self._root, self.name)
+            reader = self._reader
+        reader.read(path, parameter, self._memory.view(path, parameter.layout), self._verify)
+        return []
+
+    def result(self, bits: bool = False) -> Tree:
+        """Waits, and returns the parameters as nested dicts of arrays that share one memory block.
+
+        Args:
+            bits: whether bfloat16 arrays are returned as uint16 of the same bits, as programs may take them.
+
+        Raises:
+            ArtifactError: naming the parameter, if a file is missing or damaged.
+            CancelledError: after ``cancel``.
+        """
+        try:
+            arrays = {}
+            for path, parameter in self._component.parameters.items():
+                digests = [digest for future in self._futures[path] for digest in future.result()]
+                if self._verify == "sha256" and path not in self._stored:  # where the reader has checked it
+                    what = f"weights are damaged: {self.name}/{path}"
+                    check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
+                arrays[path] = self._memory.array(path, parameter.layout, bits)
+            if self._cancelled:
+                raise CancelledError
+            self._memory.stop()  # the thread that touches it would hold it
+            return nest(arrays)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Drops the reads that have not started."""
+        for futures in self._futures.values():
+            for future in futures:
+                future.cancel()
+        self._memory.stop()
+        with self._lock:
+            self._cancelled = True
+            if self._reader is not None:
+                self._reader.cancel()
+
+
+def _component_root(artifact: Path, component: Component, weights: str | None) -> Path | str:
+    if weights is None:
+        return artifact / component.folder
+    from wanrun.loading.tensorstore_reader import component_location
+
+    return component_location(weights, component.folder)

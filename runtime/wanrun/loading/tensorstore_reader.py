@@ -1,0 +1,304 @@
+"""Reads parameters through TensorStore: what is not a local chunk file in the artifact's own layout.
+
+That is weights which plain Orbax saved again (with other chunks, compressed, zarr or zarr3, inside an
+OCDBT database or not), and weights that lie in an object store or behind a web server. Every row is
+checked against the manifest, as for chunk files. TensorStore is imported when the first such component
+is opened.
+
+A storage that does not answer is given up after ``RETRIES``: about 8 s for one that refuses, about 110 s
+for one that accepts a connection and then says nothing. TensorStore by itself would try for hours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import numpy as np
+from crc32c import crc32c
+
+from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
+from wanrun.artifact.manifest import Parameter
+from wanrun.errors import ArtifactError, UsageError
+
+SCHEMES = ("gs", "s3", "http", "https")
+
+BLOCK_BYTES = 64 * 2**20
+"""Read at a time, where the array's own chunks are not larger: enough to keep several requests going."""
+
+RETRIES = {"max_retries": 4, "initial_delay": "500ms", "max_delay": "8s"}
+"""Of one request that the storage refused or broke off; the delay doubles each time."""
+
+CURL_LIMITS = {
+    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "10",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
+"""TensorStore sets no time limit on a transfer, and takes one from the environment alone. What the user has
+set stays: https://google.github.io/tensorstore/environment.html."""
+
+OCDBT_CACHE_BYTES = 100_000_000
+"""Holds the index of an OCDBT database, so that it is read once a component."""
+
+FORMATS: tuple[tuple[str, bool, str], ...] = tuple(
+    (folder, database, driver)
+    for folder in ("", "state/")
+    for database in (False, True)
+    for driver in ("zarr3", "zarr")
+)
+"""Where Orbax puts an array: (folder inside the checkpoint, in an OCDBT database, TensorStore driver). The
+folder ``state`` is that of Orbax's second API."""
+
+_WAIT_SECONDS = 0.2
+_ERRORS = (ValueError, OSError, IndexError, NotImplementedError)  # what TensorStore raises for a status
+
+
+def needs_tensorstore(folder: Path, layout: ArrayLayout) -> bool:
+    """Whether a local array that could not be read as chunk files was saved in another form.
+
+    Cheap: it reads at most one small file. A damaged array in the artifact's own layout is not one of another
+    form, nor is one that is not there at all.
+
+    Args:
+        folder: the array's folder inside its component's checkpoint.
+        layout: what the manifest says of it.
+    """
+    state = folder.parent / "state"
+    traces = (
+        folder / ".zarray",
+        folder.parent / "manifest.ocdbt",
+        state / "manifest.ocdbt",
+        state / folder.name,
+    )
+    try:
+        if not (folder / "zarr.json").exists():
+            return any(trace.exists() for trace in traces)
+        return bool(json.loads((folder / "zarr.json").read_bytes()) != zarr_metadata(layout))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def component_location(weights: str, folder: str) -> Path | str:
+    """Where a component lies if the weights are not in the artifact.
+
+    Args:
+        weights: a local folder or a URL that holds what the artifact's ``weights`` folder would.
+        folder: the component's folder in the manifest, such as ``weights/transformer``.
+
+    Returns:
+        A path for a local folder, which may hold plain chunk files, and a URL for anything else.
+
+    Raises:
+        UsageError: if the local folder is not there, or the URL is of a kind that is not supported.
+    """
+    name = folder.removeprefix("weights/")
+    try:
+        url = urlsplit(weights)
+    except ValueError as error:
+        raise UsageError(f"{weights!r} is not a URL: {error}", remedy="check --weights") from None
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", weights) or (url.scheme, url.netloc) == ("file", ""):
+        path = Path(unquote(url.path) if url.scheme == "file" else weights).expanduser().resolve()
+        if not weights or not path.is_dir():
+            raise UsageError(
+                f"there are no weights at {weights!r}", expected="a folder", remedy="check --weights"
+            )
+        return path / name
+    if url.scheme not in SCHEMES or not url.netloc:
+        raise UsageError(
+            f"weights cannot be read from {weights!r}",
+            expected="a folder, file:///FOLDER, or the URL of one with " + ", ".join(SCHEMES),
+            remedy="check --weights",
+        )
+    return urlunsplit(url._replace(path=f"{url.path.rstrip('/')}/{name}", fragment=""))
+
+
+class TensorStoreReader:
+    """A component's checkpoint, opened with TensorStore; its methods may be called from any thread.
+
+    Args:
+        location: the component's folder: a path or a URL.
+        name: the component's name, for messages.
+
+    Raises:
+        UsageError: for a URL that TensorStore does not understand.
+    """
+
+    def __init__(self, location: Path | str, name: str) -> None:
+        for variable, value in CURL_LIMITS.items():
+            os.environ.setdefault(variable, value)
+        import tensorstore
+
+        self._tensorstore, self._name = tensorstore, name
+        self._context = tensorstore.Context(
+            {
+                "cache_pool#ocdbt": {"total_bytes_limit": OCDBT_CACHE_BYTES},
+                **{f"{storage}_request_retries": RETRIES for storage in ("http", "gcs", "s3")},
+            }
+        )
+        if isinstance(location, Path):
+            self._base: dict[str, Any] = {"driver": "file", "path": f"{location.absolute()}/"}
+            self._query = ""
+        else:
+            query = urlsplit(location).query
+            self._query = f"?{query}" if query else ""
+            try:
+                self._base = dict(tensorstore.KvStore.Spec(location).to_json())
+            except ValueError as error:
+                raise UsageError(
+                    f"weights cannot be read from {location.replace(self._query, '')!r}",
+                    found=str(error).rpartition(": ")[2],
+                    remedy="check --weights",
+                ) from None
+            self._base["path"] = self._base.get("path", "").rstrip("/") + "/"
+        self.location = str(location).replace(self._query, "")
+        """The folder for messages, without a URL's query, which may hold a key."""
+        self._format = FORMATS[0]
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Ends reads that are waiting; they raise CancelledError."""
+        self._cancelled.set()
+
+    def read(
+        self, path: str, parameter: Parameter, destination: memoryview, verify: str = "fast"
+    ) -> list[bytes]:
+        """Reads a parameter into memory, a few rows at a time, and verifies each.
+
+        Args:
+            path: the parameter's path in the component.
+            parameter: its entry in the manifest.
+            destination: writable bytes, as many as the parameter has.
+            verify: 'fast' checks every row's crc32c; 'sha256' the parameter's sha256 too.
+
+        Returns:
+            The sha256 digest of each row if verify is 'sha256', else nothing.
+
+        Raises:
+            ArtifactError: if the storage fails, or the array is missing, has another shape or dtype, or is
+                damaged.
+            CancelledError: after ``cancel``.
+        """
+        layout = parameter.layout
+        source = self._open(path)
+        found = f"{source.dtype.name} {tuple(source.shape)}"
+        if found != f"{layout.dtype} {layout.shape}":
+            raise ArtifactError(
+                f"weights do not fit the artifact: {self._name}/{path} at {self.location}",
+                expected=f"{layout.dtype} {layout.shape}",
+                found=found,
+                remedy="give the weights that this artifact was made with",
+            )
+        array = np.frombuffer(destination, source.dtype.numpy_dtype).reshape(layout.shape)
+        target = self._tensorstore.array(array)  # writes into the array itself
+        digests: list[bytes] = []
+        row = 0
+        for begin, end in self._blocks(source, layout):
+            self._wait(target[begin:end].write(source[begin:end]), path)
+            while row < layout.rows and (row + 1) * layout.row_shape[0] <= end:
+                content = destination[row * layout.row_bytes : (row + 1) * layout.row_bytes]
+                checksum = f"{crc32c(content):08x}"
+                self._check(f"row {row} has the wrong crc32c", path, parameter.crc32c[row], checksum)
+                if verify == "sha256":
+                    digests.append(hashlib.sha256(content).digest())
+                row += 1
+        if verify == "sha256":
+            whole = hashlib.sha256(b"".join(digests)).hexdigest()
+            self._check("it has the wrong sha256", path, parameter.sha256, whole)
+        return digests
+
+    def _open(self, path: str) -> Any:
+        """Opens the array in the form that the component's last one had, or else in any."""
+        denied: ArtifactError | None = None
+        for form in (self._format, *(form for form in FORMATS if form != self._format)):
+            folder, database, driver = form
+            store = {**self._base, "path": self._base["path"] + folder}
+            if database:
+                store = {"driver": "ocdbt", "base": store, "cache_pool": "cache_pool#ocdbt", "path": ""}
+            store["path"] += array_folder(path) + "/"
+            spec = {"driver": driver, "kvstore": store}
+            opening = self._tensorstore.open(spec, open=True, read=True, context=self._context)
+            try:
+                opened = self._wait(opening, path)
+            except _NotFoundError:
+                continue
+            except _DeniedError as error:  # S3 says so of what is not there to who may not list a bucket
+                denied = denied or error
+                continue
+            self._format = form
+            return opened
+        if denied is not None:
+            raise denied
+        raise ArtifactError(
+            f"weights are missing: {self._name}/{path}",
+            expected=f"an array {array_folder(path)} at {self.location}",
+            found="none",
+            remedy="copy the weights again, or check --weights",
+        )
+
+    def _blocks(self, source: Any, layout: ArrayLayout) -> Iterator[tuple[int, int]]:
+        """Ranges of axis 0: whole chunks, so that none is read or unpacked twice."""
+        length = layout.shape[0]
+        chunk = min(source.chunk_layout.read_chunk.shape[0] or length, length)
+        chunk_bytes = math.prod((chunk, *layout.shape[1:])) * ITEM_BYTES[layout.dtype]
+        step = chunk * max(1, BLOCK_BYTES // chunk_bytes)
+        return ((begin, min(begin + step, length)) for begin in range(0, length, step))
+
+    def _wait(self, future: Any, path: str) -> Any:
+        while True:
+            if self._cancelled.is_set():
+                future.cancel()
+                raise CancelledError
+            try:
+                return future.result(timeout=_WAIT_SECONDS)
+            except TimeoutError:
+                continue
+            except _ERRORS as error:
+                raise self._failure(str(error), path) from None
+
+    def _failure(self, text: str, path: str) -> Exception:
+        """Our error for one of TensorStore's, whose text is a status and then details of its own."""
+        status, _, detail = text.partition(": ")
+        if status == "NOT_FOUND" and re.match(r'Error opening "\w+" driver: Metadata at ', detail):
+            return _NotFoundError(detail)
+        detail = re.sub(
+            r" \[(tensorstore_spec|source locations|http_response_body)='.*", "", detail, flags=re.S
+        )
+        if self._query:
+            detail = detail.replace(self._query, "")
+        if denied := status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+            remedy = "check the permissions and the credentials of this process"
+        elif status in ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"):
+            remedy = "check the address and the network, then run it again"
+        else:
+            remedy = "copy the weights again, or check --weights"
+        return (_DeniedError if denied else ArtifactError)(
+            f"weights cannot be read: {self._name}/{path} at {self.location}",
+            found=f"{status}: {detail}" if detail else text,
+            remedy=remedy,
+        )
+
+    def _check(self, what: str, path: str, expected: str, found: str) -> None:
+        if found != expected:
+            raise ArtifactError(
+                f"weights are damaged: {self._name}/{path}, {what} at {self.location}",
+                expected=expected,
+                found=found,
+                remedy="copy the weights again, or check that they are those this artifact was made with",
+            )
+
+
+class _NotFoundError(Exception):
+    """An array is not there in one of the forms."""
+
+
+class _DeniedError(ArtifactError):
+    """The storage refuses to say whether an array is there."""

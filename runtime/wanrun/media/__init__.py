@@ -1,0 +1,1 @@
+"""Images and videos: read, brought to a size, and written."""

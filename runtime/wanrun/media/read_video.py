@@ -1,0 +1,259 @@
+"""Reading videos, files or folders of images: the frames that diffusers' ``load_video`` gives."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from PIL import Image, ImageSequence
+
+from wanrun.errors import UsageError
+from wanrun.media.images import (
+    FORMATS,
+    Seen,
+    decoding,
+    described,
+    existing_path,
+    file_digest,
+    identity,
+    read_image,
+    rgb,
+    tell_file,
+    too_large,
+)
+
+VideoSource = Path | str | Sequence[Image.Image]
+
+_CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,ivf,h264,hevc,mpegvideo,yuv4mpegpipe,mjpeg"
+"""ffmpeg's names of what is read: not its playlists and scripts, which name other files."""
+
+
+def read_video(
+    source: VideoSource, option: str, max_frames: int | None = None, seen: Seen | None = None
+) -> Iterator[Image.Image]:
+    """Reads the frames of a video one by one.
+
+    A file with a variable frame rate is read as diffusers reads it: ffmpeg repeats and drops frames so that
+    they are evenly spaced.
+
+    Args:
+        source: a file that ffmpeg or Pillow can read (mp4, webm, gif, webp, apng, ...); a folder of images,
+            in the natural order of their names (2 before 10) and without hidden files; or a list of images.
+        option: the option's name as the user writes it, for messages.
+        max_frames: stops after so many; what follows is not decoded.
+        seen: told of what is decoded: of a file all its bytes, after the last frame; of a folder the names
+            and digests of its frames; of a list their sizes and pixels.
+
+    Yields:
+        Frames in mode RGB, all of one size. EXIF orientation turns the images of folders and lists.
+
+    Raises:
+        UsageError: if it is missing, empty, damaged, cut short, has no frames, or frames that differ in size,
+            frames above Pillow's limit of size, or if the file was changed while it was read.
+    """
+    if isinstance(source, Path | str):
+        path = existing_path(source, option)
+        if path.is_dir():
+            return _same_size(_folder_frames(path, option, max_frames, seen), source, option)
+        return _same_size(_file_frames(path, option, max_frames, seen), source, option)
+    return _same_size(_listed(list(source), option, max_frames, seen), source, option)
+
+
+def video_digest(source: Path | str, option: str, max_frames: int | None = None) -> str:
+    """sha256 of what ``read_video`` tells ``seen``, without decoding anything.
+
+    Raises:
+        UsageError: if it is missing, empty, or cannot be read.
+    """
+    path = existing_path(source, option)
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for file in folder_files(path, option)[:max_frames]:
+            digest.update(_folder_entry(file, file_digest(file, option)))
+        return digest.hexdigest()
+    return file_digest(path, option)
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """Sorts names by the numbers in them: frame2 before frame10."""
+    parts = re.split("([0-9]+)", name)  # text and numbers in turn; int() would take other digits too
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)], name
+
+
+def folder_files(path: Path, option: str) -> list[Path]:
+    """The files of a folder of frames, in order, without the hidden ones.
+
+    Raises:
+        UsageError: if the folder cannot be listed.
+    """
+    try:
+        return sorted(
+            (file for file in path.iterdir() if not file.name.startswith(".")),
+            key=lambda file: natural_key(file.name),
+        )
+    except OSError as error:
+        raise UsageError(f"{described(path, option)} cannot be read", found=error.strerror) from None
+
+
+def _listed(
+    images: Sequence[Image.Image], option: str, max_frames: int | None, seen: Seen | None
+) -> Iterator[Image.Image]:
+    for image in images[:max_frames]:
+        yield read_image(image, option, seen)
+
+
+def _folder_frames(
+    path: Path, option: str, max_frames: int | None, seen: Seen | None
+) -> Iterator[Image.Image]:
+    for file in folder_files(path, option)[:max_frames]:
+        digest = hashlib.sha256()
+        frame = read_image(file, option, digest.update)
+        if seen is not None:
+            seen(_folder_entry(file, digest.hexdigest()))
+        yield frame
+
+
+def _folder_entry(file: Path, digest: str) -> bytes:
+    """What stands for a frame's file in the digest of its folder."""
+    return f"{file.name}\0{digest}\n".encode("utf-8", "surrogateescape")
+
+
+def _same_size(frames: Iterator[Image.Image], source: VideoSource, option: str) -> Iterator[Image.Image]:
+    """The frames, of which there is at least one, and all have the first one's size."""
+    size, number = None, 0
+    for number, frame in enumerate(frames, 1):
+        size = size or frame.size
+        if frame.size != size:
+            raise UsageError(
+                f"the frames of {described(source, option)} differ in size",
+                expected=f"{size[0]}x{size[1]}, as the first",
+                found=f"{frame.width}x{frame.height}, frame {number}",
+            )
+        yield frame
+    if number == 0:
+        raise UsageError(
+            f"{described(source, option)} has no frames", expected="a video or a folder of images"
+        )
+
+
+def _file_frames(path: Path, option: str, max_frames: int | None, seen: Seen | None) -> Iterator[Image.Image]:
+    name = described(path, option)
+    before = identity(path, name)
+    yield from _decoded(path, name, max_frames)
+    if seen is not None:
+        # A digest of what was there before and after, not of what a name holds by now.
+        tell_file(path, name, before, seen)
+
+
+def _decoded(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Image]:
+    """Frames from Pillow, or else from ffmpeg."""
+    with decoding(name):
+        try:
+            image = Image.open(path, formats=FORMATS)
+        except Image.UnidentifiedImageError:
+            image = None
+    if image is None:
+        yield from _ffmpeg_frames(path, name, max_frames)
+        return
+    with image:
+        frames = ImageSequence.Iterator(image)
+        count = 0
+        while max_frames is None or count < max_frames:
+            with decoding(name):
+                try:
+                    frame = rgb(next(frames), name)
+                except StopIteration:
+                    return
+            yield frame
+            count += 1
+
+
+def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Image]:
+    """Frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader.
+
+    That reader itself, which diffusers uses, does not look at ffmpeg's exit status: of a file that is cut
+    short it gives the first part as if it were all.
+    """
+    limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
+    most = Image.MAX_IMAGE_PIXELS
+    # Its decoders round sizes up, and what is above the limit by less than that its output says.
+    pixels = [] if most is None else ["-max_pixels", str(most * 9 // 8 + 2**16)]
+    command = [
+        *("-nostdin", "-v", "error", "-xerror", *pixels),
+        *("-protocol_whitelist", "file", "-format_whitelist", _CONTAINERS, "-i", f"file:{path.absolute()}"),
+        # One PPM image a frame: its header says the size.
+        *("-pix_fmt", "rgb24", "-vcodec", "ppm", *limit, "-f", "image2pipe", "-"),
+    ]
+    with _started(command, name) as (process, log):
+        with process:
+            assert process.stdout is not None
+            try:
+                while (frame := _next_ppm(process.stdout, name)) is not None:
+                    yield frame
+                code = process.wait()
+            finally:
+                process.kill()
+        log.seek(0)
+        lines = log.read().decode("utf-8", errors="replace").splitlines()
+    if code and any("max pixel count" in line for line in lines):
+        raise too_large(name)
+    # ffmpeg ends well when a Matroska file is cut short.
+    if code or any("ended prematurely" in line for line in lines):
+        reason = re.sub(r"\[[^]]*\] *", "", lines[0]) if lines else f"ffmpeg's exit code {code}"
+        raise UsageError(
+            f"{name} is damaged, or not a video with pictures",
+            found=f"ffmpeg: {reason}",
+            remedy="encode it again, or give a folder of images",
+        )
+
+
+@contextmanager
+def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A process of ffmpeg, and the file that its messages go to.
+
+    Raises:
+        UsageError: if it cannot be started.
+        OSError: if the disk is full.
+    """
+    import imageio_ffmpeg
+
+    with ExitStack() as stack:
+        try:
+            log = stack.enter_context(tempfile.TemporaryFile())
+            # In a session of its own Ctrl-C does not reach it: who reads ends it.
+            process = subprocess.Popen(
+                [imageio_ffmpeg.get_ffmpeg_exe(), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no ffmpeg
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{name} cannot be read: ffmpeg does not start", found=reason) from None
+        yield process, log
+
+
+def _next_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
+    """The next whole image of a stream of binary PPM; None at its end.
+
+    Raises:
+        UsageError: if it is larger than Pillow reads.
+    """
+    if stream.readline() != b"P6\n":
+        return None
+    width, height = map(int, stream.readline().split())
+    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+        raise too_large(name)
+    stream.readline()  # the largest value, 255
+    pixels = stream.read(width * height * 3)
+    return Image.frombytes("RGB", (width, height), pixels) if len(pixels) == width * height * 3 else None

@@ -1,0 +1,190 @@
+"""The images and videos that a generation is given, and which ones a task takes.
+
+Neither NumPy nor Pillow is imported until something is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from wanrun.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from wanrun.artifact.manifest import Manifest, Profile
+    from wanrun.media.images import ImageSource
+    from wanrun.media.read_video import VideoSource
+
+MODES = ("animate", "replace")
+"""Animate's, the default first: the character moves as in the video, or is put into it."""
+
+OVERLAPS = (1, 5)
+"""Frames that a segment of Animate may begin with of the one before, the default first: as it was trained."""
+
+MEDIA_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "image": "an image",
+        "last_image": "an image",
+        "reference_image": "an image",
+        **dict.fromkeys(
+            ("video", "mask", "pose_video", "face_video", "background_video", "mask_video"),
+            "a video or a folder of images",
+        ),
+    }
+)
+"""The options that are media, and what each of them is."""
+
+
+@dataclass(frozen=True)
+class Media:
+    """What a user gives beside the prompt.
+
+    An image is a file or a Pillow image; a video is a file, a folder of images, or a list of Pillow images.
+
+    Attributes:
+        image: the first frame; for Animate the character.
+        last_image: the last frame.
+        video: what VACE edits.
+        mask: white where VACE makes something new, black where it keeps the video.
+        reference_image: what VACE takes subjects from.
+        pose_video: how the character moves; its length is the result's.
+        face_video: what its face does.
+        background_video: where it is put, in mode replace.
+        mask_video: white where it is put.
+        mode: animate, which is the default, or replace.
+        segment_overlap: frames that Animate's segments share, 1 or 5.
+    """
+
+    image: ImageSource | None = None
+    last_image: ImageSource | None = None
+    video: VideoSource | None = None
+    mask: VideoSource | None = None
+    reference_image: tuple[ImageSource, ...] = ()
+    pose_video: VideoSource | None = None
+    face_video: VideoSource | None = None
+    background_video: VideoSource | None = None
+    mask_video: VideoSource | None = None
+    mode: str | None = None
+    segment_overlap: int = 1
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Media as the programs take them.
+
+    Attributes:
+        arrays: by program input name; videos of Animate are padded to whole segments. Constant ones are
+            broadcast, and take no memory.
+        facts: what a video's metadata records: per option the name and the sha256 of the content; the mode.
+        num_frames: frames of the result where the media decide it, which Animate's do.
+        segment_overlap: frames that Animate's segments share, for which the videos are padded.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    num_frames: int | None = None
+    segment_overlap: int = 1
+
+
+def spelled(name: str, prefix: str) -> str:
+    """An option's name as the user writes it: on the command line with dashes."""
+    return prefix + name.replace("_", "-") if prefix else name
+
+
+def check_media(manifest: Manifest, media: Media, prefix: str = "") -> None:
+    """Checks that a task gets the media it needs and no others; reads none.
+
+    Args:
+        manifest: ``model["inputs"]`` says which are required, optional, or needed to replace.
+        media: what is given.
+        prefix: what stands before an option's name in messages: ``--`` for the command line.
+
+    Raises:
+        UsageError: naming all that are missing, not taken by this task, or contradict each other.
+    """
+    problems = list(_problems(manifest, media, prefix))
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise UsageError("; ".join(map(str, problems)))
+
+
+def _problems(manifest: Manifest, media: Media, prefix: str) -> Iterator[UsageError]:
+    inputs: Mapping[str, str] = manifest.model.get("inputs", {})
+    variant, animate = manifest.model["variant"], manifest.model["task"] == "animate"
+    taken = ", ".join(spelled(name, prefix) for name in inputs) or "a prompt alone"
+    replace = animate and media.mode == "replace"
+    for name, kind in MEDIA_KINDS.items():
+        given = getattr(media, name) not in (None, ())
+        option, needs = spelled(name, prefix), inputs.get(name)
+        if given and needs is None:
+            yield UsageError(f"{option} cannot be used with {variant}", expected=taken, remedy="leave it out")
+        elif given and needs == "replace" and not replace:
+            mode = spelled("mode", prefix)
+            yield UsageError(
+                f"{option} has an effect with {mode} replace alone", remedy=f"pass {mode} replace"
+            )
+        elif not given and (needs == "required" or (needs == "replace" and replace)):
+            with_mode = f" with {spelled('mode', prefix)} replace" if needs == "replace" else ""
+            yield UsageError(f"{option} is missing: {variant} needs it{with_mode}", expected=kind)
+    if media.mask is not None and media.video is None and "mask" in inputs:
+        video = spelled("video", prefix)
+        yield UsageError(
+            f"{spelled('mask', prefix)} is of no use without {video}", remedy=f"pass {video} too"
+        )
+    if media.mode is not None and (not animate or media.mode not in MODES):
+        expected = " or ".join(MODES) if animate else None
+        option = spelled("mode", prefix)
+        what = f"{option} is unknown" if animate else f"{option} cannot be used with {variant}"
+        yield UsageError(what, expected=expected, found=media.mode if animate else None)
+    if media.segment_overlap not in (OVERLAPS if animate else OVERLAPS[:1]):
+        option = spelled("segment_overlap", prefix)
+        if animate:
+            yield UsageError(f"{option} is not possible", expected="1 or 5", found=media.segment_overlap)
+        else:
+            yield UsageError(f"{option} cannot be used with {variant}", remedy="leave it out")
+
+
+def load_media(manifest: Manifest, profile: Profile, media: Media, prefix: str = "") -> Inputs:
+    """Reads, checks and preprocesses everything that is given.
+
+    Args:
+        manifest: the artifact's.
+        profile: the static shape: size, frames (Animate: of a segment) and number of reference images.
+        media: what is given.
+        prefix: as of ``check_media``.
+
+    Raises:
+        UsageError: for what ``check_media`` refuses, and for an image or video that cannot be read or does
+            not fit the profile.
+    """
+    check_media(manifest, media, prefix)
+    from wanrun.media.prepare import load_inputs
+
+    return load_inputs(manifest, profile, media, prefix)
+
+
+def media_facts(
+    manifest: Manifest, profile: Profile, media: Media, prefix: str = ""
+) -> Mapping[str, Any] | None:
+    """The ``facts`` of ``load_media``, where they can be told without decoding: files are digested alone.
+
+    Whether the media can be used is not known then. Two that have the same facts are the same.
+
+    Args:
+        manifest, profile, media, prefix: as of ``load_media``.
+
+    Returns:
+        None for Animate, and for images in memory.
+
+    Raises:
+        UsageError: for what ``check_media`` refuses, and for a file that cannot be read.
+    """
+    check_media(manifest, media, prefix)
+    from wanrun.media.prepare import file_facts
+
+    return file_facts(manifest, profile, media, prefix)

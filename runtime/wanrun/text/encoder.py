@@ -1,0 +1,176 @@
+"""From prompts to their embeddings: stored ones where there are any, else the text encoder's."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from wanrun.errors import WanError
+from wanrun.text.embeddings import all_finite
+from wanrun.text.prompt import TokenizedPrompts, clean_prompt
+
+REMEMBERED = 64
+"""Embeddings kept in process: at most 4 MB each in bfloat16 at UMT5-XXL's width, 0.4 MB for 50 tokens."""
+
+FETCHED = 32
+"""Embeddings made at a time, with padding 4 MB each."""
+
+Warn = Callable[[str], None]
+
+
+class EmbeddingStore(Protocol):
+    """A place of embeddings: ``ArtifactEmbeddings`` or ``EmbeddingCache``."""
+
+    def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
+        """The prompt's embedding (length, D) in dtype, or None."""
+
+    def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
+        """Keeps an embedding (length, D), where the store takes any."""
+
+
+def cut_warning(max_length: int, cut: str) -> str:
+    """What is said of a prompt that is too long."""
+    return f"the prompt is longer than {max_length} tokens; this was cut: {cut!r}"
+
+
+class PromptEncoder:
+    """Turns prompts into embeddings; may be used by several threads.
+
+    A stored embedding and one that is made now take the same way, so that they have the same bits: a prompt's
+    own rows, and +0.0 past them.
+
+    Args:
+        tokenize: cleaned prompts to token ids, as ``PromptTokenizer`` does; called only where it is needed.
+        encode: ids and mask, int32 (P, L), to embeddings (P, L, D) in dtype; called once for all that is
+            missing, so it decides on batches, and so late that it may load the encoder.
+        stores: where embeddings may be found, in this order; a new one is put into all of them.
+        length: L, tokens per prompt.
+        width: D.
+        dtype: the compute dtype.
+        warn: told of a prompt that was cut.
+        remembered: how many embeddings to keep in process.
+    """
+
+    def __init__(
+        self,
+        tokenize: Callable[[Sequence[str]], TokenizedPrompts],
+        encode: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        stores: Sequence[EmbeddingStore],
+        *,
+        length: int,
+        width: int,
+        dtype: np.dtype,
+        warn: Warn = lambda message: None,
+        remembered: int = REMEMBERED,
+    ) -> None:
+        self._tokenize, self._encode, self._stores = tokenize, encode, tuple(stores)
+        self._length, self._width, self._dtype = length, width, np.dtype(dtype)
+        self._warn = warn
+        self._lock, self._capacity = threading.Lock(), remembered
+        self._rows: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    def missing(self, prompts: Sequence[str]) -> list[str]:
+        """The prompts, as given, for which the encoder would have to run; each embedding counts once.
+
+        Raises:
+            ArtifactError: if an embedding that the artifact lists is damaged.
+        """
+        distinct: dict[str, str] = {}
+        for prompt in prompts:
+            distinct.setdefault(clean_prompt(prompt), prompt)
+        return [prompt for cleaned, prompt in distinct.items() if self._find(cleaned) is None]
+
+    def fetch(self, prompts: Sequence[str]) -> None:
+        """Makes the embeddings of prompts that will be asked for, and remembers them all.
+
+        Raises:
+            ArtifactError: if an embedding that the artifact lists is damaged.
+            WanError: if the encoder gives NaN or infinity.
+        """
+        cleaned = list(dict.fromkeys(clean_prompt(prompt) for prompt in prompts))
+        self._capacity = max(self._capacity, len(cleaned))
+        missing = [prompt for prompt in cleaned if self._find(prompt) is None]
+        if missing:
+            tokens = self._tokenize(missing)
+            for begin in range(0, len(missing), FETCHED):
+                self._make(missing, tokens, range(begin, min(begin + FETCHED, len(missing))))
+
+    def __call__(self, prompts: Sequence[str]) -> np.ndarray:
+        """Embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
+
+        Raises:
+            ArtifactError: if an embedding that the artifact lists is damaged.
+            WanError: if the encoder gives NaN or infinity.
+        """
+        cleaned = [clean_prompt(prompt) for prompt in prompts]
+        distinct = list(dict.fromkeys(cleaned))
+        embeddings = np.zeros((len(prompts), self._length, self._width), self._dtype)
+        if not distinct:
+            return embeddings
+        found = {prompt: self._find(prompt) for prompt in distinct}
+        rows = {prompt: stored for prompt, stored in found.items() if stored is not None}
+        # One that was cut has all the rows there can be; shorter ones need no tokenizer.
+        unsure = [prompt for prompt in distinct if len(rows.get(prompt, embeddings[0])) == self._length]
+        if unsure:
+            tokens = self._tokenize(unsure)
+            for cut in tokens.cut:
+                if cut is not None:
+                    self._warn(cut_warning(self._length, cut))
+            missing = [index for index, prompt in enumerate(unsure) if prompt not in rows]
+            if missing:
+                rows |= self._make(unsure, tokens, missing)
+        for embedding, prompt in zip(embeddings, cleaned, strict=True):
+            embedding[: len(rows[prompt])] = rows[prompt]
+        return embeddings
+
+    def _find(self, cleaned: str) -> np.ndarray | None:
+        """A prompt's rows, if they are at hand."""
+        with self._lock:
+            if cleaned in self._rows:
+                self._rows.move_to_end(cleaned)
+                return self._rows[cleaned]
+        for store in self._stores:
+            rows = store.find(cleaned, self._dtype.name)
+            if rows is not None:
+                self._remember(cleaned, rows)
+                return rows
+        return None
+
+    def _make(
+        self, prompts: Sequence[str], tokens: TokenizedPrompts, missing: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """Encodes the prompts of these indices, and keeps what comes out."""
+        made = np.asarray(self._encode(tokens.ids[missing], tokens.mask[missing]))
+        expected = (len(missing), self._length, self._width)
+        if made.shape != expected or made.dtype != self._dtype:
+            raise ValueError(
+                f"the text encoder gives {made.dtype} {made.shape}, not {self._dtype} {expected}"
+            )
+        rows: dict[str, np.ndarray] = {}
+        for index, embedding in zip(missing, made, strict=True):
+            own = np.array(embedding[: tokens.lengths[index]])  # lets go of the padding
+            if not all_finite(own):
+                raise WanError(
+                    f"the embedding of the prompt {prompts[index][:60]!r} is not finite",
+                    expected="numbers",
+                    found="NaN or infinity",
+                    remedy="check the weights with wanbuild verify, or build with --dtype float32",
+                )
+            rows[prompts[index]] = own
+        for prompt, own in rows.items():
+            self._remember(prompt, own)
+            for store in self._stores:
+                store.put(prompt, own)
+        return rows
+
+    def _remember(self, cleaned: str, rows: np.ndarray) -> None:
+        rows.flags.writeable = False
+        with self._lock:
+            self._rows[cleaned] = rows
+            self._rows.move_to_end(cleaned)
+            while len(self._rows) > self._capacity:
+                self._rows.popitem(last=False)

@@ -1,0 +1,141 @@
+"""An artifact's tokenizer, loaded when it is first needed and, if it is large, in a process of its own.
+
+UMT5's tokenizer.json has 256 000 pieces. The ``tokenizers`` package takes a second to load them and holds
+the interpreter's lock all the while, so that a thread would stop everything else: jax would not be imported,
+and the threads that read weights would wait between two blocks. A process beside this one does not.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.files import check_digest, sha256_of
+from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
+
+LARGE_BYTES = 2**20
+"""A tokenizer.json from here on is loaded in a process of its own; a smaller one takes some milliseconds."""
+
+
+class ArtifactTokenizer:
+    """Tokenizes prompts; may be used by several threads.
+
+    Args:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+    """
+
+    def __init__(self, artifact: Path, manifest: Manifest) -> None:
+        self._record, self._path = manifest.tokenizer, artifact / manifest.tokenizer["file"]
+        self.max_length: int = manifest.tokenizer["max_length"]
+        self._lock = threading.Lock()
+        self._tokenizer: PromptTokenizer | None = None
+        self._beside: _Beside | None = None
+        self._last: tuple[list[str], TokenizedPrompts] | None = None
+
+    def start(self, texts: Sequence[str]) -> None:
+        """Begins to tokenize what will be asked for next; returns at once.
+
+        Raises:
+            ArtifactError: if the tokenizer is missing or damaged.
+        """
+        if len(self._read()) >= LARGE_BYTES:
+            self._beside = _Beside(self._path, self._record, texts)
+
+    def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
+        """Tokenizes P prompts, as ``PromptTokenizer`` does.
+
+        Raises:
+            ArtifactError: if the tokenizer is missing or damaged.
+        """
+        with self._lock:
+            if self._last is not None and self._last[0] == list(texts):
+                return self._last[1]
+            beside, self._beside = self._beside, None
+        tokens = None if beside is None else beside.result(texts)
+        if tokens is None:
+            tokens = self.load()(texts)
+        with self._lock:
+            self._last = list(texts), tokens
+        return tokens
+
+    def load(self) -> PromptTokenizer:
+        """Loads it into this process, once.
+
+        Raises:
+            ArtifactError: if it is missing or damaged.
+        """
+        with self._lock:
+            if self._tokenizer is None:
+                data = self._read()
+                self._tokenizer = PromptTokenizer(self._path, self.max_length, self._record["pad_id"], data)
+            return self._tokenizer
+
+    def _read(self) -> bytes:
+        """The file's content, which is checked."""
+        try:
+            data = self._path.read_bytes()
+            found = sha256_of(data)
+        except OSError as error:
+            data, found = b"", error.strerror or str(error)
+        what, remedy = f"the tokenizer {self._path} is damaged", "copy the artifact again or rebuild it"
+        check_digest(found, self._record["sha256"], what, remedy)
+        return data
+
+
+class _Beside:
+    """Prompts being tokenized by a process beside this one."""
+
+    def __init__(self, path: Path, record: Mapping[str, Any], texts: Sequence[str]) -> None:
+        self._texts, self._process = list(texts), None
+        request = json.dumps([str(path), record, self._texts]).encode()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(request)
+            self._process.stdin.close()
+        except OSError:  # no process can be started: this one does it, when it is asked
+            self._process = None
+
+    def result(self, texts: Sequence[str]) -> TokenizedPrompts | None:
+        """What the process made of these prompts; None if it was asked for others, or failed."""
+        if self._process is None:
+            return None
+        with self._process as process:
+            assert process.stdout is not None
+            if list(texts) != self._texts:
+                process.kill()
+                return None
+            answer = process.stdout.read()
+        try:
+            ids, mask, lengths, cut = json.loads(answer)
+        except ValueError:
+            return None
+        return TokenizedPrompts(np.array(ids, np.int32), np.array(mask, np.int32), lengths, cut)
+
+
+def main() -> None:
+    """Tokenizes what stdin asks for: path, the manifest's record of the tokenizer, and texts, as JSON."""
+    path, record, texts = json.load(sys.stdin)
+    data = Path(path).read_bytes()
+    if sha256_of(data) != record["sha256"]:
+        sys.exit("changed meanwhile")
+    tokens = PromptTokenizer(Path(path), record["max_length"], record["pad_id"], data)(texts)
+    json.dump([tokens.ids.tolist(), tokens.mask.tolist(), tokens.lengths, tokens.cut], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
