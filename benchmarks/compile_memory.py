@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from checkpoints import MODELS
-from wanbuild.build_options import BuildOptions, Shape
-from wanbuild.compile import export_program
 from wanbuild.components import kind_of
-from wanbuild.families import FAMILIES
-from wanbuild.program_spec import ProgramSpec
-from wanbuild.programs import ProgramBuilder
-from wanbuild.published_models import PUBLISHED_MODELS
-from wanbuild.targets import TargetSpec, resolve_target
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compile import export_program
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.targets import TargetSpec, resolve_target
+from wanbuild.toy.published_models import PUBLISHED_MODELS
+from wanbuild.variants import FAMILIES
 from wanrun.artifact.environment import configure_jax
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.loading.executables import lower

@@ -31,8 +31,8 @@ import numpy as np
 from crc32c import crc32c
 
 from checkpoints import MODELS, ensure_checkpoint
+from wanbuild.conversion.writer import BLOCK_ITEMS, finite
 from wanbuild.staging import SYNC_THREADS
-from wanbuild.writer import BLOCK_ITEMS, finite
 from wanrun.artifact.manifest import read_manifest
 
 READ_BYTES = 4 * BLOCK_ITEMS
@@ -41,7 +41,7 @@ CONVERT = """
 import sys, time, json
 from pathlib import Path
 started = time.process_time()
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
 memory = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
 print(json.dumps({"import_rss": int(memory["VmRSS"].split()[0]) * 1024}), flush=True)
 request = ConvertRequest(sys.argv[1], Path(sys.argv[2]), threads=int(sys.argv[3]) or None)

@@ -25,9 +25,9 @@ from typing import Any
 from checkpoints import MODELS, ensure_checkpoint
 from pagecache import warm
 from peers import diffusers
-from wanbuild.families import FAMILIES, OPTIONAL, REQUIRED
-from wanbuild.reference_pipeline import PIPELINES
-from wanbuild.sample_media import write_samples
+from wanbuild.check.reference_pipeline import PIPELINES
+from wanbuild.toy.media import write_samples
+from wanbuild.variants import FAMILIES, OPTIONAL, REQUIRED
 from wanrun.artifact.manifest import read_manifest
 from wanrun.media.types import spelled
 

@@ -21,9 +21,9 @@ import numpy as np
 
 import wanrun
 from checkpoints import MODELS, ensure_checkpoint
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.toy import write_toy
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.generation.options import LOOP_PROGRAMS
 from wanrun.timing import Timings

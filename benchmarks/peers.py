@@ -143,7 +143,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     if arguments["compiled"]:
         pipe.transformer.compile()
     loaded = time.monotonic()
-    from wanbuild.reference_pipeline import reference_arguments
+    from wanbuild.check.reference_pipeline import reference_arguments
     from wanrun.media.types import Media
     from wanrun.timing import peak_rss_bytes
 

@@ -31,11 +31,11 @@ import numpy as np
 
 import wanrun
 from training import smooth_latents, train
-from wanbuild.build_options import BuildOptions
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.reference import relative_error
-from wanbuild.toy import write_toy
+from wanbuild.check.reference import relative_error
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 
 # A transformer narrower than a token's values (64, and 192 of TI2V) could not predict the noise in them.

@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from wanbuild.components import KINDS, DtypePolicy
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.models.params import bind
-from wanbuild.published import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy import write_toy
-from wanbuild.toy_configs import TOY_TEXT_ENCODER
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_TEXT_ENCODER
+from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
 from wanrun.artifact.manifest import read_manifest
 from wanrun.loading.restore import Restore
 from wanrun.text.torch_encoder import TorchTextEncoder

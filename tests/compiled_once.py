@@ -11,7 +11,7 @@ from unittest import mock
 
 from filelock import FileLock
 
-from wanbuild.compile import CompiledProgram, _Compiler
+from wanbuild.programs.compile import CompiledProgram, _Compiler
 from wanrun.artifact.manifest import Executable
 from wanrun.files import file_sha256, sha256_of
 

@@ -37,7 +37,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(scope="session")
 def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random wan2.1-t2v checkpoint in the published layout, seed 0, float32. Not to be changed."""
-    from wanbuild.toy import write_toy
+    from wanbuild.toy.checkpoint import write_toy
 
     return _shared(tmp_path_factory, "checkpoint", lambda folder: write_toy(folder, "wan2.1-t2v", seed=0))
 
@@ -51,7 +51,7 @@ def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def two_experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of wan2.2-t2v: two experts, and a boundary of 0.875."""
-    from wanbuild.toy import write_toy
+    from wanbuild.toy.checkpoint import write_toy
 
     return _shared(tmp_path_factory, "two-checkpoint", lambda folder: write_toy(folder, "wan2.2-t2v", seed=0))
 
@@ -69,7 +69,7 @@ def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.
 @pytest.fixture(scope="session")
 def ti2v_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of wan2.2-ti2v: a timestep per token, and the residual VAE with the published mean and std."""
-    from wanbuild.toy import write_toy
+    from wanbuild.toy.checkpoint import write_toy
 
     return _shared(
         tmp_path_factory, "ti2v-checkpoint", lambda folder: write_toy(folder, "wan2.2-ti2v", seed=0)
@@ -104,7 +104,7 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     """Gives a checkpoint and its artifact by variant, of those that take images. Not to be changed."""
 
     def make(variant: str) -> tuple[Path, Path]:
-        from wanbuild.toy import write_toy
+        from wanbuild.toy.checkpoint import write_toy
 
         checkpoint = _shared(
             tmp_path_factory, f"{variant}-checkpoint", lambda folder: write_toy(folder, variant, seed=0)
@@ -142,9 +142,9 @@ def _build_artifact(
     guidance: Sequence[bool] = (True,),
     references: Sequence[int] = (0,),
 ) -> None:
-    from wanbuild.build_options import BuildOptions
-    from wanbuild.compile import CompileRequest, compile_artifact
-    from wanbuild.convert import ConvertRequest, convert
+    from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.programs.options import BuildOptions
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
     convert(ConvertRequest(checkpoint, folder, stored))

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.verify import check_files
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.errors import UsageError

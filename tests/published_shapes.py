@@ -8,7 +8,7 @@ import diffusers
 import torch
 import transformers
 
-from wanbuild.published import Config
+from wanbuild.toy.published import Config
 
 _TRANSFORMERS = {
     "text_encoder": (transformers.UMT5Config, transformers.UMT5EncoderModel),

@@ -15,7 +15,7 @@ import pytest
 import tensorstore as ts
 from crc32c import crc32c
 
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun.artifact.layout import ArrayLayout, array_folder
 from wanrun.artifact.manifest import Component, Parameter, read_manifest
 from wanrun.errors import ArtifactError

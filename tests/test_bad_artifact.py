@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-import wanbuild.compile as compilation
+import wanbuild.programs.compile as compilation
 from damage import (
     PROFILE,
     PROGRAMS,

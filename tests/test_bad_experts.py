@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from hostile import everything
 from wanbuild.cli import wanbuild
-from wanbuild.toy import write_toy
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.console import run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -12,9 +12,9 @@ import pytest
 
 from damage import linked, own
 from pictures import picture, pictures
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.programs import BuildOptions
-from wanbuild.sample_media import sample_media
+from wanbuild.programs.builder import BuildOptions
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import WINDOWED

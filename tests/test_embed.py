@@ -17,12 +17,12 @@ import pytest
 from filelock import FileLock
 
 from damage import edit, edit_environment, flip, linked, one_error
-from wanbuild import embed, verify
-from wanbuild.build_options import BuildOptions
+from wanbuild.check import embed, verify
+from wanbuild.check.embed import embed_prompts, open_profile
 from wanbuild.cli import wanbuild
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.embed import embed_prompts, open_profile
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import ArtifactError
@@ -384,7 +384,7 @@ KILLS = """
 import contextlib, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
-from wanbuild import embed
+from wanbuild.check import embed
 from wanrun.text.embeddings import ArtifactEmbeddings
 from wanrun.artifact.manifest import read_manifest
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 import wanrun
-from wanbuild import programs
-from wanbuild.build_options import BuildOptions, Shape
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.programs import ProgramBuilder
-from wanbuild.reference import relative_error
-from wanbuild.targets import resolve_target
+from wanbuild.check.reference import relative_error
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs import builder as programs
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.targets import resolve_target
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
 from wanrun.loading.executables import read_program

@@ -17,7 +17,7 @@ import pytest
 
 import wanrun
 from fake_pipeline import write_lines
-from wanbuild.reference import relative_error
+from wanbuild.check.reference import relative_error
 from wanrun.denoising.schedule import transformers
 from wanrun.files import sha256_of, user_cache
 

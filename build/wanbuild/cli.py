@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wanbuild.families import FAMILIES
+from wanbuild.variants import FAMILIES
 from wanrun import __version__
 from wanrun.console import SIZE, run
 
@@ -60,8 +60,8 @@ def convert(source: str, artifact: Path, **options: Any) -> None:
 
 
 def _convert(source: str, artifact: Path, **options: Any) -> None:
-    from wanbuild.convert import ConvertRequest
-    from wanbuild.convert import convert as run_convert
+    from wanbuild.conversion.convert import ConvertRequest
+    from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.lora.merge import LoraRequest, parse_lora
 
     dtypes = {
@@ -153,8 +153,8 @@ def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> No
 
 
 def _compile(artifact: Path, **options: Any) -> None:
-    from wanbuild.build_options import BuildOptions
-    from wanbuild.compile import CompileRequest, compile_artifact
+    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.programs.options import BuildOptions
 
     build_names = [field.name for field in dataclasses.fields(BuildOptions)]
     build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
@@ -172,7 +172,7 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
     """Checks every file, and that the artifact computes what was recorded or what diffusers computes."""
     import json
 
-    from wanbuild import verify as verification
+    from wanbuild.check import verify as verification
     from wanrun.errors import UsageError
     from wanrun.files import replace_file
 
@@ -186,7 +186,7 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
         verification.record(artifact, click.echo)
         outcome = {"recorded": True}
     elif source is not None:
-        from wanbuild.reference import compare_with_reference
+        from wanbuild.check.reference import compare_with_reference
 
         outcome = compare_with_reference(artifact, source, steps, click.echo)
     else:
@@ -206,7 +206,7 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
 @_DEBUG
 def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
     """Adds prompt embeddings, so that a run with these prompts does not read the text encoder."""
-    from wanbuild.embed import embed_prompts
+    from wanbuild.check.embed import embed_prompts
 
     def warn(message: str) -> None:
         click.echo(f"warning: {message}", err=True)
@@ -223,7 +223,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
     """Prints what an artifact holds."""
     import json
 
-    from wanbuild.inspect import summary, table
+    from wanbuild.check.inspect import summary, table
     from wanrun.artifact.manifest import read_manifest
 
     manifest = read_manifest(artifact)
@@ -240,8 +240,8 @@ def inspect(artifact: Path, as_json: bool) -> None:
 @_DEBUG
 def build(recipe: Path, force: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
+    from wanbuild.check.verify import record
     from wanbuild.recipe import read_recipe
-    from wanbuild.verify import record
 
     plan = read_recipe(recipe)
     _convert(plan.source, plan.artifact, force=force, **plan.convert)
@@ -257,8 +257,8 @@ def build(recipe: Path, force: bool) -> None:
 @_DEBUG
 def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
     """Writes a small random checkpoint in the published layout, offline, and media to try it with."""
-    from wanbuild.sample_media import write_samples
-    from wanbuild.toy import write_toy
+    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.media import write_samples
 
     write_toy(directory, variant, seed, force=force)
     # Beside the checkpoint, which is in its place: one without media is whole.

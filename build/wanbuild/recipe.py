@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wanbuild.hub import is_hub_id
+from wanbuild.hub.repository import is_hub_id
 from wanrun.console import parse_size
 from wanrun.errors import UsageError
 

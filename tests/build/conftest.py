@@ -23,7 +23,7 @@ def scratch() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def good_checkpoints(scratch: Path) -> dict[str, Path]:
     """Toys by stored dtype, one of three shards a component, one of two experts. Not to be changed."""
-    from wanbuild.toy import write_toy
+    from wanbuild.toy.checkpoint import write_toy
 
     folder = scratch / "good"
     for dtype in ("float32", "float16", "bfloat16"):

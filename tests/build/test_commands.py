@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from wanbuild import cli as commands
-from wanbuild import compile as compile_module
 from wanbuild import recipe
-from wanbuild.build_options import BuildOptions
-from wanbuild.compile import CompileRequest
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.families import FAMILIES
-from wanbuild.hub import is_hub_id
-from wanbuild.toy import write_toy
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.hub.repository import is_hub_id
+from wanbuild.programs import compile as compile_module
+from wanbuild.programs.compile import CompileRequest
+from wanbuild.programs.options import BuildOptions
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.variants import FAMILIES
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.errors import UsageError
@@ -86,7 +86,7 @@ def test_a_recipe_that_is_not_understood(tmp_path: Path, text: str, part: str) -
 
 
 def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wanbuild import verify
+    from wanbuild.check import verify
 
     calls: list[object] = []
     monkeypatch.setattr(commands, "_convert", lambda *a, **k: calls.append(("convert", a, k)))

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from damage import PROGRAMS
-from wanbuild import verify
-from wanbuild.build_options import BuildOptions, Shape
-from wanbuild.compile import CompileRequest, compile_artifact, export_program
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.programs import ProgramBuilder
-from wanbuild.sample_media import sample_media
-from wanbuild.targets import resolve_target
-from wanbuild.toy import write_toy
+from wanbuild.check import verify
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compile import CompileRequest, compile_artifact, export_program
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.targets import resolve_target
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError, VerificationError
 

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from original_checkpoint import original_keys
-from wanbuild import writer as writer_module
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion import writer as writer_module
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
-from wanbuild.toy import write_toy
-from wanbuild.toy_configs import TOY_VARIANTS
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_VARIANTS
 from wanrun.artifact import layout as layout_module
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError

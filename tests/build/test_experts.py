@@ -16,10 +16,10 @@ from safetensors.numpy import load_file, save_file
 
 from original_checkpoint import original_keys
 from wanbuild.cli import wanbuild
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
-from wanbuild.source import SourceComponent, open_source
-from wanbuild.toy import write_toy
+from wanbuild.source.checkpoint import SourceComponent, open_source
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.denoising.schedule import boundary_between, schedule

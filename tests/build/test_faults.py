@@ -26,9 +26,9 @@ import pytest
 
 from damage import one_error
 from hostile import WEIGHTS, header_end
+from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
-from wanbuild.toy import write_toy
-from wanbuild.verify import check_files
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import Progress, run
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, event, given, settings
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save
 
-from wanbuild.tensors import DTYPES, WEIGHT_DTYPES, TensorFile
+from wanbuild.source.safetensors import DTYPES, WEIGHT_DTYPES, TensorFile
 from wanrun.errors import SourceError
 
 # Derandomised: a run is the same every time. The file is written anew for each example.

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from hub_server import Hub, Repository, read_folder, serve
-from wanbuild import hub_download
-from wanbuild.hub import Located, locate_source
-from wanbuild.source import open_source
-from wanbuild.toy import write_toy
+from wanbuild.hub import download as hub_download
+from wanbuild.hub.repository import Located, locate_source
+from wanbuild.source.checkpoint import open_source
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
@@ -144,7 +144,7 @@ def test_only_what_is_read_is_downloaded(
 
 def test_what_images_need_is_downloaded_too(hub: Hub, toy: Repository, tmp_path: Path) -> None:
     """The image encoder and its processor, whose settings are checked before any weight is asked for."""
-    from wanbuild.source_images import FILE
+    from wanbuild.source.images import FILE
 
     write_toy(tmp_path / "toy", "wan2.1-i2v")
     files = read_folder(tmp_path / "toy")
@@ -438,7 +438,7 @@ def test_a_cached_file_that_is_cut_off(hub: Hub, toy: Repository, files: Files) 
     _check_folder(locate_source(ID, report=_quiet), files)
 
 
-LOCATE = "import sys; from wanbuild.hub import locate_source; locate_source(sys.argv[1])"
+LOCATE = "import sys; from wanbuild.hub.repository import locate_source; locate_source(sys.argv[1])"
 
 
 def _start(hub: Hub, cache: Path) -> subprocess.Popen[str]:

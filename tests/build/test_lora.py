@@ -15,15 +15,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from damage import one_error
-from wanbuild import writer as writer_module
 from wanbuild.cli import wanbuild
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion import writer as writer_module
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.writer import Delta
 from wanbuild.lora import deltas
 from wanbuild.lora.deltas import fixed_point
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras, parse_lora
-from wanbuild.toy_configs import TOY_TRANSFORMER
-from wanbuild.toy_shapes import transformer_shapes
-from wanbuild.writer import Delta
+from wanbuild.toy.configs import TOY_TRANSFORMER
+from wanbuild.toy.shapes import transformer_shapes
 from wanrun.console import run
 from wanrun.errors import SourceError, UsageError
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from damage import one_error
 from original_checkpoint import original_config, original_keys
 from wanbuild.cli import wanbuild
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
-from wanbuild.source import open_source
-from wanbuild.toy import write_toy
+from wanbuild.source.checkpoint import open_source
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import SourceError
@@ -275,7 +275,7 @@ def test_what_else_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.C
 def test_one_file_beside_two_experts_is_not_taken(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wanbuild import source as source_module
+    from wanbuild.source import checkpoint as source_module
 
     monkeypatch.setattr(source_module, "_TRANSFORMERS", frozenset({"transformer", "vae"}))
     checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.families import FAMILIES, Family, family_named
-from wanbuild.family_match import family_of
-from wanbuild.published import SCHEDULER_CONFIGS
-from wanbuild.scheduler import SchedulerDefaults, read_scheduler
-from wanbuild.source import open_source
-from wanbuild.toy import write_toy
+from wanbuild.source.checkpoint import open_source
+from wanbuild.source.match import family_of
+from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.published import SCHEDULER_CONFIGS
+from wanbuild.variants import FAMILIES, Family, family_named
 from wanrun.errors import ArtifactError, SourceError
 
 TRANSFORMER = "transformer/diffusion_pytorch_model.safetensors"

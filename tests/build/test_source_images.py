@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.families import FAMILIES
-from wanbuild.family_match import family_of
-from wanbuild.published import PUBLISHED_IMAGE_PROCESSOR
-from wanbuild.source import open_source
-from wanbuild.source_images import FILE, ImageProcessorConfig, open_image_processor
-from wanbuild.toy import write_toy
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.source.checkpoint import open_source
+from wanbuild.source.images import FILE, ImageProcessorConfig, open_image_processor
+from wanbuild.source.match import family_of
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.published import PUBLISHED_IMAGE_PROCESSOR
+from wanbuild.variants import FAMILIES
 from wanrun.errors import SourceError
 
 PROCESSOR = f"image_processor/{FILE}"

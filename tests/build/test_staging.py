@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from wanbuild import convert as convert_module
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion import convert as convert_module
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
-from wanbuild.toy import write_toy
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import SourceError, UsageError

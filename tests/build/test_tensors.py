@@ -16,7 +16,7 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-from wanbuild.tensors import MAX_HEADER_BYTES, TensorFile
+from wanbuild.source.safetensors import MAX_HEADER_BYTES, TensorFile
 from wanrun.errors import SourceError
 
 

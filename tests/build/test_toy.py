@@ -14,20 +14,20 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from wanbuild.families import FAMILIES
-from wanbuild.family_match import family_of
-from wanbuild.published import (
+from wanbuild.source.checkpoint import open_source
+from wanbuild.source.match import family_of
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
+from wanbuild.toy.published import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
     PUBLISHED_VAE,
     PUBLISHED_VAE_2_2,
 )
-from wanbuild.source import open_source
-from wanbuild.toy import write_toy
-from wanbuild.toy_configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
-from wanbuild.toy_shapes import text_encoder_shapes, transformer_shapes, vae_shapes
-from wanbuild.toy_tokenizer import vocabulary
-from wanbuild.toy_weights import random_tensor
+from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
+from wanbuild.toy.tokenizer import vocabulary
+from wanbuild.toy.weights import random_tensor
+from wanbuild.variants import FAMILIES
 from wanrun.errors import UsageError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -293,7 +293,7 @@ def test_a_failure_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(folder: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wanbuild.toy.write_tokenizer", fail)
+    monkeypatch.setattr("wanbuild.toy.checkpoint.write_tokenizer", fail)
     with pytest.raises(KeyboardInterrupt):
         write_toy(folder, seed=6)
     assert _same_bytes(folder, tmp_path / "copy")

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from published_shapes import reference_shapes
-from wanbuild.published_models import PUBLISHED_MODELS
-from wanbuild.toy import write_toy
-from wanbuild.toy_configs import TOY_VARIANTS
-from wanbuild.toy_shapes import Shapes, transformer_shapes
-from wanbuild.toy_shapes_clip import image_encoder_shapes
-from wanbuild.toy_shapes_controls import animate_shapes, vace_shapes
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_VARIANTS
+from wanbuild.toy.published_models import PUBLISHED_MODELS
+from wanbuild.toy.shapes import Shapes, transformer_shapes
+from wanbuild.toy.shapes_clip import image_encoder_shapes
+from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 9
 SHAPES: Mapping[str, Callable[[Any], Shapes]] = {

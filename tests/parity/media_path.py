@@ -16,7 +16,7 @@ from fake_pipeline import write_lines
 from parity.reference_models import relative_error
 from parity.whole_path import LATENTS, NEGATIVE, PROMPT, within_one_level
 from torch_threads import one_thread
-from wanbuild.reference_pipeline import Made, load_reference, reference_arguments, run_reference
+from wanbuild.check.reference_pipeline import Made, load_reference, reference_arguments, run_reference
 from wanrun.artifact.manifest import read_manifest
 from wanrun.media.types import MEDIA_KINDS, Media
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from parity.reference_models import relative_error
-from wanbuild.build_options import BuildOptions, Kernels, Shape
-from wanbuild.families import FAMILIES
-from wanbuild.program_spec import ProgramSpec
-from wanbuild.programs import ProgramBuilder
-from wanbuild.targets import image_multiple
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.options import BuildOptions, Kernels, Shape
+from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.targets import image_multiple
+from wanbuild.variants import FAMILIES
 from wanrun.artifact.manifest import read_manifest
 from wanrun.generation.pipeline import load
 

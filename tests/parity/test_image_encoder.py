@@ -25,8 +25,8 @@ from wanbuild.mapping.engine import assign
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.params import bind
-from wanbuild.published_image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
-from wanbuild.toy_shapes_clip import image_encoder_shapes
+from wanbuild.toy.published_image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
+from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanrun.errors import SourceError
 from wanrun.loading.executables import lower
 

@@ -91,7 +91,7 @@ def test_latents_and_frames(
     if name == "dpm++":
         path.pipe.scheduler = SOLVERS["dpm++"](config, 5.0)
     if name == "text alone":
-        from wanbuild.reference_pipeline import text_pipeline
+        from wanbuild.check.reference_pipeline import text_pipeline
 
         path.pipe, image_pipe = text_pipeline(path.pipe), path.pipe
     try:

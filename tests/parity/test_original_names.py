@@ -19,8 +19,8 @@ from wanbuild.mapping.original import (
     diffusers_names,
     diffusers_parameter,
 )
-from wanbuild.original_config import derive_config
-from wanbuild.published_models import PUBLISHED_MODELS
+from wanbuild.source.original_config import derive_config
+from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanrun.errors import SourceError
 
 ANIMATE = "Wan2.2-Animate-14B-Diffusers"

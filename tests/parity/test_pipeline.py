@@ -12,10 +12,10 @@ import torch
 
 from parity.reference_models import relative_error
 from parity.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
-from wanbuild.build_options import BuildOptions
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.reference_pipeline import load_reference
+from wanbuild.check.reference_pipeline import load_reference
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -11,8 +11,8 @@ import pytest
 from published_shapes import reference_shapes
 from wanbuild.components import kind_of
 from wanbuild.mapping.engine import assign
-from wanbuild.published import Config
-from wanbuild.published_models import PUBLISHED_MODELS
+from wanbuild.toy.published import Config
+from wanbuild.toy.published_models import PUBLISHED_MODELS
 
 
 def cases() -> list[Any]:

@@ -23,13 +23,13 @@ import wanrun
 from conftest import _shared
 from parity.reference_models import relative_error
 from wanbuild.components import KINDS, DtypePolicy
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.engine import assign
 from wanbuild.models.params import bind
-from wanbuild.published import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy import write_toy
-from wanbuild.toy_configs import TOY_TEXT_ENCODER
-from wanbuild.toy_shapes import text_encoder_shapes
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_TEXT_ENCODER
+from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
+from wanbuild.toy.shapes import text_encoder_shapes
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.loading.restore import Restore

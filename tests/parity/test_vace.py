@@ -11,7 +11,7 @@ import pytest
 
 from parity.media_path import LOOPS, Case, MediaPath
 from pictures import picture, pictures, write_folder
-from wanbuild.sample_media import sample_mask
+from wanbuild.toy.media import sample_mask
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from damage import linked
-from wanbuild import reference
-from wanbuild.build_options import BuildOptions
+from wanbuild.check import reference
 from wanbuild.cli import wanbuild
-from wanbuild.compile import CompileRequest, compile_artifact
-from wanbuild.convert import ConvertRequest, convert
-from wanbuild.toy import write_toy
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
+from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 

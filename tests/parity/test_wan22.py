@@ -15,7 +15,7 @@ import torch
 from fake_pipeline import write_lines
 from parity.reference_models import relative_error
 from parity.whole_path import LATENTS, NEGATIVE, PROMPT, Reference, reference, within_one_level
-from wanbuild.reference_pipeline import load_reference
+from wanbuild.check.reference_pipeline import load_reference
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

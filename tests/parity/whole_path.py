@@ -14,7 +14,7 @@ from diffusers import (
 )
 
 from torch_threads import one_thread
-from wanbuild.reference_pipeline import run_reference
+from wanbuild.check.reference_pipeline import run_reference
 from wanrun.artifact.manifest import TRANSFORMERS
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6

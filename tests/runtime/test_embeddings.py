@@ -228,7 +228,7 @@ def test_archives_that_do_not_fit() -> None:
 @pytest.fixture(scope="module")
 def manifest(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """The toy's, converted and not compiled."""
-    from wanbuild.convert import ConvertRequest, convert
+    from wanbuild.conversion.convert import ConvertRequest, convert
 
     return convert(ConvertRequest(toy_checkpoint, tmp_path_factory.mktemp("converted") / "artifact"))
 

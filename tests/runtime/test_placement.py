@@ -14,7 +14,7 @@ import pytest
 from damage import PROFILE
 from wanbuild.components import KINDS
 from wanbuild.models.params import abstract_params, flatten
-from wanbuild.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
 from wanrun.artifact.layout import plan_layout
 from wanrun.artifact.manifest import Component, Manifest, Parameter, Profile, Program, read_manifest
 from wanrun.errors import ArtifactError

@@ -18,10 +18,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from wanbuild.convert import ConvertRequest, convert
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.writer import ComponentWriter
 from wanbuild.mapping.engine import Assignment, Fill
-from wanbuild.tensors import TensorEntry
-from wanbuild.writer import ComponentWriter
+from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact import layout as layout_module
 from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component, Manifest, read_manifest

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wanbuild.tensors import TensorFile
-from wanbuild.writer import Delta
+from wanbuild.conversion.writer import Delta
+from wanbuild.source.safetensors import TensorFile
 
 GROUP_ROWS = 32
 TILE_COLUMNS = 64

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from wanbuild.conversion.writer import Delta
 from wanbuild.lora.deltas import FullDelta, LowRankDelta
 from wanbuild.lora.layouts import Parameters, Part, Role, parse_key, unsupported
 from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
 from wanbuild.mapping.engine import LISTED, describe_problems
-from wanbuild.tensors import WEIGHT_DTYPES, TensorFile
-from wanbuild.writer import Delta
+from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorFile
 from wanrun.errors import SourceError
 
 _ALPHA_DTYPES = WEIGHT_DTYPES | {"F64", "I64", "I32"}

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from wanbuild.conversion.writer import Delta
 from wanbuild.lora.deltas import SummedDelta
 from wanbuild.lora.file import LoraFile
 from wanbuild.lora.layouts import Parameters
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file
 from wanbuild.mapping.engine import describe_problems
-from wanbuild.tensors import TensorFile
-from wanbuild.writer import Delta
+from wanbuild.source.safetensors import TensorFile
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import file_sha256
 

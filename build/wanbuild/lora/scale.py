@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.config import read_json, unique_object
-from wanbuild.tensors import TensorFile
+from wanbuild.source.safetensors import TensorFile
 from wanrun.errors import SourceError
 
 METADATA_KEY = "lora_adapter_metadata"

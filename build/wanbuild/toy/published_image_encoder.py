@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from wanbuild.published import Config
+from wanbuild.toy.published import Config
 
 PUBLISHED_IMAGE_ENCODER: Config = MappingProxyType(
     {

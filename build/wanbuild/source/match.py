@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from wanbuild.config import shown
-from wanbuild.families import IMAGE_ENCODER, Family, families_of_pipeline
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.clip_config import image_tokens
-from wanbuild.source import Source
+from wanbuild.source.checkpoint import Source
+from wanbuild.variants import IMAGE_ENCODER, Family, families_of_pipeline
 from wanrun.errors import SourceError
 
 _CELL = 8

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.hub_errors import hub_token, not_a_hub
-from wanbuild.shards import find_weights
+from wanbuild.hub.errors import hub_token, not_a_hub
+from wanbuild.source.shards import find_weights
 from wanbuild.staging import check_free_space
 from wanrun.console import Progress
 from wanrun.errors import SourceError

@@ -19,8 +19,15 @@ from typing import Any
 import numpy as np
 
 from wanbuild.config import read_json, shown
-from wanbuild.experts import LOW_NOISE, check_boundary, read_boundary
-from wanbuild.families import (
+from wanbuild.mapping.original import diffusers_names
+from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
+from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.images import ImageProcessorConfig, open_image_processor
+from wanbuild.source.original_config import derive_config, is_original
+from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorEntry, TensorFile
+from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
+from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
+from wanbuild.variants import (
     FAMILIES,
     IMAGE_ENCODER,
     IMAGE_PROCESSOR,
@@ -28,13 +35,6 @@ from wanbuild.families import (
     Family,
     families_of_pipeline,
 )
-from wanbuild.mapping.original import diffusers_names
-from wanbuild.original_config import derive_config, is_original
-from wanbuild.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
-from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
-from wanbuild.source_images import ImageProcessorConfig, open_image_processor
-from wanbuild.source_tokenizer import SourceTokenizer, open_tokenizer
-from wanbuild.tensors import WEIGHT_DTYPES, TensorEntry, TensorFile
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.build_options import BuildOptions, Shape
-from wanbuild.families import family_named
-from wanbuild.program_spec import ProgramSpec
-from wanbuild.programs import ProgramBuilder
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
-from wanbuild.targets import TargetSpec, resolve_target
+from wanbuild.variants import family_named
 from wanrun import __version__
 from wanrun.artifact.environment import configure_jax, using_cache
 from wanrun.artifact.manifest import Executable, Manifest, Profile, Program, Target, read_manifest

@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.build_options import BuildOptions, Kernels, Shape
 from wanbuild.components import DtypePolicy, kind_of
-from wanbuild.conditioner import CONDITIONERS
-from wanbuild.denoiser import Denoiser
 from wanbuild.models.attention import ATTENTION
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
-from wanbuild.program_spec import ProgramSpec, program
+from wanbuild.programs.conditioner import CONDITIONERS
+from wanbuild.programs.denoiser import Denoiser
+from wanbuild.programs.options import BuildOptions, Kernels, Shape
+from wanbuild.programs.spec import ProgramSpec, program
 from wanrun.artifact.manifest import Manifest
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.denoising.steps import HISTORY
@@ -199,7 +199,7 @@ class ProgramBuilder:
         return program("encode_image", encode_image, arguments)
 
     def encode_video(self) -> ProgramSpec:
-        """Images and videos, uint8 -> the condition of ``denoise_step``, see ``wanbuild.conditioner``."""
+        """Images and videos, uint8 -> the condition of ``denoise_step``, see ``conditioner.py``."""
         conditioner = CONDITIONERS[self._model["task"]](
             module=self._modules["vae"],
             config=self._configs["vae"],

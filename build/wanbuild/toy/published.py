@@ -1,7 +1,7 @@
 """The configs of the published checkpoints, field for field, for benchmarks and as the toy's starting point.
 
 From the Wan-AI repositories in the diffusers layout: transformers for text, vae, text_encoder
-(google/umt5-xxl), scheduler, image_processor and model_index; ``wanbuild.published_models`` has the other
+(google/umt5-xxl), scheduler, image_processor and model_index; ``wanbuild.toy.published_models`` has the other
 transformers. Wrapped read-only; copy one with ``dict(...)`` to change it.
 """
 

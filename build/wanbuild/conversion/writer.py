@@ -21,10 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 from crc32c import crc32c
 
-from wanbuild.direct import DirectFile, WriteBuffer
+from wanbuild.conversion.direct import DirectFile, WriteBuffer
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
-from wanbuild.tensors import TensorEntry
+from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact.layout import (
     CHECKPOINT_METADATA,
     CRC_BYTES,

@@ -15,11 +15,11 @@ from typing import Protocol
 import click
 
 from wanbuild.config import read_json
-from wanbuild.families import IMAGE_PROCESSOR, NO_WEIGHTS, families_of_pipeline
-from wanbuild.shards import WEIGHT_NAMES, read_weight_map
-from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
-from wanbuild.source_images import open_image_processor
-from wanbuild.tensors import refuse_pickle
+from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.images import open_image_processor
+from wanbuild.source.safetensors import refuse_pickle
+from wanbuild.source.shards import WEIGHT_NAMES, read_weight_map
+from wanbuild.variants import IMAGE_PROCESSOR, NO_WEIGHTS, families_of_pipeline
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
 
@@ -100,8 +100,8 @@ def is_hub_id(text: str) -> bool:
 def _locate_repository(repository: str, revision: str, report: Callable[[str], object]) -> Located:
     from huggingface_hub import constants
 
-    from wanbuild.hub_download import RemoteRepository
-    from wanbuild.hub_errors import explained, own_log
+    from wanbuild.hub.download import RemoteRepository
+    from wanbuild.hub.errors import explained, own_log
 
     if constants.HF_HUB_OFFLINE:
         return _gather(_CachedRepository(repository, revision))
@@ -125,7 +125,7 @@ class _Repository(Protocol):
 
 def _gather(repository: _Repository) -> Located:
     """Fetches the files that conversion reads, the large ones last."""
-    from wanbuild.source import read_classes
+    from wanbuild.source.checkpoint import read_classes
 
     if not repository.holds(_INDEX):
         raise SourceError(
@@ -186,8 +186,8 @@ def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mappi
         classes: the class of each component, from model_index.json.
     """
     from wanbuild.components import KINDS, kind_of
-    from wanbuild.experts import check_same_config
-    from wanbuild.original_config import is_original
+    from wanbuild.source.experts import check_same_config
+    from wanbuild.source.original_config import is_original
 
     transformers = {}
     for component, file in files.items():

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from wanbuild.tensors import DTYPES as STORED_DTYPES
-from wanbuild.toy_shapes import Shapes
+from wanbuild.source.safetensors import DTYPES as STORED_DTYPES
+from wanbuild.toy.shapes import Shapes
 
 _STORED_NAMES: Mapping[str, str] = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(

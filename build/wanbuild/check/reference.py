@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from wanbuild.components import KINDS, DtypePolicy
-from wanbuild.embed import open_profile
-from wanbuild.hub import locate_source
-from wanbuild.models.params import bind
-from wanbuild.reference_pipeline import (
+from wanbuild.check.embed import open_profile
+from wanbuild.check.reference_pipeline import (
     Made,
     load_reference,
     reference_arguments,
     run_reference,
     text_pipeline,
 )
-from wanbuild.sample_media import sample_media
-from wanbuild.source import open_source
+from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.hub.repository import locate_source
+from wanbuild.models.params import bind
+from wanbuild.source.checkpoint import open_source
+from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.noise import initial_noise

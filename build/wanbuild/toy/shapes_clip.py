@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wanbuild.models.clip_config import image_tokens
-from wanbuild.toy_shapes import Shapes, affine, linear
+from wanbuild.toy.shapes import Shapes, affine, linear
 
 
 def image_encoder_shapes(config: Mapping[str, Any]) -> Shapes:

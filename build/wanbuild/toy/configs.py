@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.families import FAMILIES
 from wanbuild.models.clip_config import image_tokens
-from wanbuild.published import (
+from wanbuild.toy.published import (
     MODEL_INDEXES,
     PUBLISHED_IMAGE_PROCESSOR,
     PUBLISHED_TEXT_ENCODER,
@@ -19,9 +18,10 @@ from wanbuild.published import (
     PUBLISHED_VAE_IN_A14B,
     Config,
 )
-from wanbuild.published_image_encoder import TOY_IMAGE_ENCODER
-from wanbuild.published_models import PUBLISHED_MODELS
-from wanbuild.toy_tokenizer import vocabulary
+from wanbuild.toy.published_image_encoder import TOY_IMAGE_ENCODER
+from wanbuild.toy.published_models import PUBLISHED_MODELS
+from wanbuild.toy.tokenizer import vocabulary
+from wanbuild.variants import FAMILIES
 from wanrun.errors import UsageError
 
 
@@ -146,7 +146,7 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         ),
     }
 )
-"""By variant, as ``wanbuild.families`` spells it."""
+"""By variant, as ``wanbuild.variants`` spells it."""
 
 
 def toy_image_processor(image_encoder: Mapping[str, Any]) -> dict[str, Any]:

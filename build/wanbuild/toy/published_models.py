@@ -1,7 +1,7 @@
 """The weight components of every published repository, with their config.json field for field.
 
 From the Wan-AI hub repositories in the diffusers layout. Two experts of one repository have the same
-config. ``wanbuild.published`` has the settings, and the components that toys start from.
+config. ``wanbuild.toy.published`` has the settings, and the components that toys start from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.published import (
+from wanbuild.toy.published import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
     PUBLISHED_VAE,
@@ -19,7 +19,7 @@ from wanbuild.published import (
     Config,
     changed,
 )
-from wanbuild.published_image_encoder import PUBLISHED_IMAGE_ENCODER
+from wanbuild.toy.published_image_encoder import PUBLISHED_IMAGE_ENCODER
 
 _SMALL, _LARGE = PUBLISHED_TRANSFORMERS["wan2.1-t2v-1.3b"], PUBLISHED_TRANSFORMERS["wan2.1-t2v-14b"]
 _A14B = PUBLISHED_TRANSFORMERS["wan2.2-t2v-a14b"]

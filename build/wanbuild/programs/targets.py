@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.build_options import Kernels
+from wanbuild.programs.options import Kernels
 from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.errors import UsageError
 

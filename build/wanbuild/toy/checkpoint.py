@@ -13,16 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.families import IMAGE_ENCODER, IMAGE_PROCESSOR
-from wanbuild.published import SCHEDULER_CONFIGS, Config
-from wanbuild.shards import WEIGHT_NAMES
-from wanbuild.source_images import FILE as IMAGE_PROCESSOR_FILE
-from wanbuild.toy_configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
-from wanbuild.toy_shapes import Shapes, text_encoder_shapes, transformer_shapes, vae_shapes
-from wanbuild.toy_shapes_clip import image_encoder_shapes
-from wanbuild.toy_shapes_controls import animate_shapes, vace_shapes
-from wanbuild.toy_tokenizer import write_tokenizer
-from wanbuild.toy_weights import DTYPES, write_json, write_weights
+from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.shards import WEIGHT_NAMES
+from wanbuild.toy.configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
+from wanbuild.toy.published import SCHEDULER_CONFIGS, Config
+from wanbuild.toy.shapes import Shapes, text_encoder_shapes, transformer_shapes, vae_shapes
+from wanbuild.toy.shapes_clip import image_encoder_shapes
+from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes
+from wanbuild.toy.tokenizer import write_tokenizer
+from wanbuild.toy.weights import DTYPES, write_json, write_weights
+from wanbuild.variants import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
 

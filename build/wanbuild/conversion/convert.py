@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy, kind_of
-from wanbuild.experts import check_same_config
-from wanbuild.families import Family
-from wanbuild.family_match import family_of
-from wanbuild.hub import locate_source
+from wanbuild.conversion.replacement import keep_valid
+from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
+from wanbuild.hub.repository import locate_source
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
-from wanbuild.replacement import keep_valid
-from wanbuild.scheduler import read_scheduler
-from wanbuild.source import Source, SourceComponent, open_source
+from wanbuild.source.checkpoint import Source, SourceComponent, open_source
+from wanbuild.source.experts import check_same_config
+from wanbuild.source.match import family_of
+from wanbuild.source.scheduler import read_scheduler
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
-from wanbuild.writer import ComponentWriter, WrittenComponent, component_layouts
+from wanbuild.variants import Family
 from wanrun import __version__
 from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest
 from wanrun.console import Progress

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from wanbuild.embed import add_embeddings, open_profile, runnable_profiles
-from wanbuild.sample_media import sample_media
+from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.toy.media import sample_media
 from wanrun.artifact.environment import usable_cores
 from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import select_target

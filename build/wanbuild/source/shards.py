@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.config import read_json
-from wanbuild.tensors import PICKLED_SUFFIXES, TensorFile, refuse_pickle
+from wanbuild.source.safetensors import PICKLED_SUFFIXES, TensorFile, refuse_pickle
 from wanrun.errors import SourceError
 
 WEIGHT_NAMES: Mapping[str, str] = MappingProxyType(

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from wanbuild.toy_shapes import Shapes, block_shapes, conv, linear, transformer_shapes
+from wanbuild.toy.shapes import Shapes, block_shapes, conv, linear, transformer_shapes
 
 _MOTION_LAYERS = 5
 """Linear layers after the motion encoder's convolutions; no config field says it."""

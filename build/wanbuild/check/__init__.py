@@ -1,0 +1,1 @@
+"""What an artifact holds, and whether it computes what it should."""

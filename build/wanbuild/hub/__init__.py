@@ -1,0 +1,1 @@
+"""Checkpoints that are fetched from the hub."""

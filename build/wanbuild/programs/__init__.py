@@ -1,0 +1,1 @@
+"""From models and shapes to StableHLO and compiled executables."""
