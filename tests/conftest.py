@@ -8,17 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from filelock import FileLock
 
-from damage import Refused, linked, one_error
+from helpers.artifacts import MEDIA_PROFILES, build_artifact, shared
+from helpers.damage import Refused, linked, one_error
 
 if TYPE_CHECKING:
-    from fake_pipeline import Fake
+    from helpers.fake_pipeline import Fake
 
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -39,13 +39,13 @@ def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random wan2.1-t2v checkpoint in the published layout, seed 0, float32. Not to be changed."""
     from wanbuild.toy.checkpoint import write_toy
 
-    return _shared(tmp_path_factory, "checkpoint", lambda folder: write_toy(folder, "wan2.1-t2v", seed=0))
+    return shared(tmp_path_factory, "checkpoint", lambda folder: write_toy(folder, "wan2.1-t2v", seed=0))
 
 
 @pytest.fixture(scope="session")
 def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of the toy, float32 throughout, with the profile 96x64x9-b1-cfg. Not to be changed."""
-    return _shared(tmp_path_factory, "artifact", lambda folder: _build_artifact(toy_checkpoint, folder))
+    return shared(tmp_path_factory, "artifact", lambda folder: build_artifact(toy_checkpoint, folder))
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def two_experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of wan2.2-t2v: two experts, and a boundary of 0.875."""
     from wanbuild.toy.checkpoint import write_toy
 
-    return _shared(tmp_path_factory, "two-checkpoint", lambda folder: write_toy(folder, "wan2.2-t2v", seed=0))
+    return shared(tmp_path_factory, "two-checkpoint", lambda folder: write_toy(folder, "wan2.2-t2v", seed=0))
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +61,9 @@ def two_experts_artifact(two_experts_checkpoint: Path, tmp_path_factory: pytest.
     """The same of two experts, and the profile 96x64x9-b1-nocfg."""
 
     def build(folder: Path) -> None:
-        _build_artifact(two_experts_checkpoint, folder, guidance=(True, False))
+        build_artifact(two_experts_checkpoint, folder, guidance=(True, False))
 
-    return _shared(tmp_path_factory, "two-artifact", build)
+    return shared(tmp_path_factory, "two-artifact", build)
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def ti2v_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of wan2.2-ti2v: a timestep per token, and the residual VAE with the published mean and std."""
     from wanbuild.toy.checkpoint import write_toy
 
-    return _shared(
+    return shared(
         tmp_path_factory, "ti2v-checkpoint", lambda folder: write_toy(folder, "wan2.2-ti2v", seed=0)
     )
 
@@ -84,19 +84,9 @@ def ti2v_artifact(ti2v_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     """
 
     def build(folder: Path) -> None:
-        _build_artifact(ti2v_checkpoint, folder, size=(160, 96), num_frames=13)
+        build_artifact(ti2v_checkpoint, folder, size=(160, 96), num_frames=13)
 
-    return _shared(tmp_path_factory, "ti2v-artifact", build)
-
-
-MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "wan2.1-i2v": {},
-    "wan2.1-flf2v": {},
-    "wan2.2-i2v": {},
-    "wan2.1-vace": {"references": (0, 2)},
-    "wan2.2-animate": {"guidance": (True, False), "num_frames": 13},  # enough to share five
-}
-"""The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``."""
+    return shared(tmp_path_factory, "ti2v-artifact", build)
 
 
 @pytest.fixture(scope="session")
@@ -106,13 +96,13 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     def make(variant: str) -> tuple[Path, Path]:
         from wanbuild.toy.checkpoint import write_toy
 
-        checkpoint = _shared(
+        checkpoint = shared(
             tmp_path_factory, f"{variant}-checkpoint", lambda folder: write_toy(folder, variant, seed=0)
         )
-        artifact = _shared(
+        artifact = shared(
             tmp_path_factory,
             f"{variant}-artifact",
-            lambda folder: _build_artifact(checkpoint, folder, **MEDIA_PROFILES[variant]),
+            lambda folder: build_artifact(checkpoint, folder, **MEDIA_PROFILES[variant]),
         )
         return checkpoint, artifact
 
@@ -122,7 +112,7 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """torch runs on one thread."""
-    import torch_threads
+    from helpers import torch_threads
 
     with torch_threads.one_thread():
         yield
@@ -132,50 +122,6 @@ def one_thread() -> Iterator[None]:
 def artifact_copy(toy_artifact: Path, tmp_path: Path) -> Path:
     """A copy of the toy artifact that the test may damage."""
     return Path(shutil.copytree(toy_artifact, tmp_path / "artifact"))
-
-
-def _build_artifact(
-    checkpoint: Path,
-    folder: Path,
-    size: tuple[int, int] = (96, 64),
-    num_frames: int = 9,
-    guidance: Sequence[bool] = (True,),
-    references: Sequence[int] = (0,),
-) -> None:
-    from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.programs.compile import CompileRequest, compile_artifact
-    from wanbuild.programs.options import BuildOptions
-
-    stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
-    convert(ConvertRequest(checkpoint, folder, stored))
-    options = BuildOptions(dtype="float32")
-    for count in references:
-        request = CompileRequest(
-            folder, ["cpu"], [size], [num_frames], guidance, num_references=count, options=options
-        )
-        compile_artifact(request, print)
-
-
-def _base(factory: pytest.TempPathFactory) -> Path:
-    """The folder that all workers of the test run share."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
-def _shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Makes a folder once for all workers of the test run."""
-    base = _base(factory)
-    folder = base / f"shared-{name}"
-    with FileLock(base / f"shared-{name}.lock"):
-        if not folder.exists():
-            building = base / f"building-{name}"  # so that what failed half-way is not taken for complete
-            shutil.rmtree(building, ignore_errors=True)
-            from compiled_once import compiled_once
-
-            with compiled_once(base / "compiled"):
-                make(building)
-            building.rename(folder)
-    return folder
 
 
 class CommandLine:
@@ -244,7 +190,7 @@ def artifact(toy_artifact: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Takes the place of ``load``, and of the pipeline that it gives."""
-    from fake_pipeline import Fake
+    from helpers.fake_pipeline import Fake
     from wanrun.generation import pipeline
 
     fake = Fake(num_videos=1)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.media_path import LOOPS, Case, MediaPath
-from pictures import picture, pictures, write_folder
+from helpers.media_path import LOOPS, Case, MediaPath
+from helpers.pictures import picture, pictures, write_folder
 from wanbuild.toy.media import sample_mask
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.

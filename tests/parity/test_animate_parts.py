@@ -17,9 +17,9 @@ from diffusers.models.transformers.transformer_wan_animate import (
 )
 from flax import nnx
 
-from parity.animate_reference import SIZES, as_reference, config, faces, randomised
-from parity.naive import load_params
-from parity.reference_models import relative_error
+from helpers.animate_reference import SIZES, as_reference, config, faces, randomised
+from helpers.naive import load_params
+from helpers.reference_models import relative_error
 from wanbuild.config import parse_config
 from wanbuild.mapping.animate import FACE_RULES, MOTION_RULES
 from wanbuild.mapping.rules import Rule

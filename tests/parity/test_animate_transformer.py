@@ -11,9 +11,9 @@ import pytest
 import torch
 from diffusers import WanAnimateTransformer3DModel
 
-from parity.animate_reference import SIZES, as_reference, config, faces, randomised
-from parity.naive import load_params
-from parity.reference_models import relative_error
+from helpers.animate_reference import SIZES, as_reference, config, faces, randomised
+from helpers.naive import load_params
+from helpers.reference_models import relative_error
 from wanbuild.mapping.animate import ANIMATE_RULES
 from wanbuild.models.animate import AnimateTransformer
 from wanbuild.models.attention import blocked_attention

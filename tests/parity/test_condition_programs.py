@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from parity.reference_models import relative_error
+from helpers.reference_models import relative_error
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Kernels, Shape
 from wanbuild.programs.spec import ProgramSpec

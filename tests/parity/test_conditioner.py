@@ -25,7 +25,7 @@ from diffusers import (
 )
 from PIL import Image
 
-from parity.vae_reference import ALL, FAST_COMPILE, TOLERANCE, Pair, decoded, pair, program, relative_error
+from helpers.vae_reference import ALL, FAST_COMPILE, TOLERANCE, Pair, decoded, pair, program, relative_error
 from wanbuild.programs.conditioner import CONDITIONERS, Conditioner
 
 WIDTH, HEIGHT, FRAMES = 48, 32, 21

@@ -16,9 +16,9 @@ import torch
 from jax import export
 from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithProjection
 
-from parity.naive import load_params
-from parity.reference_models import randomise, relative_error
-from published_shapes import reference_shapes
+from helpers.naive import load_params
+from helpers.published_shapes import reference_shapes
+from helpers.reference_models import randomise, relative_error
 from wanbuild.components import KINDS
 from wanbuild.mapping.clip import CLIP_RULES
 from wanbuild.mapping.engine import assign

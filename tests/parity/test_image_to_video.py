@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.media_path import LOOPS, Case, MediaPath
-from parity.whole_path import SOLVERS
-from pictures import picture
+from helpers.media_path import LOOPS, Case, MediaPath
+from helpers.pictures import picture
+from helpers.whole_path import SOLVERS
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

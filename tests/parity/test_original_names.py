@@ -9,8 +9,8 @@ import pytest
 import torch
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 
-from original_checkpoint import linear, original_config, original_keys
-from published_shapes import reference_shapes
+from helpers.original_checkpoint import linear, original_config, original_keys
+from helpers.published_shapes import reference_shapes
 from wanbuild.mapping.original import (
     MODULES,
     PARAMETERS,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from parity.reference_models import relative_error
-from parity.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
+from helpers.reference_models import relative_error
+from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
 from wanbuild.check.reference_pipeline import load_reference
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact

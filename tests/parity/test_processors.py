@@ -19,7 +19,7 @@ from diffusers.utils import load_image, load_video
 from diffusers.video_processor import VideoProcessor
 from PIL import Image
 
-from pictures import ffmpeg, picture, pictures, pixels, write_variable, write_video
+from helpers.pictures import ffmpeg, picture, pictures, pixels, write_variable, write_video
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from published_shapes import reference_shapes
+from helpers.published_shapes import reference_shapes
 from wanbuild.components import kind_of
 from wanbuild.mapping.engine import assign
 from wanbuild.toy.published import Config

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import UMT5Config, UMT5EncoderModel
 
-from parity.naive import load_params
-from parity.reference_models import randomise, relative_error
+from helpers.naive import load_params
+from helpers.reference_models import randomise, relative_error
 from wanbuild.mapping.umt5 import UMT5_RULES
 from wanbuild.models.params import bind
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder, relative_position_buckets

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import wanrun
-from conftest import _shared
-from parity.reference_models import relative_error
+from helpers.artifacts import shared
+from helpers.reference_models import relative_error
 from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.engine import assign
@@ -56,7 +56,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         for dtype in ("float32", "bfloat16"):
             convert(ConvertRequest(folder / "checkpoint", folder / dtype, {"text_encoder": dtype}))
 
-    return _shared(tmp_path_factory, "torch-text", make).joinpath
+    return shared(tmp_path_factory, "torch-text", make).joinpath
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
-from parity.naive import load_params
-from parity.reference_models import randomise, relative_error
+from helpers.naive import load_params
+from helpers.reference_models import randomise, relative_error
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.models import attention as attention_module
 from wanbuild.models.attention import blocked_attention

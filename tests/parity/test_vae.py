@@ -15,8 +15,8 @@ import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock
 
-from parity.naive import load_params
-from parity.vae_reference import (
+from helpers.naive import load_params
+from helpers.vae_reference import (
     ALL,
     FAST_COMPILE,
     TOLERANCE,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers.models.autoencoders import autoencoder_kl_wan as diffusers_vae
 
-from parity.vae_reference import ALL, TOLERANCE, Pair, decoded, encoded, pair, relative_error
+from helpers.vae_reference import ALL, TOLERANCE, Pair, decoded, encoded, pair, relative_error
 from wanbuild.config import parse_config
 from wanbuild.models import vae_residual
 from wanbuild.models.params import bind

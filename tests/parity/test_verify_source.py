@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from damage import linked
+from helpers.damage import linked
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fake_pipeline import write_lines
-from parity.reference_models import relative_error
-from parity.whole_path import LATENTS, NEGATIVE, PROMPT, Reference, reference, within_one_level
+from helpers.fake_pipeline import write_lines
+from helpers.reference_models import relative_error
+from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, Reference, reference, within_one_level
 from wanbuild.check.reference_pipeline import load_reference
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stored_weights import Stored, convert_transformer, write_plain
+from helpers.stored_weights import Stored, convert_transformer, write_plain
 from wanrun.artifact.manifest import Parameter
 from wanrun.loading.restore import Restore
 

@@ -1,0 +1,397 @@
+"""Conversion against a naive one: all is loaded with torch, renamed and stacked by hand, cast by torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.original_checkpoint import original_keys
+from wanbuild.conversion import writer as writer_module
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.mapping.original import diffusers_names
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_VARIANTS
+from wanrun.artifact import layout as layout_module
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.errors import SourceError
+
+COMPONENTS = ("transformer", "vae", "text_encoder")
+DEFAULT: dict[str, str | None] = {}
+ALL_FLOAT32: dict[str, str | None] = dict.fromkeys((*COMPONENTS, "image_encoder"), "float32")
+SOURCE_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+State = dict[str, torch.Tensor]
+
+
+# --- the naive conversion ---------------------------------------------------------------------------------
+
+
+def load_state(folder: Path) -> State:
+    state: State = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        state |= load_file(file)
+    return state
+
+
+def rename_transformer(key: str) -> str:
+    for old, new in (
+        (".to_out.0.", ".to_out."),
+        (".ffn.net.0.proj.", ".ffn.up."),
+        (".ffn.net.2.", ".ffn.down."),
+        (".image_embedder.ff.net.0.proj.", ".image_embedder.up."),
+        (".image_embedder.ff.net.2.", ".image_embedder.down."),
+        ("vace_blocks.0.proj_in.", "vace_proj_in."),
+        (".act_fn.", "."),
+    ):
+        key = key.replace(old, new)
+    return key.replace(".", "/")
+
+
+def rename_image_encoder(key: str) -> str:
+    for old, new in (
+        ("vision_model.", ""),
+        ("embeddings.", ""),
+        ("position_embedding.weight", "position_embedding"),
+        ("pre_layrnorm", "pre_norm"),
+        ("post_layernorm", "post_norm"),
+        ("encoder.layers.", "blocks."),
+        ("layer_norm1", "attn_norm"),
+        ("layer_norm2", "mlp_norm"),
+        ("self_attn.", ""),
+        ("mlp.", ""),
+        ("_proj.", "."),
+    ):
+        key = key.replace(old, new)
+    return key.replace(".", "/")
+
+
+def rename_text_encoder(key: str) -> str:
+    if key == "shared.weight":
+        return "shared"
+    for old, new in (
+        ("encoder.block.", "blocks."),
+        ("layer.0.SelfAttention.relative_attention_bias.weight", "relative_attention_bias"),
+        ("layer.0.SelfAttention.", ""),
+        ("layer.0.layer_norm", "attn_norm"),
+        ("layer.1.DenseReluDense.", ""),
+        ("layer.1.layer_norm", "ff_norm"),
+        ("encoder.final_layer_norm", "final_norm"),
+    ):
+        key = key.replace(old, new)
+    return key.replace(".", "/")
+
+
+def rename_vae(key: str) -> str:
+    return (
+        key.replace(".upsamplers.0.", ".upsampler.").replace(".resample.1.", ".resample.").replace(".", "/")
+    )
+
+
+def layout_transformer(path: str, x: torch.Tensor) -> torch.Tensor:
+    if re.fullmatch(r"motion_encoder/(res_blocks/\d+/)?conv\w*/weight", path):
+        return torch.einsum("oihw->hwio", x).contiguous()
+    return x.flatten(1) if re.fullmatch(r"\w*patch_embedding/weight|face_encoder/conv\w+/weight", path) else x
+
+
+def layout_vae(path: str, x: torch.Tensor) -> torch.Tensor:
+    if path.endswith("gamma"):
+        return x.flatten()
+    if path.endswith("bias"):
+        return x
+    if all(size == 1 for size in x.shape[2:]):  # a 1x1 convolution is a matrix
+        return x.flatten(1)
+    return torch.einsum("oi...->...io", x).contiguous()
+
+
+def layout_text_encoder(path: str, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+RENAME: dict[str, Callable[[str], str]] = {
+    "transformer": rename_transformer,
+    "transformer_2": rename_transformer,
+    "vae": rename_vae,
+    "text_encoder": rename_text_encoder,
+    "image_encoder": rename_image_encoder,
+}
+LAYOUT: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
+    "transformer": layout_transformer,
+    "transformer_2": layout_transformer,
+    "vae": layout_vae,
+    "text_encoder": layout_text_encoder,
+    "image_encoder": layout_transformer,
+}
+# What stays in float32 where the weights are bfloat16.
+TRANSFORMER_KEPT = re.compile(r".*norm.*|condition_embedder/.*|.*scale_shift_table|.*motion_synthesis_weight")
+KEPT = {
+    "transformer": TRANSFORMER_KEPT,
+    "transformer_2": TRANSFORMER_KEPT,
+    "vae": re.compile(r".*"),
+    "text_encoder": re.compile(r".*norm.*|.*relative_attention_bias"),
+    "image_encoder": re.compile(r".*norm.*|class_embedding|position_embedding"),
+}
+
+
+def naive(component: str, folder: Path, all_float32: bool) -> dict[str, torch.Tensor]:
+    """Parameter by path; the layers of a stack, in order, along a new first axis."""
+    layers: dict[str, dict[int, torch.Tensor]] = {}
+    result: dict[str, torch.Tensor] = {}
+    for key, value in load_state(folder).items():
+        path = RENAME[component](key)
+        match = re.fullmatch(r"(blocks|vace_blocks|face_adapter)/(\d+)/(.+)", path)
+        path = f"{match[1]}/{match[3]}" if match else path
+        kept = all_float32 or KEPT[component].fullmatch(path)
+        value = LAYOUT[component](path, value).to(torch.float32 if kept else torch.bfloat16)
+        if match:
+            layers.setdefault(path, {})[int(match[2])] = value
+        else:
+            result[path] = value
+    for path, rows in layers.items():
+        stack = np.stack([rows[i].view(bits_of(rows[i].dtype)).numpy() for i in range(len(rows))])
+        result[path] = torch.from_numpy(stack).view(rows[0].dtype)
+    return result
+
+
+def bits_of(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype.itemsize == 4 else torch.int16
+
+
+def assert_equals_naive(artifact: Path, checkpoint: Path, all_float32: bool) -> None:
+    """Every component, as plain Orbax restores it, bit for bit."""
+    manifest = read_manifest(artifact)
+    assert set(manifest.components) == {path.parent.name for path in checkpoint.glob("*/*.safetensors")}
+    for name, component in manifest.components.items():
+        expected = naive(name, checkpoint / name, all_float32)
+        leaves = jax.tree_util.tree_leaves_with_path(
+            ocp.PyTreeCheckpointer().restore(artifact / component.folder)
+        )
+        found = {"/".join(key.key for key in path): leaf for path, leaf in leaves}
+        assert found.keys() == expected.keys() == component.parameters.keys()
+        for path, value in expected.items():
+            assert found[path].dtype.name == str(value.dtype).removeprefix("torch."), path
+            assert found[path].shape == tuple(value.shape), path
+            bits = value.contiguous().view(bits_of(value.dtype)).numpy()
+            assert found[path].tobytes() == bits.tobytes(), path
+
+
+def wild_values(shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Random bit patterns: every exponent, subnormal numbers, both signs, ties; all finite in bfloat16."""
+    bits = bits_of(dtype)
+    largest = {torch.float32: 0x7F7F7FFF, torch.float16: 0x7BFF, torch.bfloat16: 0x7F7F}[dtype]
+    value = torch.randint(0, largest + 1, shape, dtype=bits, generator=generator)
+    if dtype == torch.float32:  # half of them exactly between two bfloat16 numbers
+        ties = torch.rand(shape, generator=generator) < 0.5
+        value = torch.where(ties, (value & 0x7FFF0000) | 0x8000, value).clamp(max=largest)
+    sign = torch.randint(0, 2, shape, dtype=torch.bool, generator=generator)
+    return torch.where(sign, value | torch.iinfo(bits).min, value).view(dtype)
+
+
+def write_wild(checkpoint: Path, variant: str, dtype: str, shards: int) -> None:
+    """A toy whose every tensor holds random bit patterns; ``mixed`` has three dtypes in each file."""
+    write_toy(checkpoint, variant, seed=3, dtype="float32" if dtype == "mixed" else dtype, shards=shards)
+    generator = torch.Generator().manual_seed(5)
+    for file in checkpoint.rglob("*.safetensors"):
+        state = load_file(file)
+        kept = [SOURCE_DTYPES[dtype]] if dtype in SOURCE_DTYPES else list(SOURCE_DTYPES.values())
+        if dtype == "mixed":
+            kinds = itertools.cycle(SOURCE_DTYPES.values())
+            state = {key: value.to(next(kinds)) for key, value in state.items()}
+        assert {value.dtype for value in state.values()} == set(kept[: len(state)])
+        wild = {key: wild_values(x.shape, x.dtype, generator) for key, x in state.items()}
+        save_file(wild, file, metadata={"format": "pt"})
+    assert len(list((checkpoint / "transformer").glob("*.safetensors"))) == shards
+
+
+def kinds_of_source() -> list[Any]:
+    """(variant, dtype, shards): all of the first variant; the others differ in their names alone."""
+    first, *others = TOY_VARIANTS
+    every = itertools.product([first], [*SOURCE_DTYPES, "mixed"], [1, 3])
+    return [*every, *itertools.product(others, ["mixed"], [1, 3])]
+
+
+@pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
+@pytest.mark.parametrize(("variant", "dtype", "shards"), kinds_of_source())
+def test_conversion_equals_the_naive_one(
+    tmp_path: Path, variant: str, dtype: str, shards: int, dtypes: Mapping[str, str | None]
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    write_wild(checkpoint, variant, dtype, shards)
+    convert(ConvertRequest(checkpoint, tmp_path / "artifact", dtypes, threads=2))
+    assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
+
+
+@pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
+@pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.1-flf2v", "wan2.1-vace"])
+def test_the_original_naming_equals_the_naive_conversion(
+    tmp_path: Path, variant: str, dtypes: Mapping[str, str | None]
+) -> None:
+    """One file of mixed dtypes, which has the original names, beside the other components."""
+    checkpoint = tmp_path / "checkpoint"
+    write_wild(checkpoint, variant, "mixed", 1)
+    original = shutil.copytree(checkpoint, tmp_path / "original")
+    (file,) = (original / "transformer").glob("*.safetensors")
+    state = load_file(file)
+    config = json.loads((original / "transformer" / "config.json").read_text())
+    names = diffusers_names(original_keys(config))
+    assert set(names.values()) == set(state)
+    save_file({f"model.{key}": state[name] for key, name in names.items()}, original / "wan.safetensors")
+    file.unlink()
+    convert(ConvertRequest(original, tmp_path / "artifact", dtypes, threads=2))
+    assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
+
+
+def test_large_layouts_equal_the_naive_conversion(
+    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk file per layer, large arrays split, and several blocks a row: what published sizes have."""
+    monkeypatch.setattr(layout_module, "SMALL_BYTES", 0)
+    monkeypatch.setattr(layout_module, "LARGE_BYTES", 2000)
+    monkeypatch.setattr(writer_module, "BLOCK_ITEMS", 100)
+    manifest = convert(ConvertRequest(toy_checkpoint, tmp_path / "artifact"))
+    transformer, text = (manifest.components[name].parameters for name in ("transformer", "text_encoder"))
+    assert transformer["blocks/ffn/up/weight"].layout.chunks == 3
+    assert text["shared"].layout.chunks > 3
+    assert_equals_naive(tmp_path / "artifact", toy_checkpoint, all_float32=False)
+
+
+def test_the_manifest_says_what_was_converted(toy_artifact: Path, toy_checkpoint: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    for name in COMPONENTS:
+        config = json.loads((toy_checkpoint / name / "config.json").read_text())
+        assert manifest.configs[name] == config
+        assert manifest.components[name].folder == f"weights/{name}"
+    tokenizer = toy_artifact / str(manifest.tokenizer["file"])
+    assert tokenizer.read_bytes() == (toy_checkpoint / "tokenizer" / "tokenizer.json").read_bytes()
+    assert set(manifest.source["files"]) >= {f"{name}/config.json" for name in COMPONENTS}
+
+
+# --- the same source, the same artifact -------------------------------------------------------------------
+
+
+def checksums(manifest: Manifest) -> dict[str, Any]:
+    return {name: component.as_json() for name, component in manifest.components.items()}
+
+
+@pytest.fixture(scope="module")
+def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with the default dtypes, one thread. Not to be changed."""
+    artifact = tmp_path_factory.mktemp("converted") / "artifact"
+    convert(ConvertRequest(toy_checkpoint, artifact, threads=1))
+    return artifact
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_conversion_is_deterministic(converted: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
+    """With other threads, from another place and into another place: the same bytes, but for the times."""
+    elsewhere = shutil.copytree(toy_checkpoint, tmp_path / "a" / "copied checkpoint")
+    convert(ConvertRequest(elsewhere, tmp_path / "other", threads=3))
+    first, second = read_manifest(converted), read_manifest(tmp_path / "other")
+    assert checksums(first) == checksums(second)
+    assert first.content_digest == second.content_digest
+    files, others = files_of(converted), files_of(tmp_path / "other")
+    assert files.keys() == others.keys()
+    assert [name for name in files if files[name] != others[name]] in ([], [MANIFEST])
+    assert first.changed(times={}).as_json() == second.changed(times={}).as_json()
+
+
+def test_the_manifest_holds_no_absolute_path(converted: Path, toy_checkpoint: Path) -> None:
+    text = (converted / MANIFEST).read_text()
+    for folder in (converted, toy_checkpoint):
+        for parent in (folder, *folder.parents[:-1]):
+            assert f'"{parent}' not in text
+            assert f"{parent}/" not in text
+
+
+def test_what_changes_the_digest(converted: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
+    digests = {"as it is": read_manifest(converted).content_digest}
+
+    def add(name: str, checkpoint: Path, **options: Any) -> Manifest:
+        manifest = convert(ConvertRequest(checkpoint, tmp_path / name, **options))
+        digests[name] = manifest.content_digest
+        return manifest
+
+    add("transformer dtype", toy_checkpoint, dtypes={"transformer": "float32"})
+    add("text dtype", toy_checkpoint, dtypes={"text_encoder": "float32"})
+    add("negative prompt", toy_checkpoint, negative_prompt="blurred")
+    shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
+    state = load_file(file := tmp_path / "checkpoint" / "vae" / "diffusion_pytorch_model.safetensors")
+    bits = state["decoder.conv_out.bias"].view(torch.int32)
+    bits[1] ^= 1  # the last bit of one weight
+    save_file(state, file, metadata={"format": "pt"})
+    changed = add("one bit", tmp_path / "checkpoint")
+    assert len(set(digests.values())) == len(digests)
+    before, after = (
+        m.components["vae"].parameters["decoder/conv_out/bias"] for m in (read_manifest(converted), changed)
+    )
+    assert before.crc32c != after.crc32c
+    assert before.sha256 != after.sha256
+
+
+# --- sources that are refused -----------------------------------------------------------------------------
+
+
+def set_weight(checkpoint: Path, component: str, key: str, value: float) -> None:
+    (file,) = (checkpoint / component).glob("*.safetensors")
+    state = load_file(file)
+    state[key].view(-1)[-1] = value
+    save_file(state, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("component", "key", "value"),
+    [
+        ("transformer", "blocks.2.ffn.net.0.proj.weight", float("nan")),
+        ("transformer", "blocks.1.norm2.bias", float("-inf")),
+        ("text_encoder", "shared.weight", 3.4e38),  # finite, and infinite in bfloat16
+        ("vae", "decoder.conv_out.bias", float("inf")),
+    ],
+)
+def test_a_value_that_is_not_finite(
+    toy_checkpoint: Path, converted: Path, tmp_path: Path, component: str, key: str, value: float
+) -> None:
+    """It is refused by name, and a forced conversion leaves the artifact that was there."""
+    checkpoint = shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
+    set_weight(checkpoint, component, key, value)
+    artifact = shutil.copytree(converted, tmp_path / "artifact")
+    before = files_of(artifact)
+    with pytest.raises(SourceError, match=rf"{re.escape(key)} has a value that is not finite") as caught:
+        convert(ConvertRequest(checkpoint, artifact, force=True))
+    assert caught.value.exit_code == 4
+    assert files_of(artifact) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "checkpoint"]
+
+
+def test_all_misfits_are_listed(toy_checkpoint: Path, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
+    for component, dropped in (("transformer", "blocks.1.norm2.bias"), ("vae", "decoder.conv_in.weight")):
+        (file,) = (checkpoint / component).glob("*.safetensors")
+        state = load_file(file)
+        state[f"{dropped}_old"] = state.pop(dropped)
+        save_file(state, file, metadata={"format": "pt"})
+    with pytest.raises(SourceError, match="does not fit its config") as caught:
+        convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
+    for part in (
+        "unexpected key blocks.1.norm2.bias_old",
+        "missing key for blocks/norm2/bias, layers 1",
+        "unexpected key decoder.conv_in.weight_old",
+        "missing key for decoder/conv_in/weight",
+    ):
+        assert part in str(caught.value)
+    assert list(tmp_path.iterdir()) == [checkpoint]

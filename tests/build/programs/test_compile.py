@@ -1,0 +1,202 @@
+"""What compile adds to an artifact, and that golden/ is recorded and replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.damage import PROGRAMS
+from wanbuild.check import verify
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.compile import CompileRequest, compile_artifact, export_program
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.targets import resolve_target
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.media import sample_media
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.errors import UsageError, VerificationError
+
+PROFILE = "96x64x9-b1-cfg"
+REPOSITORY = Path(__file__).parents[3]
+
+
+def compile_again(artifact: Path, **changes: Any) -> tuple[Manifest, list[str]]:
+    """Compiles the toy artifact's own profile again; returns the manifest and what was reported."""
+    lines: list[str] = []
+    request = CompileRequest(
+        artifact, ["cpu"], [(96, 64)], [9], [True], options=BuildOptions(dtype="float32")
+    )
+    return compile_artifact(dataclasses.replace(request, **changes), lines.append), lines
+
+
+def listed_files(artifact: Path, manifest: Manifest) -> set[Path]:
+    programs = {
+        artifact / program.file
+        for profile in manifest.profiles.values()
+        for by_name in profile.programs.values()
+        for program in by_name.values()
+    }
+    return programs | {
+        artifact / target.folder / entry.file
+        for target in manifest.targets.values()
+        for by_name in target.executables.values()
+        for entry in by_name.values()
+    }
+
+
+def files_below(artifact: Path) -> set[Path]:
+    folders = (artifact / "programs", artifact / "executables")
+    return {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:
+    before = read_manifest(artifact_copy)
+    stray = artifact_copy / "executables" / "cpu" / "jit_stray-0-cache"
+    stray.write_bytes(b"left by a killed build")
+    after, lines = compile_again(artifact_copy)
+    assert len(lines) == len(PROGRAMS) and all("up to date" in line for line in lines)
+    assert after.content_digest == before.content_digest
+    assert after.targets["cpu"].executables == before.targets["cpu"].executables
+    assert files_below(artifact_copy) == listed_files(artifact_copy, after)
+
+
+def test_programs_hold_no_paths(toy_artifact: Path) -> None:
+    """The same program has the same digest wherever the toolchain is installed."""
+    files = list((toy_artifact / "programs").rglob("*.stablehlo"))
+    assert len(files) == len(PROGRAMS)
+    for file in files:
+        data = file.read_bytes()
+        assert b".py" not in data and str(REPOSITORY).encode() not in data and b"site-packages" not in data
+    manifest = (toy_artifact / "manifest.json").read_text()
+    assert str(toy_artifact) not in manifest and str(REPOSITORY) not in manifest
+
+
+def test_the_manifest_says_what_a_program_takes(toy_artifact: Path) -> None:
+    programs = read_manifest(toy_artifact).profiles[PROFILE].programs["cpu"]
+    assert set(programs) == set(PROGRAMS)
+    assert programs["encode_text_64"].avals["outputs"]["embeddings"] == "float32[1,64,32]"
+    step = programs["denoise_step"]
+    assert [step.inputs[index] for index in step.donate] == ["latents", "history"]
+    assert step.avals["inputs"]["guidance_scale"] == "float32[]"
+    assert step.avals["inputs"]["latents"] == "float32[1,16,3,8,12]"
+    assert programs["decode_video"].avals["outputs"]["frames"] == "uint8[9,64,96,3]"
+
+
+def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -> ProgramBuilder:
+    shape = Shape(*size, frames, 1, guidance=True)
+    return ProgramBuilder(manifest, shape, BuildOptions(loop="step"), resolve_target("cpu").kernels)
+
+
+def test_an_artifact_from_before_images(ti2v_checkpoint: Path, tmp_path: Path) -> None:
+    """Its manifest says nothing of media: it makes videos from text, with one timestep for all tokens."""
+    manifest = convert(ConvertRequest(ti2v_checkpoint, tmp_path / "artifact"))
+    later = builder(manifest, 5).denoise_step()
+    assert {"condition", "frame_mask"} <= set(later.inputs)
+    facts = {name: fact for name, fact in manifest.model.items() if name not in ("inputs", "leading_latents")}
+    programs = {spec.name: spec for spec in builder(manifest.changed(model=facts), 5).programs()}
+    assert "encode_video" not in programs
+    step = programs["denoise_step"]
+    assert not {"condition", "frame_mask"} & set(step.inputs)
+    assert export_program(step, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("variant", "frames", "message"),
+    [
+        ("wan2.2-animate", 1, "1 frames cannot be built; expected 5 or more: a segment .*; found 1; use 5"),
+        ("wan2.1-flf2v", 1, "expected 5 or more: the first and the last one may be given; found 1; use 5"),
+        ("wan2.2-i2v", 1, "expected 5 or more: the first and the last one may be given; found 1; use 5"),
+        ("wan2.2-animate", 0, r"0 frames cannot be built; expected 4n \+ 1 frames"),
+        ("wan2.1-i2v", 1, None),
+        ("wan2.2-animate", 5, None),
+    ],
+)
+def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | None) -> None:
+    write_toy(tmp_path / "toy", variant)
+    manifest = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
+    if message is None:
+        assert builder(manifest, frames).latent_shape[1:] == (8, 12)
+        return
+    with pytest.raises(UsageError, match=message):
+        builder(manifest, frames)
+    request = CompileRequest(tmp_path / "artifact", ["cpu"], [(96, 64)], [9, frames])
+    with pytest.raises(UsageError, match=message):
+        compile_artifact(request, print)
+    assert not (tmp_path / "artifact" / "programs").exists()
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_samples_of_few_frames(frames: int) -> None:
+    """Two fewer than a segment has, so that it is filled up, and one at least."""
+    inputs = {"image": "required", "pose_video": "required", "mask_video": "replace"}
+    manifest = types.SimpleNamespace(model={"task": "animate", "inputs": inputs})
+    profile = types.SimpleNamespace(width=96, height=64, num_frames=frames, num_references=0)
+    media = sample_media(manifest, profile, mode="replace")  # type: ignore[arg-type]
+    assert media is not None
+    for video in (media.pose_video, media.mask_video):
+        assert isinstance(video, list) and len(video) == max(1, frames - 2)
+
+
+@pytest.mark.parametrize("option", ["vae_decode_chunk", "vae_encode_chunk", "max_steps"])
+def test_options_that_are_out_of_range(option: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is out of range; .*; found 0"):
+        BuildOptions(**{option: 0})  # type: ignore[arg-type]
+
+
+def test_golden(artifact_copy: Path) -> None:
+    """Recorded, replayed with equal digests, and a change of what is computed is noticed."""
+    lines: list[str] = []
+    verify.record(artifact_copy, lines.append)
+    manifest = read_manifest(artifact_copy)
+    file = artifact_copy / manifest.golden[PROFILE]["file"]
+    assert verify.replay(artifact_copy, lines.append) == {PROFILE: "digests equal"}
+
+    golden = verify.Golden.from_json(json.loads(file.read_text()))
+    other = dataclasses.replace(golden, latents_sha256="0" * 64)
+    with pytest.raises(VerificationError, match="latents_sha256 differs"):
+        verify.compare(golden, other)
+
+    elsewhere = dataclasses.replace(golden, machine={**golden.machine, "machine": "elsewhere"})
+    noise = np.random.default_rng(0).standard_normal(len(golden.samples))
+    near = dataclasses.replace(elsewhere, samples=tuple(np.asarray(golden.samples) * (1 + 1e-6 * noise)))
+    assert "another kind of machine" in verify.compare(golden, near)
+    far = dataclasses.replace(elsewhere, samples=tuple(np.asarray(golden.samples) * (1 + 1e-2 * noise)))
+    with pytest.raises(VerificationError, match=r"at most 0\.0001"):
+        verify.compare(golden, far)
+    nan = dataclasses.replace(elsewhere, samples=tuple(np.asarray(golden.samples) * np.nan))
+    with pytest.raises(VerificationError):
+        verify.compare(golden, nan)
+
+
+def test_an_entry_that_cannot_be_written_is_an_error(
+    artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX only warns, and keeps the first part of the entry."""
+    from jax._src import lru_cache
+
+    before = read_manifest(artifact_copy)
+
+    def cut_short(self: Any, key: str, value: bytes) -> None:
+        (Path(str(self.path)) / f"{key}-cache").write_bytes(value[:1000])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lru_cache.LRUCache, "put", cut_short)
+    with pytest.raises(OSError, match="No space left"):
+        compile_again(artifact_copy, sizes=[(32, 32)])
+    assert read_manifest(artifact_copy) == before
+    assert not list((artifact_copy / "executables").glob(".building-*"))
+
+
+def test_record_through_a_link(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is the artifact's, whatever it is called."""
+    monkeypatch.chdir(artifact_copy)
+    verify.record(Path(), print)
+    assert read_manifest(artifact_copy).golden

@@ -1,0 +1,202 @@
+"""Converting a checkpoint of two experts: each from its own weights, with its own LoRAs, all read once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from helpers.original_checkpoint import original_keys
+from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.mapping.original import diffusers_names
+from wanbuild.source.checkpoint import SourceComponent, open_source
+from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.manifest import read_manifest
+from wanrun.console import run
+from wanrun.denoising.schedule import boundary_between, schedule
+from wanrun.errors import UsageError
+
+EXPERTS = ("transformer", "transformer_2")
+KEY, PATH, LAYER = "blocks.1.attn1.to_q.weight", "blocks/attn1/to_q/weight", 1
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy of two experts, in three shards a component. Not to be changed."""
+    folder = tmp_path_factory.mktemp("experts") / "checkpoint"
+    write_toy(folder, "wan2.2-t2v", shards=3)
+    return folder
+
+
+def restored(artifact: Path, component: str) -> dict[str, np.ndarray]:
+    """Every parameter of a component by path, as plain Orbax reads it."""
+    tree = ocp.PyTreeCheckpointer().restore(artifact / "weights" / component)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/".join(key.key for key in path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def stored(checkpoint: Path, component: str, key: str) -> np.ndarray:
+    with open_source(checkpoint) as source:
+        return source.component(component).array(key).copy()
+
+
+def test_the_manifest_of_two_experts(checkpoint: Path, tmp_path: Path) -> None:
+    manifest = convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
+    assert manifest.model["variant"] == "wan2.2-t2v" and manifest.model["task"] == "t2v"
+    assert manifest.model["boundary_ratio"] == 0.875
+    defaults = manifest.model["defaults"]
+    assert (defaults["num_steps"], defaults["guidance_scale"], defaults["guidance_scale_2"]) == (40, 4.0, 3.0)
+    first, second = (manifest.components[name] for name in EXPERTS)
+    layouts = [{path: p.layout for path, p in expert.parameters.items()} for expert in (first, second)]
+    assert layouts[0] == layouts[1] and manifest.dtypes["transformer"] == manifest.dtypes["transformer_2"]
+    assert not {p.sha256 for p in first.parameters.values()} & {p.sha256 for p in second.parameters.values()}
+    assert {f"{name}/config.json" for name in EXPERTS} <= manifest.source["files"].keys()
+
+
+def test_the_manifest_of_ti2v(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy", "wan2.2-ti2v")
+    model = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact")).model
+    assert (model["task"], model["latent_channels"], model["vae_spatial"]) == ("ti2v", 48, 16)
+    assert model["expand_timesteps"] is True and model["boundary_ratio"] is None
+    assert (model["defaults"]["fps"], model["defaults"]["num_steps"]) == (24, 50)
+    assert "guidance_scale_2" not in model["defaults"]
+
+
+def test_every_byte_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: Counter[tuple[str, str, int, int]] = Counter()
+    read = SourceComponent.read
+
+    def counted(self: SourceComponent, key: str, begin: int, out: np.ndarray) -> None:
+        ranges[self.name, key, begin, begin + out.nbytes] += 1
+        read(self, key, begin, out)
+
+    def whole(self: SourceComponent, key: str) -> np.ndarray:
+        raise AssertionError(f"{self.name} {key} is read whole")
+
+    monkeypatch.setattr(SourceComponent, "read", counted)
+    monkeypatch.setattr(SourceComponent, "array", whole)
+    convert(ConvertRequest(checkpoint, tmp_path / "artifact", threads=3))
+    assert set(ranges.values()) == {1}
+    with open_source(checkpoint) as source:
+        found: Counter[tuple[str, str]] = Counter()
+        for name, key, begin, end in ranges:
+            found[name, key] += end - begin
+        assert found == {
+            (name, key): component.entry(key).nbytes
+            for name, component in source.components.items()
+            for key in component.keys
+        }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_option_sets_the_dtype_of_both(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+    artifact = tmp_path / "artifact"
+    arguments = ["convert", checkpoint, "--artifact", artifact, "--weights-dtype", dtype]
+    assert run(wanbuild, list(map(str, arguments))) == 0
+    for name in EXPERTS:
+        value, expected = restored(artifact, name)[PATH][LAYER], stored(checkpoint, name, KEY)
+        assert value.dtype.name == dtype
+        assert np.array_equal(value, expected.astype(value.dtype))
+
+
+def test_experts_of_two_dtypes_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    request = ConvertRequest(
+        checkpoint, tmp_path / "artifact", {"transformer": "float32", "transformer_2": "bfloat16"}
+    )
+    with pytest.raises(UsageError, match=r"the experts' weights .* one dtype.*found transformer_2"):
+        convert(request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def lora_file(path: Path, seed: int) -> np.ndarray:
+    """Writes a LoRA of one matrix, rank 3; returns its delta in float64."""
+    rng = np.random.default_rng(seed)
+    down, up = (rng.standard_normal(shape, np.float32) / 8 for shape in ((3, 40), (40, 3)))
+    name = f"transformer.{KEY.removesuffix('.weight')}"
+    save_file({f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, path)
+    return up.astype(np.float64) @ down
+
+
+def test_loras_of_both_experts_and_of_each(checkpoint: Path, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.safetensors" for name in ("both", "high", "low")]
+    both, high, low = (lora_file(path, seed) for seed, path in enumerate(files))
+    artifact = tmp_path / "artifact"
+    options = ["--lora", f"{files[0]}:0.5", "--lora-high", files[1], "--lora-low", f"{files[2]}:-2"]
+    arguments = ["convert", checkpoint, "--artifact", artifact, "--weights-dtype", "float32", *options]
+    assert run(wanbuild, list(map(str, arguments))) == 0
+    records = read_manifest(artifact).loras
+    assert [(r["file"], r["scale"], r["component"]) for r in records] == [
+        ("both.safetensors", 0.5, None),
+        ("high.safetensors", 1.0, "transformer"),
+        ("low.safetensors", -2.0, "transformer_2"),
+    ]
+    for name, delta in (("transformer", 0.5 * both + high), ("transformer_2", 0.5 * both - 2 * low)):
+        found = restored(artifact, name)[PATH]
+        expected = stored(checkpoint, name, KEY) + delta
+        # One rounding of the delta and one of the sum.
+        assert np.abs(found[LAYER] - expected).max() < 3e-7 * np.abs(expected).max()
+        for layer in (0, 2):  # which no LoRA changes
+            key = KEY.replace(f".{LAYER}.", f".{layer}.")
+            assert np.array_equal(found[layer], stored(checkpoint, name, key))
+
+
+def test_both_experts_in_the_original_naming(tmp_path: Path) -> None:
+    """One file of any name in each folder gives the parameters that diffusers' names give."""
+    plain, original = tmp_path / "plain", tmp_path / "original"
+    write_toy(plain, "wan2.2-t2v")
+    shutil.copytree(plain, original)
+    for name in EXPERTS:
+        (file,) = (original / name).glob("*.safetensors")
+        state = load_file(file)
+        names = diffusers_names(original_keys(json.loads((original / name / "config.json").read_text())))
+        save_file(
+            {key: state[new] for key, new in names.items()}, original / name / f"wan-{name}.safetensors"
+        )
+        file.unlink()
+    manifests = [
+        convert(ConvertRequest(folder, tmp_path / f"{folder.name}-a")) for folder in (plain, original)
+    ]
+    first, second = (
+        {name: component.as_json() for name, component in manifest.components.items()}
+        for manifest in manifests
+    )
+    assert first == second
+
+
+def test_programs_of_another_variant_are_not_kept(artifact_copy: Path, toy_checkpoint: Path) -> None:
+    """They depend on it even where configs, dtypes and shapes are the same."""
+    dtypes: dict[str, Any] = {"transformer": "float32", "text_encoder": "float32"}
+    request = ConvertRequest(toy_checkpoint, artifact_copy, dtypes, force=True)
+    assert convert(request).profiles
+    manifest = read_manifest(artifact_copy)
+    manifest.changed(model={**manifest.model, "variant": "wan2.2-t2v"}).write(artifact_copy)
+    assert not convert(request).profiles
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 5.0, 12.0])
+@pytest.mark.parametrize("steps", [2, 3, 4, 50])
+def test_a_boundary_between(two_experts_artifact: Path, shift: float, steps: int) -> None:
+    """Each expert has a step in a short run; the model's own boundary is kept where it does that."""
+    manifest = read_manifest(two_experts_artifact)
+    defaults = {**manifest.model["defaults"], "flow_shift": shift}
+    manifest = manifest.changed(model={**manifest.model, "defaults": defaults})
+    own, found = manifest.model["boundary_ratio"], boundary_between(manifest, steps)
+    parts = {
+        boundary: schedule({**defaults, "num_steps": steps, "boundary": boundary}, manifest)[1]
+        for boundary in (own, found)
+    }
+    assert len(parts[found]) == 2
+    assert (len(parts[own]) == 2) == (found == own)
+
+
+def test_one_transformer_has_no_boundary(toy_artifact: Path) -> None:
+    assert boundary_between(read_manifest(toy_artifact), 2) is None

@@ -1,0 +1,284 @@
+"""Checkpoints in the original Wan-Video naming: converted to the same artifact, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.damage import one_error
+from helpers.original_checkpoint import original_config, original_keys
+from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.mapping.original import diffusers_names
+from wanbuild.source.checkpoint import open_source
+from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.console import run
+from wanrun.errors import SourceError
+
+State = dict[str, torch.Tensor]
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+def to_original(state: State, prefix: str) -> State:
+    """The same tensors under their original names."""
+    layers = {key.split(".")[1] for key in state if key.startswith("blocks.")}
+    config = {"image_dim": None, "num_layers": len(layers)}
+    return {prefix + key: state[name] for key, name in diffusers_names(original_keys(config)).items()}
+
+
+def rewrite(
+    checkpoint: Path, prefix: str, name: str, change: Callable[[State], object] = lambda state: None
+) -> Path:
+    """Replaces the transformer's weights by one file in the original naming; returns it."""
+    (file,) = (checkpoint / "transformer").glob("*.safetensors")
+    state = to_original(load_file(file), prefix)
+    change(state)
+    file.unlink()
+    save_file(state, checkpoint / name)
+    return checkpoint / name
+
+
+@pytest.fixture
+def checkpoint(toy_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the toy that a test may break."""
+    return Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """The toy's manifest, from the diffusers naming."""
+    return convert(ConvertRequest(toy_checkpoint, tmp_path_factory.mktemp("converted") / "artifact"))
+
+
+PLACES = ["transformer/diffusion_pytorch_model.safetensors", "transformer/wan.safetensors", "wan.safetensors"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_it_converts_to_the_same_artifact(
+    checkpoint: Path, converted: Manifest, tmp_path: Path, prefix: str, place: str
+) -> None:
+    stored = rewrite(checkpoint, prefix, place)
+    manifest = convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
+    assert manifest.components == converted.components
+    assert manifest.configs == converted.configs
+    assert place in manifest.source["files"]
+    assert read_manifest(tmp_path / "artifact").components == converted.components
+    with open_source(checkpoint) as source:
+        transformer = source.component("transformer")
+        assert transformer.files == (stored,)
+        assert list(transformer.keys) == sorted(transformer.keys)
+        assert transformer.nbytes == sum(x.nbytes for x in load_file(stored).values())
+        values = load_file(stored)
+        for key in ("scale_shift_table", "blocks.1.attn2.to_out.0.bias", "blocks.2.norm2.weight"):
+            old = {"scale_shift_table": "head.modulation", "blocks.2.norm2.weight": "blocks.2.norm3.weight"}
+            value = values[prefix + old.get(key, "blocks.1.cross_attn.o.bias")].numpy()
+            assert transformer.entry(key).shape == value.shape
+            assert (transformer.array(key) == value).all()
+            part = torch.empty(8, dtype=torch.uint8).numpy()
+            transformer.read(key, 4, part)
+            assert part.tobytes() == value.tobytes()[4:12]
+
+
+def test_the_original_config_beside_it(checkpoint: Path, converted: Manifest, tmp_path: Path) -> None:
+    """It says what the shapes of a toy do not: the head size."""
+    config = json.loads((checkpoint / "transformer/config.json").read_text())
+    shutil.copytree(checkpoint, tmp_path / "other")
+    rewrite(checkpoint, "", "wan.safetensors")
+    shutil.rmtree(checkpoint / "transformer")
+    (checkpoint / "config.json").write_text(json.dumps(original_config(config)))
+    manifest = convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
+    assert manifest.components == converted.components
+    assert "config.json" in manifest.source["files"]
+    derived = {"pos_embed_seq_len": None, **manifest.configs["transformer"]}
+    del config["_diffusers_version"]
+    assert derived == {"pos_embed_seq_len": None, **config}
+    # In the component's folder it is the same.
+    rewrite(tmp_path / "other", "", "transformer/wan.safetensors")
+    (tmp_path / "other/transformer/config.json").write_text(json.dumps(original_config(config)))
+    again = convert(ConvertRequest(tmp_path / "other", tmp_path / "artifact2"))
+    assert (again.components, again.configs) == (manifest.components, manifest.configs)
+
+
+def test_a_config_from_shapes_alone(tmp_path: Path) -> None:
+    """A published head size needs no config at all."""
+    checkpoint = tmp_path / "checkpoint"
+    write_toy(
+        checkpoint, seed=2, transformer={"num_attention_heads": 1, "attention_head_dim": 128, "num_layers": 2}
+    )
+    first = convert(ConvertRequest(checkpoint, tmp_path / "first"))
+    rewrite(checkpoint, "model.diffusion_model.", "wan2.1_t2v_fp32.safetensors")
+    shutil.rmtree(checkpoint / "transformer")
+    second = convert(ConvertRequest(checkpoint, tmp_path / "second"))
+    assert second.components == first.components
+    ours, theirs = second.configs["transformer"], first.configs["transformer"]
+    assert {**theirs, **ours} == {**theirs, **{k: v for k, v in ours.items() if v is None}}
+    assert set(second.source["files"]) == set(first.source["files"]) - {
+        "transformer/config.json",
+        f"transformer/{WEIGHTS}",
+    } | {"wan2.1_t2v_fp32.safetensors"}
+
+
+def test_dtypes_may_be_mixed(checkpoint: Path, tmp_path: Path) -> None:
+    """Each tensor is read in the dtype it has: as when all had been widened to float32 before."""
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+
+    def mix(state: State) -> None:
+        state |= {key: value.to(dtypes[i % 3]) for i, (key, value) in enumerate(state.items())}
+
+    def widen(state: State) -> None:
+        mix(state)
+        state |= {key: value.float() for key, value in state.items()}
+
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    mixed = rewrite(checkpoint, "", "transformer/wan.safetensors", mix)
+    assert {value.dtype for value in load_file(mixed).values()} == set(dtypes)
+    rewrite(other, "", "transformer/wan.safetensors", widen)
+    first = convert(ConvertRequest(checkpoint, tmp_path / "a"))
+    assert first.components == convert(ConvertRequest(other, tmp_path / "b")).components
+
+
+def test_shards_in_the_original_naming(tmp_path: Path, toy_checkpoint: Path) -> None:
+    """As the original 14B repositories are: an index beside the shards."""
+    checkpoint = tmp_path / "checkpoint"
+    write_toy(checkpoint, seed=0, shards=3)
+    index = checkpoint / f"transformer/{WEIGHTS}.index.json"
+    whole: State = {}
+    for file in sorted((checkpoint / "transformer").glob("*-of-*")):
+        whole |= load_file(file)
+    back = {id(value): key for key, value in to_original(whole, "").items()}
+    weight_map: dict[str, str] = {}
+    for file in sorted((checkpoint / "transformer").glob("*-of-*")):
+        state = {back[id(whole[key])]: whole[key] for key in load_file(file)}
+        save_file(state, file)
+        weight_map |= dict.fromkeys(state, file.name)
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    first = convert(ConvertRequest(checkpoint, tmp_path / "first"))
+    second = convert(ConvertRequest(toy_checkpoint, tmp_path / "second"))
+    assert first.components == second.components
+
+
+# --- refused ------------------------------------------------------------------------------------------------
+
+
+def add(**tensors: torch.Tensor) -> Callable[[State], object]:
+    return lambda state: state.update({key.replace("__", "."): value for key, value in tensors.items()})
+
+
+def drop(keys: Iterable[str]) -> Callable[[State], object]:
+    return lambda state: [state.pop(key) for key in keys]
+
+
+BIAS = torch.linspace(-1, 1, 40)
+FP8 = BIAS.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            add(blocks__0__attn1__to_q__bias=BIAS),
+            "has diffusers names among the original ones: blocks.0.attn1.to_q.bias",
+        ),
+        (add(blocks__0__self_attn__q__gate=BIAS), "not a part of this model: blocks.0.self_attn.q.gate"),
+        (
+            add(**{f"extra{i}": BIAS + i for i in range(9)}),
+            "not a part of this model: extra0, extra1, extra2, extra3, extra4 and 4 more",
+        ),
+        (
+            add(blocks__0__self_attn__q__bias=FP8),
+            "is not a plain weight; expected BF16 or F16 or F32; found F8",
+        ),
+        (
+            add(scaled_fp8=FP8[:2]),
+            "scaled_fp8 in .*wan.safetensors is not a plain weight.*not a quantized one",
+        ),
+        (drop(["head.modulation"]), "missing key for scale_shift_table"),
+        (add(blocks__3__norm3__bias=BIAS), "unexpected key blocks.3.norm2.bias, the config says 3 layers"),
+    ],
+)
+@pytest.mark.parametrize("place", PLACES[1:])
+def test_a_bad_file_is_one_line(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    change: Callable[[State], object],
+    message: str,
+) -> None:
+    rewrite(checkpoint, "", place, change)
+    refused(checkpoint, tmp_path, capsys, message)
+
+
+def refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], message: str) -> None:
+    """Converting has to end with exit code 4 and one line that matches, and leave nothing."""
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    assert run(wanbuild, ["convert", str(checkpoint), "--artifact", str(tmp_path / "artifact")]) == 4
+    line = one_error(capsys)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(line)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("place", ["transformer", "."])
+def test_two_candidates_are_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    file = rewrite(checkpoint, "", f"{place}/wan.safetensors")
+    shutil.copy(file, file.with_name("wan-fp16.safetensors"))
+    message = "more than one set of weights; expected one; found wan-fp16.safetensors, wan.safetensors"
+    refused(checkpoint, tmp_path, capsys, message)
+    # The published name is preferred to any other.
+    shutil.copy(file, file.with_name(WEIGHTS))
+    with open_source(checkpoint) as source:
+        assert [path.name for path in source.component("transformer").files] == [WEIGHTS]
+
+
+def test_the_component_s_folder_is_preferred(checkpoint: Path) -> None:
+    shutil.copy(checkpoint / "vae" / WEIGHTS, checkpoint / "other.safetensors")
+    with open_source(checkpoint) as source:
+        assert source.component("transformer").files == (checkpoint / "transformer" / WEIGHTS,)
+
+
+def test_what_else_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = rewrite(checkpoint, "", "wan.safetensors")
+    config = checkpoint / "transformer/config.json"
+    content = config.read_text()
+    config.unlink()
+    refused(
+        checkpoint, tmp_path, capsys, "wan.safetensors has no config.json.*40 channels are not whole heads"
+    )
+    stated = original_config(json.loads(content))
+    (checkpoint / "config.json").write_text(json.dumps({**stated, "ffn_dim": 57}))
+    refused(checkpoint, tmp_path, capsys, "ffn_dim is 57, the weights say 56")
+    (checkpoint / "config.json").unlink()
+    config.write_text(content)
+    # A single shard is no checkpoint, wherever it lies, and another component's file is never taken.
+    file.rename(checkpoint / "wan-00001-of-00002.safetensors")
+    refused(checkpoint, tmp_path, capsys, "transformer holds no weights")
+    (checkpoint / "transformer/wan.pth").write_bytes(b"\x80\x04")
+    refused(checkpoint, tmp_path, capsys, "wan.pth is a pickled checkpoint")
+    (checkpoint / "wan-00001-of-00002.safetensors").rename(checkpoint / "transformer/a.safetensors")
+    (checkpoint / "vae" / WEIGHTS).rename(checkpoint / "vae/wan_vae.safetensors")
+    refused(checkpoint, tmp_path, capsys, "vae holds no weights")
+
+
+def test_one_file_beside_two_experts_is_not_taken(
+    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wanbuild.source import checkpoint as source_module
+
+    monkeypatch.setattr(source_module, "_TRANSFORMERS", frozenset({"transformer", "vae"}))
+    checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
+    (checkpoint / "transformer" / WEIGHTS).rename(checkpoint / "wan.safetensors")
+    with pytest.raises(SourceError, match="transformer holds no weights"):
+        open_source(checkpoint)

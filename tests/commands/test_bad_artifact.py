@@ -1,0 +1,319 @@
+"""A damaged or foreign artifact: one clear line, exit code 3, no output and the artifact left as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import wanbuild.programs.compile as compilation
+from helpers.damage import (
+    PROFILE,
+    PROGRAMS,
+    Refused,
+    edit,
+    edit_environment,
+    executable,
+    flip,
+    one_error,
+    own,
+    program,
+)
+from wanbuild.cli import wanbuild
+from wanrun.artifact.manifest import read_manifest
+from wanrun.console import run
+from wanrun.files import sha256_of
+from wanrun.loading.executables import check_entry
+
+
+def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder, found in (
+        (tmp_path / "missing", "found no such folder"),
+        (tmp_path / "file", "found no such folder"),
+        (toy_checkpoint, "found no manifest.json in it"),
+    ):
+        for options in ((), ("--list",)):
+            line = refused(folder, *options)
+            assert f"{folder} is not an artifact" in line and found in line
+            assert "make one with wanbuild convert" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "cannot be read"),
+        (b'{"format": "wan-art', "cannot be read"),
+        (b"\xff\x00\x80", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[1, 2]", "expected format wan-artifact; found list"),
+        (b"{}", "expected format wan-artifact"),
+        (b'{"format": "other", "format_version": 1}', "found other"),
+        (b'{"format": "wan-artifact", "format_version": 2}', "expected 1; found 2; build it again"),
+        (b'{"format": "wan-artifact", "format_version": 1}', "is damaged"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used(refused: Refused, tmp_path: Path, content: bytes, part: str) -> None:
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "manifest.json").write_bytes(content)
+    line = refused(tmp_path / "artifact")
+    assert str(tmp_path / "artifact") in line and part in line
+
+
+def _first(data: dict[str, Any]) -> Any:
+    return data["components"]["vae"]["parameters"]["decoder/conv_out/bias"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["model"]["defaults"].update(guidance_scale=1.5),
+        lambda data: data["source"]["files"].pop("model_index.json"),
+        lambda data: _first(data)["crc32c"].__setitem__(0, "00000000"),
+        lambda data: _first(data).update(dtype="bfloat16"),
+        lambda data: data["tokenizer"].update(pad_id=1),
+        lambda data: data["profiles"][PROFILE]["programs"]["cpu"]["prepare"].update(donate=[0]),
+        lambda data: data["profiles"][PROFILE]["programs"]["cpu"]["prepare"].update(sha256="0" * 64),
+        lambda data: data["profiles"][PROFILE]["options"].update(dtype="bfloat16"),
+        lambda data: data.update(content_digest="sha256:" + "0" * 64),
+    ],
+)
+def test_an_edited_manifest(
+    refused: Refused, artifact: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit(artifact, change)
+    line = refused(artifact)
+    assert f"{artifact / 'manifest.json'} was changed after it was written" in line
+    assert "expected content_digest sha256:" in line and "found sha256:" in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.pop("components"),
+        lambda data: data.update(profiles=[]),
+        lambda data: data["profiles"][PROFILE].update(width=112),  # not what its name says
+        lambda data: data["profiles"][PROFILE].update(height=-64),
+        lambda data: _first(data).update(shape=[0]),
+        lambda data: _first(data).update(chunks=2),
+        lambda data: _first(data).update(crc32c=[]),
+        lambda data: data["targets"]["cpu"]["environment"].pop("machine"),
+        lambda data: data["targets"]["cpu"]["environment"].update(packages="jax"),
+        lambda data: data["targets"]["cpu"]["environment"].update(cpu_features=[["avx"]]),
+        lambda data: data["targets"]["cpu"].update(executables=None),
+    ],
+)
+def test_a_malformed_manifest(
+    refused: Refused, artifact: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit(artifact, change)
+    line = refused(artifact)
+    assert f"{artifact / 'manifest.json'} is damaged" in line and "build the artifact again" in line
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda data: (data["components"]["vae"], "folder"),
+        lambda data: (data["profiles"][PROFILE]["programs"]["cpu"]["prepare"], "file"),
+        lambda data: (data["targets"]["cpu"], "folder"),
+        lambda data: (data["targets"]["cpu"]["executables"][PROFILE]["prepare"], "file"),
+        lambda data: (data["tokenizer"], "file"),
+        lambda data: (data["golden"].setdefault(PROFILE, {"sha256": "0" * 64}), "file"),
+    ],
+)
+def test_a_path_that_reaches_outside(
+    toy_artifact: Path, refused: Refused, tmp_path: Path, place: Callable[..., Any]
+) -> None:
+    data = json.loads((toy_artifact / "manifest.json").read_text())
+    record, key = place(data)
+    for name in ("../x", "/etc/passwd", "a/../../x", "a//b", "", "c:x", "a\\b", "a\nb", 7):
+        record[key] = name
+        (tmp_path / "manifest.json").write_text(json.dumps(data))
+        line = refused(tmp_path)
+        assert "names a path outside the artifact" in line and f"found {name!r}" in line
+
+
+def test_a_parameter_that_reaches_outside(artifact: Path, refused: Refused) -> None:
+    def change(data: dict[str, Any]) -> None:
+        parameters = data["components"]["vae"]["parameters"]
+        parameters["../../x"] = parameters.pop("decoder/conv_out/bias")
+
+    edit(artifact, change)
+    assert "a parameter names a path outside the artifact" in refused(artifact)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--size", "832x480"], "832x480"),
+        (["--frames", "13"], "13 frames"),
+        (["--frames", "0"], "0 frames"),
+        (["--num-videos", "2"], "2 video(s)"),
+        (["--guidance-scale", "1"], "guidance off"),
+    ],
+)
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_a_profile_that_is_not_built(
+    refused: Refused, toy_artifact: Path, options: list[str], wanted: str
+) -> None:
+    line = refused(toy_artifact, *options)
+    assert "no profile is built for" in line and wanted in line
+    assert f"expected one of {PROFILE}" in line and "wanbuild compile" in line
+
+
+def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path) -> None:
+    manifest, folder = read_manifest(toy_artifact), tmp_path / "empty"
+    folder.mkdir()
+    manifest.changed(profiles={}, targets={}).write(folder)
+    assert f"{folder} has no profiles; run wanbuild compile" in refused(folder)
+    manifest.changed(targets={}).write(folder)
+    assert f"profile {PROFILE} has no executables for any target" in refused(folder)
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_a_target_that_is_not_built(refused: Refused, toy_artifact: Path) -> None:
+    line = refused(toy_artifact, "--target", "tpu7x:2x2x1")
+    assert "target tpu7x:2x2x1 is not built; expected one of cpu; run wanbuild compile --target" in line
+
+
+# Programs, executables and the tokenizer.
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_an_executable_that_is_not_whole(refused: Refused, artifact: Path, name: str) -> None:
+    own(artifact, "executables")
+    path = executable(artifact, name)
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: size // 2])
+    line = refused(artifact)
+    assert f"the executable of {name} for profile {PROFILE} is damaged: {path}" in line
+    assert f"expected {size} bytes; found {size // 2} bytes" in line and "wanbuild compile" in line
+    path.unlink()
+    line = refused(artifact)
+    assert f"the executable of {name} for profile {PROFILE} is missing: {path}" in line
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_a_missing_folder_of_executables(refused: Refused, artifact: Path) -> None:
+    own(artifact, "executables")
+    shutil.rmtree(artifact / "executables")
+    assert "is missing" in refused(artifact)
+
+
+@pytest.mark.parametrize("name", ["decode_video", "prepare"])
+def test_an_executable_with_a_flipped_bit_is_never_loaded(
+    refused: Refused, artifact: Path, name: str
+) -> None:
+    own(artifact, "executables")
+    path = executable(artifact, name)
+    flip(path, path.stat().st_size // 2)
+    line = refused(artifact)
+    assert f"the executable of {name} is damaged: {path}" in line
+    assert (
+        f"expected sha256 {read_manifest(artifact).targets['cpu'].executables[PROFILE][name].sha256}" in line
+    )
+    assert f"found {sha256_of(path.read_bytes())}" in line and "wanbuild compile" in line
+
+
+@pytest.mark.parametrize("allow", [(), ("--allow-compile",)])
+def test_a_damaged_program(refused: Refused, artifact: Path, allow: tuple[str, ...]) -> None:
+    """Also with --allow-compile: there is nothing sound to compile from."""
+    own(artifact, "programs")
+    path = program(artifact, "decode_video")
+    flip(path, 1000)
+    line = refused(artifact, *allow)
+    assert f"program decode_video is damaged: {path}" in line and "copy the artifact again" in line
+    path.unlink()
+    line = refused(artifact, *allow)
+    assert f"program decode_video cannot be read: {path}: No such file" in line
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_another_tokenizer(refused: Refused, artifact: Path) -> None:
+    own(artifact, "tokenizer")
+    path = artifact / "tokenizer" / "tokenizer.json"
+    flip(path, 4000)
+    line = refused(artifact)
+    assert f"the tokenizer {path} is damaged" in line and "expected sha256" in line
+    path.unlink()
+    assert "found No such file or directory" in refused(artifact)
+    path.mkdir()
+    assert "found Is a directory" in refused(artifact)
+
+
+def test_compile_does_not_use_a_damaged_program(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target that has to be compiled again refuses StableHLO which is not what was exported."""
+    own(artifact, "programs")
+    own(artifact, "executables")
+    edit_environment(artifact, device_count=9)
+    flip(program(artifact, "decode_video"), 1000)
+    before = (artifact / "manifest.json").read_bytes()
+    arguments = ["--artifact", artifact, "--target", "cpu", "--size", "32x32", "--frames", "1"]
+    assert run(wanbuild, ["compile", *map(str, arguments)]) == 3
+    assert "program decode_video is damaged" in one_error(capsys)
+    assert (artifact / "manifest.json").read_bytes() == before
+    check_executables(artifact)
+
+
+def check_executables(artifact: Path) -> None:
+    """Checks that every executable that the manifest lists is there and whole."""
+    target = read_manifest(artifact).targets["cpu"]
+    for name, entry in target.executables[PROFILE].items():
+        check_entry(artifact, target, name, entry)
+
+
+def test_a_compilation_cut_short_keeps_the_old_executables(
+    artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a changed environment that gives the same cache keys, so that entries have the same names."""
+    lowered: list[str] = []
+
+    def lower(data: bytes, name: str, *rest: object) -> Any:
+        """A small program of its name: what is compiled does not matter here."""
+        lowered.append(name)
+        if len(lowered) == interrupt_at:
+            raise KeyboardInterrupt
+
+        def call(x: jax.Array) -> jax.Array:
+            return x + len(name)
+
+        call.__name__ = call.__qualname__ = name
+        return jax.jit(call).lower(jax.ShapeDtypeStruct((3,), np.float32))
+
+    def compile_again() -> int:
+        arguments = ["--artifact", artifact, "--target", "cpu", "--size", "96x64", "--frames", "9"]
+        return run(wanbuild, ["compile", *map(str, arguments), "--dtype", "float32"])
+
+    own(artifact, "programs")
+    own(artifact, "executables")
+    monkeypatch.setattr(compilation, "lower", lower)
+    interrupt_at = 0
+    edit_environment(artifact, device_count=9)
+    assert compile_again() == 0
+    assert sorted(lowered) == list(PROGRAMS)
+    edit_environment(artifact, device_count=7)
+    folder = artifact / read_manifest(artifact).targets["cpu"].folder
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+    interrupt_at, lowered[:] = 3, []
+    assert compile_again() == 130
+    assert len(lowered) == 3
+    assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+    check_executables(artifact)
+
+    interrupt_at, lowered[:] = 0, []
+    assert compile_again() == 0
+    check_executables(artifact)
+    target = read_manifest(artifact).targets["cpu"]
+    assert [path.name for path in (artifact / "executables").iterdir()] == [Path(target.folder).name]
+    assert {path.name for path in (artifact / target.folder).iterdir()} == set(before)
+
+
+# Weights.

@@ -1,0 +1,190 @@
+"""A machine that the artifact was not built for: every mismatch in one line, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.damage import (
+    Refused,
+    edit_environment,
+    executable,
+    flip,
+    own,
+)
+from wanrun.artifact.manifest import read_manifest
+from wanrun.cli import wanrun
+from wanrun.console import run
+from wanrun.errors import UsageError
+from wanrun.loading import executables
+
+
+@pytest.mark.parametrize(
+    ("facts", "mismatch"),
+    [
+        ({"machine": "riscv64"}, "machine: expected riscv64, found"),
+        ({"platform_version": "axon"}, "platform version: expected axon, found"),
+        ({"device_kind": "TPU v9"}, "device kind: expected TPU v9, found cpu (run on that device"),
+        ({"device_count": 8}, "device count: expected 8, found 1 (make as many devices visible"),
+        (
+            {"cpu_features": ["avx", "warp_drive"]},
+            "CPU features: expected warp_drive, found a CPU without them (run wanbuild compile on this CPU)",
+        ),
+        ({"variables": {"XLA_FLAGS": "--xla_x=1"}}, "variable XLA_FLAGS: expected '--xla_x=1', found ''"),
+        ({"zstandard": False}, "package zstandard: expected False, found True"),
+    ],
+)
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_one_fact_that_differs(
+    refused: Refused, artifact: Path, facts: dict[str, Any], mismatch: str
+) -> None:
+    edit_environment(artifact, **facts)
+    line = refused(artifact)
+    assert f"target cpu was not built for this machine: {mismatch}" in line
+    assert line.count("expected") == 1  # and nothing else
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path) -> None:
+    packages = read_manifest(artifact).targets["cpu"].environment["packages"]
+    edit_environment(
+        artifact,
+        packages={**packages, "jaxlib": "0.4.1", "libtpu": "0.0.1"},
+        cpu_features=["warp_drive"],
+        device_kind="TPU v9",
+        device_count=8,
+    )
+    line = refused(artifact)
+    for mismatch in (
+        f"package jaxlib: expected 0.4.1, found {packages['jaxlib']} (pip install jaxlib==0.4.1, or run",
+        "package libtpu: expected 0.0.1, found None (pip install libtpu==0.0.1, or run wanbuild compile)",
+        "CPU features: expected warp_drive, found a CPU without them",
+        "device kind: expected TPU v9, found cpu",
+        "device count: expected 8, found 1",
+    ):
+        assert mismatch in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "mismatches"),
+    [
+        # One that XLA does not know would end the process, were it started.
+        ("--xla_warp_drive=1", ["variable XLA_FLAGS: expected '', found '--xla_warp_drive=1'"]),
+        (
+            "--xla_force_host_platform_device_count=2",
+            [
+                "variable XLA_FLAGS: expected '', found '--xla_force_host_platform_device_count=2'",
+                "device count: expected 1, found 2",
+                "package jaxlib: expected 0.4.1",
+            ],
+        ),
+    ],
+)
+def test_drifted_flags(cli: Any, artifact: Path, tmp_path: Path, flags: str, mismatches: list[str]) -> None:
+    if len(mismatches) > 1:
+        packages = read_manifest(artifact).targets["cpu"].environment["packages"]
+        edit_environment(artifact, packages={**packages, "jaxlib": "0.4.1"})
+    output = tmp_path / "o.npy"
+    command = ("wanrun", "--artifact", artifact, "--prompt", "a fox", "--output", output)
+    line = cli.fails(3, *command, XLA_FLAGS=flags)
+    assert line.count("expected") == len(mismatches)
+    assert all(mismatch in line for mismatch in mismatches), line
+
+
+def test_flags_in_the_arguments(
+    refused: Refused, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["server.py", "--xla_warp_drive=1"])
+    line = refused(toy_artifact)
+    assert (
+        "this process's arguments: expected none for XLA, found --xla_warp_drive=1 (leave them out)" in line
+    )
+
+
+def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path) -> None:
+    command = ("wanrun", "--artifact", toy_artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
+    line = cli.fails(3, *command, JAX_PLATFORMS="tpu")
+    assert "there is no cpu device" in line and "tpu" in line
+
+
+# --allow-compile.
+
+
+def _generate(
+    artifact: Path, output: Path, capsys: pytest.CaptureFixture[str], *options: object
+) -> tuple[list[str], dict[str, Any]]:
+    """Runs wanrun here, which has to succeed; returns its warnings and timings."""
+    arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 2, "--output", output]
+    timing = output.with_suffix(".json")
+    capsys.readouterr()
+    assert (
+        run(wanrun, [str(a) for a in (*arguments, "--timing-json", timing, "--no-embedding-cache", *options)])
+        == 0
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("warning: ") for line in lines), lines
+    return lines, json.loads(timing.read_text())
+
+
+def test_a_mismatch_may_be_compiled_around(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(artifact, "executables")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    strict, _ = tmp_path / "strict.npy", _generate(artifact, tmp_path / "strict.npy", capsys)
+    # The slowest program is in the overlay already, so that this test compiles only the others.
+    decode = executable(artifact, "decode_video")
+    edit_environment(artifact, cpu_features=["warp_drive"])
+    overlay = executables.overlay_folder(read_manifest(artifact), "cpu")
+    shutil.copy(decode, overlay / decode.name)
+    before = sorted(path for path in artifact.rglob("*"))
+
+    warnings, timings = _generate(artifact, tmp_path / "first.npy", capsys, "--allow-compile")
+    assert (timings["cache_hits"], timings["cache_misses"]) == (1, 3)
+    assert len(warnings) == 4
+    assert "CPU features: expected warp_drive" in warnings[0]
+    for name, line in zip(("encode_text_64", "prepare", "denoise_step"), warnings[1:], strict=True):
+        assert f"compiled {name}, kept in {overlay}" in line
+
+    warnings, timings = _generate(artifact, tmp_path / "second.npy", capsys, "--allow-compile")
+    assert (timings["cache_hits"], timings["cache_misses"]) == (4, 0)
+    assert len(warnings) == 1 and "CPU features: expected warp_drive" in warnings[0]
+
+    assert sorted(path for path in artifact.rglob("*")) == before
+    for name in ("first.npy", "second.npy"):
+        assert (tmp_path / name).read_bytes() == strict.read_bytes()
+
+
+def test_a_damaged_executable_may_be_compiled_again(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(artifact, "executables")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = executable(artifact, "prepare")
+    flip(path, 1000)
+    warnings, timings = _generate(artifact, tmp_path / "o.npy", capsys, "--allow-compile")
+    assert (timings["cache_hits"], timings["cache_misses"]) == (3, 1)
+    (line,) = warnings
+    assert "compiled prepare" in line and f"the executable of prepare is damaged: {path}" in line
+    path.unlink()
+    warnings, timings = _generate(artifact, tmp_path / "p.npy", capsys, "--allow-compile")
+    assert (timings["cache_hits"], timings["cache_misses"]) == (4, 0)
+    assert warnings == []
+
+
+def test_an_overlay_that_cannot_be_written(
+    refused: Refused, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    edit_environment(artifact, cpu_features=["warp_drive"])
+    manifest = read_manifest(artifact)
+    with pytest.raises(UsageError, match="set XDG_CACHE_HOME"):
+        executables.overlay_folder(manifest, "cpu")
+
+
+# Weights that are what was built, and no good.

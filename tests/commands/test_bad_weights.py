@@ -1,0 +1,179 @@
+"""Damaged weights: noticed before a step is run, named, exit code 3; and latents that are not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.damage import (
+    PROFILE,
+    Refused,
+    flip,
+    one_error,
+    own,
+)
+from wanbuild.cli import wanbuild
+from wanrun.artifact import layout
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.cli import wanrun
+from wanrun.console import run
+from wanrun.files import sha256_of
+
+
+@pytest.mark.parametrize(
+    ("component", "parameter"),
+    [
+        ("text_encoder", "shared"),
+        ("text_encoder", "final_norm/weight"),
+        ("transformer", "blocks/ffn/up/weight"),
+        ("transformer", "proj_out/bias"),
+        ("vae", "decoder/mid_block/resnets/0/conv1/weight"),
+        ("vae", "decoder/conv_out/bias"),
+    ],
+)
+def test_a_flipped_bit_in_the_weights(
+    refused: Refused, artifact: Path, component: str, parameter: str
+) -> None:
+    own(artifact, "weights")
+    manifest = read_manifest(artifact)
+    place = manifest.components[component].parameters[parameter].layout
+    path = artifact / "weights" / component / layout.array_folder(parameter) / place.chunk_file(0)
+    flip(path, place.nbytes // 2)
+    line = refused(artifact)
+    assert f"weights are damaged: {component}/{parameter}" in line and str(path) in line
+    assert (
+        "has the wrong crc32c" in line
+        and "; expected " in line
+        and "found" in line
+        and "copy the artifact again" in line
+    )
+
+
+def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
+    """The same through the installed command, for the component that is restored last."""
+    own(artifact, "weights")
+    flip(artifact / "weights/vae/decoder.conv_in.weight/c/0/0/0/0/0", 77)
+    output = tmp_path / "video.mp4"
+    line = cli.fails(3, "wanrun", "--artifact", artifact, "--prompt", "a fox", "--output", output)
+    assert "weights are damaged: vae/decoder/conv_in/weight" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+@pytest.fixture
+def layered(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact without programs, with a chunk file per layer, as large parameters have."""
+    monkeypatch.setattr(layout, "SMALL_BYTES", 0)
+    monkeypatch.setattr(layout, "LARGE_BYTES", 4096)
+    folder = tmp_path / "layered"
+    assert run(wanbuild, ["convert", str(toy_checkpoint), "--artifact", str(folder)]) == 0
+    return folder
+
+
+def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``wanbuild verify`` reads every file: swapped, truncated, missing, and a file in another's place."""
+
+    def verify() -> str:
+        capsys.readouterr()
+        assert run(wanbuild, ["verify", "--artifact", str(layered)]) == 3
+        return one_error(capsys)
+
+    def exchange(a: Path, b: Path) -> None:
+        spare = layered / "spare"
+        for old, new in ((a, spare), (b, a), (spare, b)):
+            old.rename(new)
+
+    weights = layered / "weights" / "transformer"
+    up = weights / "blocks.ffn.up.weight" / "c"
+    first, second = (up / str(layer) / "0" / "0" for layer in (0, 1))
+    exchange(first, second)
+    line = verify()
+    assert "transformer/blocks/ffn/up/weight, row 0 has the wrong crc32c" in line and str(first) in line
+    exchange(first, second)
+
+    key, query = (weights / f"blocks.attn1.to_{name}.weight" / "c" / "2" / "0" / "0" for name in "kq")
+    exchange(key, query)
+    assert "row 2 has the wrong crc32c" in verify()
+    exchange(key, query)
+
+    data = second.read_bytes()
+    second.write_bytes(data[:-1])
+    line = verify()
+    assert f"the file has the wrong size in {second}; expected {len(data)}; found {len(data) - 1}" in line
+    second.unlink()
+    line = verify()
+    assert f"the file cannot be read (No such file or directory) in {second}" in line
+    second.mkdir()
+    assert "the file has the wrong size" in verify()
+    second.rmdir()
+
+    second.write_bytes(data)
+    capsys.readouterr()
+    assert run(wanbuild, ["verify", "--artifact", str(layered)]) == 0  # and nothing else was wrong
+
+
+def test_a_storage_error_names_the_file(
+    refused: Refused, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.preadv", fail)
+    line = refused(toy_artifact)
+    assert "weights are damaged: text_encoder/" in line and "reading failed (Input/output error)" in line
+
+
+def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``wanbuild verify`` does not compare with a golden file that is not what was recorded."""
+    (artifact / "golden").mkdir()
+    file = f"golden/{PROFILE}-0.json"
+    (artifact / file).write_text("{}")
+    manifest = read_manifest(artifact)
+    manifest.changed(golden={PROFILE: {"file": file, "sha256": sha256_of(b"{ }")}}).write(artifact)
+    for found in (sha256_of(b"{}"), "No such file or directory"):
+        assert run(wanbuild, ["verify", "--artifact", str(artifact)]) == 3
+        line = one_error(capsys)
+        assert f"{artifact / file} is damaged" in line and f"found {found}" in line
+        (artifact / file).unlink(missing_ok=True)
+
+
+def test_latents_that_are_not_finite(
+    artifact: Path, refused: Refused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NaN weights with matching checksums: nothing is damaged, and still no video is written."""
+    own(artifact, "weights")
+    write_parameter(artifact, "transformer", "proj_out/bias", np.nan)
+    line = refused(artifact, code=1)
+    assert "the latents are not finite after the first step" in line and "NaN or infinite of" in line
+    assert "wanbuild verify" in line
+    # And an older video is not lost, though it could have been replaced.
+    older = tmp_path / "older.gif"
+    older.write_bytes(b"the only copy")
+    arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 1, "--output", older, "--overwrite"]
+    assert run(wanrun, [str(argument) for argument in arguments]) == 1
+    assert "the latents are not finite" in one_error(capsys)
+    assert older.read_bytes() == b"the only copy"
+
+
+def write_parameter(artifact: Path, component: str, path: str, value: float) -> None:
+    """Overwrites a parameter of one row with a value, and its checksums in the manifest."""
+    import hashlib
+
+    from crc32c import crc32c
+
+    manifest: Manifest = read_manifest(artifact)
+    entry = manifest.components[component]
+    parameter = entry.parameters[path]
+    assert parameter.layout.rows == 1 and parameter.layout.dtype == "float32"
+    data = np.full(parameter.layout.shape, value, np.float32).tobytes()
+    checksum = crc32c(data)
+    file = artifact / entry.folder / layout.array_folder(path) / parameter.layout.chunk_file(0)
+    file.write_bytes(data + checksum.to_bytes(layout.CRC_BYTES, "little"))
+    digest = hashlib.sha256(hashlib.sha256(data).digest()).hexdigest()
+    changed = dataclasses.replace(parameter, crc32c=(f"{checksum:08x}",), sha256=digest)
+    component_changed = dataclasses.replace(entry, parameters={**entry.parameters, path: changed})
+    manifest.changed(components={**manifest.components, component: component_changed}).write(artifact)

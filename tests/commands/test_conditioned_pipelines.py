@@ -1,0 +1,195 @@
+"""``wanrun.load`` and ``generate`` with images and videos: what is read, encoded, kept and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.damage import linked, own
+from helpers.pictures import picture, pictures
+from wanbuild.programs.builder import BuildOptions
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.toy.media import sample_media
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.conditioning import WINDOWED
+from wanrun.generation.pipeline import Pipeline, load
+from wanrun.media.types import Media, load_media
+from wanrun.timing import Timings
+
+Toys = Callable[[str], tuple[Path, Path]]
+VARIANTS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.1-vace", "wan2.2-animate")
+PROMPT = "a fox in the snow"
+
+
+def encodings(timings: Timings) -> int:
+    """How often images or videos were encoded."""
+    return len(timings.spans.get("encode_media", ()))
+
+
+def media_of(pipeline: Pipeline) -> Media:
+    media = sample_media(pipeline.manifest, pipeline.profile)
+    assert media is not None
+    return media
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_inputs_are_encoded_once(media_toy: Toys, variant: str) -> None:
+    _, artifact = media_toy(variant)
+    manifest = read_manifest(artifact)
+    profile = min(manifest.profiles.values(), key=lambda p: (p.guidance, p.num_references, p.index))
+    inputs = load_media(manifest, profile, sample_media(manifest, profile) or Media())
+    timings = Timings()
+    with load(
+        artifact, guidance=profile.guidance, prompts=[PROMPT], inputs=inputs, timings=timings
+    ) as pipeline:
+        assert encodings(timings) == 1  # while the transformer was read
+        pipeline.warmup()
+        first = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
+        again = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
+        assert encodings(timings) == 1
+        read = pipeline.generate(PROMPT, "", media=media_of(pipeline), num_steps=2)
+        assert encodings(timings) == 2
+        assert timings.cache_misses == 0
+    for other in (again, read):
+        assert np.array_equal(first.frames, other.frames)
+    assert first.options["num_frames"] == first.frames.shape[1]
+
+
+@pytest.mark.parametrize(("variant", "expected"), [("wan2.1-i2v", True), ("wan2.2-animate", False)])
+def test_guidance_is_as_published_by_default(media_toy: Toys, variant: str, expected: bool) -> None:
+    with load(media_toy(variant)[1], lazy=True) as pipeline:
+        assert pipeline.profile.guidance is expected
+
+
+def test_from_nothing(media_toy: Toys, ti2v_artifact: Path) -> None:
+    """VACE encodes that there is no video; TI2V from text alone encodes nothing, and reads no VAE ahead."""
+    timings = Timings()
+    with load(media_toy("wan2.1-vace")[1], timings=timings, prompts=[PROMPT, ""]) as pipeline:
+        assert "vae" in {span.label for span in timings.labelled_spans if span.phase == "restore"}
+        empty = pipeline.generate(PROMPT, "", num_steps=2)
+        assert np.array_equal(empty.frames, pipeline.generate(PROMPT, "", media=Media(), num_steps=2).frames)
+    timings = Timings()
+    with load(ti2v_artifact, timings=timings, prompts=[PROMPT, ""]) as pipeline:
+        assert "vae" not in {span.label for span in timings.labelled_spans if span.phase == "restore"}
+        text = pipeline.generate(PROMPT, "", num_steps=2)
+        assert np.array_equal(text.frames, pipeline.generate(PROMPT, "", media=Media(), num_steps=2).frames)
+        image = pipeline.generate(PROMPT, "", media=Media(image=picture(90, 70)), num_steps=2)
+        assert not np.array_equal(text.frames, image.frames)
+        assert np.array_equal(text.frames, pipeline.generate(PROMPT, "", num_steps=2).frames)
+
+
+def animation(frames: int, **changes: Any) -> Media:
+    return replace(
+        Media(
+            image=picture(90, 70, 1),
+            pose_video=pictures(frames, 96, 64, 2),
+            face_video=pictures(frames, 20, 24, 3),
+        ),
+        **changes,
+    )
+
+
+def test_segments_encode_the_image_once(media_toy: Toys) -> None:
+    """Also where the image encoder is let go of as soon as it has run."""
+    _, artifact = media_toy("wan2.2-animate")
+    results = []
+    for memory in ("auto", "low"):
+        timings = Timings()
+        with load(artifact, memory=memory, timings=timings, prompts=[PROMPT]) as pipeline:
+            results.append(pipeline.generate(PROMPT, media=animation(30), num_steps=2))
+        assert encodings(timings) == 3  # each segment's videos
+        reads = [span for span in timings.labelled_spans if span.phase == "restore"]
+        assert [span.label for span in reads].count("image_encoder") == 1
+    assert np.array_equal(results[0].frames, results[1].frames)
+    assert results[0].frames.shape[:2] == (1, 30) and results[0].options["segment_frames"] == 13
+
+
+def test_given_latents_are_the_first_segments(media_toy: Toys) -> None:
+    with load(media_toy("wan2.2-animate")[1], prompts=[PROMPT]) as pipeline:
+        noise = np.random.default_rng(0).standard_normal(pipeline.latents_shape, np.float32)
+        media = animation(20)
+        one, other = (
+            pipeline.generate(PROMPT, media=media, latents=noise, seed=seed, num_steps=2).frames
+            for seed in (1, 2)
+        )
+        assert np.array_equal(one[:, :13], other[:, :13])
+        assert not np.array_equal(one[:, 14:], other[:, 14:])  # the seed's
+
+
+def test_one_expert_at_a_time(media_toy: Toys) -> None:
+    """Two experts see the same condition, whether both are in memory or not."""
+    _, artifact = media_toy("wan2.2-i2v")
+    frames = []
+    for memory in ("auto", "low"):
+        with load(artifact, memory=memory, prompts=[PROMPT, ""]) as pipeline:
+            result = pipeline.generate(
+                PROMPT, "", media=Media(image=picture(90, 70)), num_steps=4, boundary=0.9
+            )
+            frames.append(result.frames)
+            assert pipeline.timings.placement == ("both" if memory == "auto" else "one")
+    assert np.array_equal(*frames)
+
+
+def test_two_videos_of_an_image(media_toy: Toys, tmp_path: Path) -> None:
+    """They share the condition; the first has the noise, and so the video, that it has alone."""
+    artifact = linked(media_toy("wan2.1-i2v")[1], tmp_path / "artifact")
+    own(artifact, "programs")
+    own(artifact, "executables")
+    options = BuildOptions(dtype="float32", loop="step")
+    compile_artifact(CompileRequest(artifact, ["cpu"], [(96, 64)], [9], num_videos=2, options=options), print)
+    media, latents = Media(image=picture(90, 70)), []
+    for count in (1, 2):
+        with load(artifact, num_videos=count) as pipeline:
+            latents.append(pipeline.generate(PROMPT, "", media=media, num_steps=3).latents)
+    assert latents[1].shape[0] == 2
+    np.testing.assert_allclose(latents[1][:1], latents[0], atol=1e-4)  # seen: 4e-6
+    assert np.abs(latents[1][0] - latents[1][1]).max() > 0.1
+
+
+def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
+    _, artifact = media_toy("wan2.2-animate")
+    with load(artifact, lazy=True) as pipeline:
+        manifest, profile = pipeline.manifest, pipeline.profile
+
+        def fails(error: type[Exception], message: str, **given: Any) -> None:
+            with pytest.raises(error, match=message):
+                pipeline.generate(PROMPT, num_steps=1, **given)
+
+        inputs = load_media(manifest, profile, animation(20))
+        fails(UsageError, "image is missing.*pose_video is missing")
+        fails(UsageError, "exclude each other", media=animation(20), inputs=inputs)
+        fails(UsageError, "segment_overlap is not that of the inputs", inputs=inputs, segment_overlap=5)
+        other = load_media(manifest, replace(profile, num_frames=17), animation(20))
+        fails(UsageError, "pose_video of shape", inputs=replace(other, arrays=cut(other.arrays, 5)))
+        fails(UsageError, "video cannot be used", media=Media(video=pictures(9, 96, 64)))
+    older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
+    manifest = read_manifest(older)
+    profiles = {
+        name: replace(profile, programs=without(profile.programs, "encode_video"))
+        for name, profile in manifest.profiles.items()
+    }
+    targets = {
+        name: replace(target, executables=without(target.executables, "encode_video"))
+        for name, target in manifest.targets.items()
+    }
+    manifest.changed(profiles=profiles, targets=targets).write(older)
+    with load(older, lazy=True) as pipeline, pytest.raises(ArtifactError, match="no program for images"):
+        pipeline.generate(PROMPT, "", media=Media(image=picture(90, 70)), num_steps=1)
+
+
+def without(groups: Mapping[str, Mapping[str, Any]], program: str) -> dict[str, dict[str, Any]]:
+    """Programs or executables by platform or profile, without one of them."""
+    return {
+        name: {key: value for key, value in group.items() if key != program} for name, group in groups.items()
+    }
+
+
+def cut(arrays: Any, frames: int) -> dict[str, Any]:
+    """The arrays with shorter videos, as of a profile of fewer frames."""
+    return {name: array[:frames] if name in WINDOWED else array for name, array in arrays.items()}

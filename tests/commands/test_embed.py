@@ -1,0 +1,500 @@
+"""``wanbuild embed``: what it adds, that it has the encoder's bits, and who looks after it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from helpers import UNPRIVILEGED
+from helpers.damage import edit, edit_environment, flip, linked, one_error
+from wanbuild.check import embed, verify
+from wanbuild.check.embed import embed_prompts, open_profile
+from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.console import run
+from wanrun.errors import ArtifactError
+from wanrun.files import sha256_of
+from wanrun.text.embeddings import (
+    DTYPES,
+    ArtifactEmbeddings,
+    EmbeddingCache,
+    embedding_file,
+    embedding_key,
+    encode_file,
+    made_by_jax,
+)
+from wanrun.text.encoder import PromptEncoder
+from wanrun.text.prompt import PromptTokenizer
+
+PROMPTS = ["a red fox", "", "tom &amp; jerry — “猫”"]
+CLEANED = ["a red fox", "", 'tom & jerry — "猫"']
+NEGATIVE = ""
+"""The toy's default negative prompt."""
+
+
+@pytest.fixture(scope="session")
+def two_dtypes(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact with a second, smaller profile that computes in bfloat16. Not to be changed."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = base / "shared-two-dtypes"
+    with FileLock(base / "shared-two-dtypes.lock"):
+        if not folder.exists():
+            shutil.copytree(toy_artifact, folder)
+            options = BuildOptions(dtype="bfloat16")
+            compile_artifact(
+                CompileRequest(folder, ["cpu"], [(32, 32)], [1], [False], options=options), print
+            )
+    return folder
+
+
+@pytest.fixture
+def two(two_dtypes: Path, tmp_path: Path) -> Path:
+    """The same with a manifest of its own; its folders are links."""
+    return linked(two_dtypes, tmp_path / "two")
+
+
+class FakePipeline:
+    """Gives embeddings that depend on the prompt, and counts what is encoded."""
+
+    def __init__(self, encoded: list[str], width: int, length: int, dtype: str) -> None:
+        self._encoded, self._shape, self._dtype = encoded, (length, width), DTYPES[dtype]
+
+    def encode_prompts(self, prompts: list[str]) -> np.ndarray:
+        self._encoded.extend(prompts)
+        rows = [
+            np.random.default_rng(list(prompt.encode())).standard_normal(self._shape) for prompt in prompts
+        ]
+        return np.array(rows).astype(self._dtype)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Prompts that were encoded, by a stand-in for the pipeline."""
+    prompts: list[str] = []
+
+    def open_fake(artifact: Path, profile: Any, lazy: bool = False) -> Any:
+        manifest = read_manifest(artifact)
+        width, length = manifest.configs["text_encoder"]["d_model"], manifest.tokenizer["max_length"]
+        return contextlib.nullcontext(FakePipeline(prompts, width, length, profile.options["dtype"]))
+
+    monkeypatch.setattr(embed, "open_profile", open_fake)
+    return prompts
+
+
+def command(*arguments: object) -> int:
+    return run(wanbuild, ["embed", *map(str, arguments)])
+
+
+def files(artifact: Path) -> set[str]:
+    folder = artifact / "embeddings"
+    return {path.relative_to(artifact).as_posix() for path in folder.iterdir()} if folder.exists() else set()
+
+
+def check_whole(artifact: Path) -> Manifest:
+    """Every listed embedding is sound, and there is no other file."""
+    manifest = read_manifest(artifact)
+    stored = ArtifactEmbeddings(artifact, manifest)
+    for key in manifest.embeddings:
+        stored.read(key)
+    assert files(artifact) == {record["file"] for record in manifest.embeddings.values()}
+    return manifest
+
+
+# --- what is added ------------------------------------------------------------------------------------------
+
+
+def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
+    """For float32 and bfloat16, from the artifact and from the cache, with the real encoder."""
+    lines: list[str] = []
+    before = read_manifest(two)
+    manifest = embed_prompts(two, PROMPTS, lines.append)
+    assert len(lines) == 6 and all("tokens embedded" in line for line in lines)
+    assert manifest.content_digest == before.content_digest
+    assert check_whole(two) == manifest and len(manifest.embeddings) == 6
+
+    record = manifest.tokenizer
+    tokenizer = PromptTokenizer(two / record["file"], record["max_length"], record["pad_id"])
+    tokens = tokenizer(CLEANED)
+
+    def encoder(dtype: str, encode: Callable[..., np.ndarray], *stores: Any) -> PromptEncoder:
+        width = manifest.configs["text_encoder"]["d_model"]
+        return PromptEncoder(tokenizer, encode, stores, length=512, width=width, dtype=DTYPES[dtype])
+
+    def never(*arguments: object) -> np.ndarray:
+        raise AssertionError("the encoder is called")
+
+    for profile in manifest.profiles.values():
+        dtype = profile.options["dtype"]
+        with open_profile(two, profile) as pipeline:
+            miss = pipeline.encode_prompts(PROMPTS)
+        assert miss.dtype == DTYPES[dtype] and np.count_nonzero(miss[0, : tokens.lengths[0]])
+        artifacts = ArtifactEmbeddings(two, manifest)
+        for prompt, embedding, length in zip(CLEANED, miss, tokens.lengths, strict=True):
+            rows = artifacts.find(prompt, dtype)
+            assert rows is not None and rows.tobytes() == embedding[:length].tobytes()
+        hit = encoder(dtype, never, artifacts)
+        assert hit.missing(PROMPTS) == []
+        assert hit(PROMPTS).tobytes() == miss.tobytes()
+
+        target = manifest.targets["cpu"]
+        maker = made_by_jax(profile.programs["cpu"]["encode_text"].sha256, target.environment)
+        cache = EmbeddingCache(manifest, maker, folder=tmp_path / "cache")
+        encode = encoder(dtype, lambda ids, mask, miss=miss: miss, cache)
+        assert encode(PROMPTS).tobytes() == miss.tobytes()
+        assert encoder(dtype, never, cache)(PROMPTS).tobytes() == miss.tobytes()
+
+
+def test_what_is_there_is_not_encoded_again(
+    two: Path, encoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--artifact", two) == 0
+    assert encoded == [NEGATIVE, NEGATIVE]
+    assert capsys.readouterr().out.splitlines() == [
+        "'': float32, 1 tokens embedded",
+        "'': bfloat16, 1 tokens embedded",
+        f"{two} has 2 prompt embedding(s)",
+    ]
+    first = (two / "manifest.json").read_bytes()
+    assert command("--artifact", two, "--prompt", "  ") == 0
+    assert encoded == [NEGATIVE, NEGATIVE] and (two / "manifest.json").read_bytes() == first
+    assert capsys.readouterr().out.splitlines()[:2] == ["'': float32, up to date", "'': bfloat16, up to date"]
+    assert command("--artifact", two, "--prompt", " a  fox", "--prompt", "", "--prompt", "a fox ") == 0
+    assert encoded[2:] == ["a fox", "a fox"]
+    manifest = check_whole(two)
+    dtypes = ["bfloat16", "float32"]
+    records = [manifest.embeddings[embedding_key(manifest, "a fox", dtype)] for dtype in dtypes]
+    assert [record["dtype"] for record in records] == dtypes
+    assert all(record["prompt"] == "a fox" and record["length"] > 2 for record in records)
+
+
+def test_a_prompt_that_is_cut(two: Path, encoded: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("embedded", "up to date"):
+        assert command("--artifact", two, "--prompt", "snow " * 600 + "fox") == 0
+        output = capsys.readouterr()
+        (line,) = output.err.splitlines()
+        assert line.startswith("warning: the prompt is longer than 512 tokens; this was cut: 'snow")
+        assert output.out.count(text) == 2
+    assert {record["length"] for record in check_whole(two).embeddings.values()} == {512}
+    assert len(encoded) == 2
+
+
+def test_nothing_that_can_run_here(
+    two: Path, tmp_path: Path, encoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = read_manifest(two)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    manifest.changed(profiles={}, targets={}).write(empty)
+    edit_environment(two, machine="riscv64")
+    for artifact in (empty, two):
+        assert command("--artifact", artifact, "--prompt", "a fox") == 3
+        line = one_error(capsys)
+        assert f"no profile of {artifact} can run here" in line and "run wanbuild compile" in line
+    assert "machine: expected riscv64" in line
+    assert command("--artifact", tmp_path / "missing") == 3
+    assert "is not an artifact" in one_error(capsys)
+    assert encoded == [] and files(two) == set()
+
+
+def test_an_artifact_that_cannot_be_written(
+    two: Path, encoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (two / "embeddings").write_text("in the way")
+    before = (two / "manifest.json").read_bytes()
+    assert command("--artifact", two) == 2
+    line = one_error(capsys)
+    assert f"embeddings cannot be written into {two}; found File exists" in line
+    assert (two / "manifest.json").read_bytes() == before
+
+
+def test_inspect_shows_them(two: Path, encoded: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    embed_prompts(two, ["a fox", "x" * 200], lambda line: None)
+    capsys.readouterr()
+    assert run(wanbuild, ["inspect", "--artifact", str(two)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "float32         6  'a fox'" in lines
+    assert any(line.startswith("bfloat16") and line.endswith(f"{'x' * 77}...'") for line in lines)
+    assert run(wanbuild, ["inspect", "--artifact", str(two), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["embeddings"]
+    assert {"prompt": "a fox", "dtype": "bfloat16", "length": 6} in listed and len(listed) == 4
+
+
+# --- what looks after them ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(two: Path, encoded: list[str]) -> Path:
+    """An artifact with the embeddings of 'a fox'."""
+    embed_prompts(two, ["a fox"], lambda line: None)
+    return two
+
+
+def test_verify_notices_damage_and_embed_repairs_it(listed: Path, encoded: list[str]) -> None:
+    lines: list[str] = []
+    manifest = read_manifest(listed)
+    verify.check_files(listed, manifest, lines.append)
+    assert lines[-1] == "2 prompt embedding(s) intact"
+    record = manifest.embeddings[embedding_key(manifest, "a fox", "bfloat16")]
+    path = listed / record["file"]
+    sound = path.read_bytes()
+    damages: list[Callable[[Path], object]] = [
+        lambda path: flip(path, len(sound) // 2),
+        lambda path: os.truncate(path, 10),
+        lambda path: path.unlink(),
+    ]
+    for damage in damages:
+        damage(path)
+        with pytest.raises(ArtifactError) as caught:
+            verify.check_files(listed, manifest, lines.append)
+        assert f"the prompt embedding {path} is damaged" in str(caught.value)
+        encoded.clear()
+        embed_prompts(listed, ["a fox"], lines.append)
+        assert encoded == ["a fox"]
+        assert path.read_bytes() == sound and check_whole(listed) == manifest
+
+
+def test_record_embeds_the_negative_prompt(
+    listed: Path, encoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = verify.Golden("0" * 64, "1" * 64, (0.5,), {}, 1e-4)
+    monkeypatch.setattr(verify, "_run", lambda *arguments: golden)
+    manifest = read_manifest(listed)
+    changed = {
+        **manifest.model,
+        "defaults": {**manifest.model["defaults"], "negative_prompt": "blurry, dark"},
+    }
+    manifest.changed(model=changed).write(listed)
+    encoded.clear()
+    verify.record(listed, lambda line: None)
+    assert encoded == ["blurry, dark"] * 2
+    recorded = check_whole(listed)
+    assert len(recorded.golden) == 2 and len(recorded.embeddings) == 4
+    assert {record["prompt"] for record in recorded.embeddings.values()} == {"a fox", "blurry, dark"}
+
+
+def test_compile_keeps_what_is_listed(listed: Path) -> None:
+    before = check_whole(listed)
+    (listed / "embeddings" / f"{'0' * 64}.npz").write_bytes(b"of a killed run")
+    (listed / "embeddings" / ".wan-0123456789ab.tmp").write_bytes(b"of a killed run")
+    after = compile_artifact(CompileRequest(listed, ["cpu"], sizes=[]), lambda line: None)
+    assert check_whole(listed) == after and after.embeddings == before.embeddings
+
+
+@pytest.fixture
+def converted(toy_checkpoint: Path, tmp_path: Path) -> Path:
+    """The toy, converted, with embeddings of random bits."""
+    artifact = tmp_path / "converted"
+    manifest = convert(ConvertRequest(toy_checkpoint, artifact))
+    (artifact / "embeddings").mkdir()
+    listed = {}
+    for prompt in ("a fox", "snow"):
+        rows = np.random.default_rng(len(prompt)).standard_normal((3, 32)).astype(np.float32)
+        key = embedding_key(manifest, prompt, "float32")
+        data = encode_file(rows, key, prompt)
+        (artifact / embedding_file(key)).write_bytes(data)
+        listed[key] = {
+            "file": embedding_file(key),
+            "sha256": sha256_of(data),
+            "prompt": prompt,
+            "dtype": "float32",
+            "length": 3,
+        }
+    manifest.changed(embeddings=listed).write(artifact)
+    return artifact
+
+
+def test_convert_takes_over_what_fits(converted: Path, toy_checkpoint: Path) -> None:
+    before = check_whole(converted)
+    inodes = {path.name: path.stat().st_ino for path in (converted / "embeddings").iterdir()}
+    # Another transformer and another default prompt: the text encoder is the same.
+    request = ConvertRequest(
+        toy_checkpoint, converted, {"transformer": "float32"}, negative_prompt="blurry", force=True
+    )
+    convert(request)
+    after = check_whole(converted)
+    assert after.embeddings == before.embeddings and after.content_digest != before.content_digest
+    assert {path.name: path.stat().st_ino for path in (converted / "embeddings").iterdir()} == inodes
+
+    key = embedding_key(before, "snow", "float32")
+    flip(converted / before.embeddings[key]["file"], 200)
+    convert(request)
+    assert list(check_whole(converted).embeddings) == [embedding_key(before, "a fox", "float32")]
+
+    convert(ConvertRequest(toy_checkpoint, converted, {"text_encoder": "float32"}, force=True))
+    assert check_whole(converted).embeddings == {} and not (converted / "embeddings").exists()
+
+
+# --- a manifest that is not what it was ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "c:x", "a\\b", 7])
+def test_a_path_that_reaches_outside(listed: Path, name: object) -> None:
+    edit(listed, lambda data: next(iter(data["embeddings"].values())).update(file=name))
+    with pytest.raises(ArtifactError, match="a prompt embedding names a path outside the artifact"):
+        read_manifest(listed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.pop("embeddings"),
+        lambda data: data.update(embeddings=[]),
+        lambda data: data.update(embeddings={"0" * 64: None}),
+        *(
+            lambda data, change=change: next(iter(data["embeddings"].values())).update(change)
+            for change in (
+                {"sha256": None},
+                {"prompt": 7},
+                {"dtype": "object"},
+                {"dtype": ["float32"]},
+                {"length": 0},
+                {"length": True},
+                {"length": "3"},
+            )
+        ),
+        *(
+            lambda data, name=name: next(iter(data["embeddings"].values())).pop(name)
+            for name in ("file", "sha256", "prompt", "dtype", "length")
+        ),
+    ],
+)
+def test_a_malformed_record(listed: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    edit(listed, change)
+    with pytest.raises(ArtifactError, match="is damaged"):
+        read_manifest(listed)
+
+
+# --- kills and rights ---------------------------------------------------------------------------------------
+
+KILLS = """
+import contextlib, os, shutil, signal, sys
+from pathlib import Path
+import numpy as np
+from wanbuild.check import embed
+from wanrun.text.embeddings import ArtifactEmbeddings
+from wanrun.artifact.manifest import read_manifest
+
+artifact = Path(sys.argv[1])
+manifest = read_manifest(artifact)
+shape = manifest.tokenizer["max_length"], manifest.configs["text_encoder"]["d_model"]
+lives = 0
+
+class Pipeline:
+    def encode_prompts(self, prompts):
+        # Other bits each time, as another machine would give.
+        return np.random.default_rng(lives).standard_normal((len(prompts), *shape)).astype(np.float32)
+
+embed.open_profile = lambda *arguments, **options: contextlib.nullcontext(Pipeline())
+
+def work():
+    embed.embed_prompts(artifact, ["a fox", "snow"], lambda line: None)
+
+def counted(stop):
+    '''Runs with every change to the file system counted; killed before the event of this number.'''
+    events = 0
+    def count(name):
+        original = getattr(os, name)
+        def wrapper(*arguments, **options):
+            nonlocal events
+            if events == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
+            events += 1
+            return original(*arguments, **options)
+        setattr(os, name, wrapper)
+    for name in ("rename", "replace", "unlink", "mkdir", "fsync"):
+        count(name)
+    work()
+    return events
+
+def child(function):
+    process = os.fork()
+    if process == 0:
+        os._exit(function())
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+def reset():
+    shutil.rmtree(artifact / "embeddings", ignore_errors=True)
+    (artifact / "embeddings").mkdir()
+    (artifact / "embeddings" / "stray.npz").write_bytes(b"of an earlier run")
+    manifest.write(artifact)
+
+def listed():
+    '''Prompts of the artifact, whose embeddings are sound.'''
+    found = read_manifest(artifact)
+    stored = ArtifactEmbeddings(artifact, found)
+    for key in found.embeddings:
+        stored.read(key)
+    return sorted(record["prompt"] for record in found.embeddings.values())
+
+reset()
+events = child(lambda: counted(None))
+assert listed() == ["a fox", "snow"]
+seen = set()
+for stop in range(events):
+    reset()
+    assert child(lambda: counted(stop)) == -signal.SIGKILL, stop
+    seen.add(tuple(listed()))
+    assert listed() in ([], ["a fox", "snow"]), stop
+    lives += 1
+    work()  # the next one succeeds, and cleans up
+    assert listed() == ["a fox", "snow"]
+    files = {path.name for path in (artifact / "embeddings").iterdir()}
+    assert files == {f"{key}.npz" for key in read_manifest(artifact).embeddings}, files
+    assert sorted(path.name for path in artifact.parent.iterdir()) == [artifact.name]
+assert len(seen) == 2, seen
+print(events)
+"""
+
+
+def test_a_killed_embed(toy_artifact: Path, tmp_path: Path) -> None:
+    """There is the old artifact or the new one, before whichever change to the file system it was killed."""
+    artifact = tmp_path / "artifact"
+    artifact.mkdir()
+    (artifact / "tokenizer").symlink_to(toy_artifact / "tokenizer")
+    shutil.copy(toy_artifact / "manifest.json", artifact)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, artifact], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 12
+
+
+@pytest.fixture
+def closed(listed: Path) -> Iterator[Path]:
+    (listed / "embeddings").chmod(0o555)
+    listed.chmod(0o555)
+    yield listed
+    listed.chmod(0o755)
+    (listed / "embeddings").chmod(0o755)
+
+
+def test_without_rights(closed: Path) -> None:
+    """The parent folder can be written, so that the lock can be had."""
+    before = {path: path.read_bytes() for path in (closed / "embeddings").iterdir()}
+    script = Path(sys.executable).with_name("wanbuild")
+    done = subprocess.run(
+        [sys.executable, UNPRIVILEGED, script, "embed", "--artifact", closed, "--prompt", "snow"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"error: embeddings cannot be written into {closed}; found Permission denied" in line
+    assert {path: path.read_bytes() for path in (closed / "embeddings").iterdir()} == before

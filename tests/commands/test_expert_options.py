@@ -1,0 +1,250 @@
+"""Options for two experts and for the form of the loop: checked before the work, passed on, recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
+from wanrun.artifact.manifest import read_manifest
+from wanrun.jobs import batch
+from wanrun.media.write_video import read_metadata
+
+Call = Callable[..., Run]
+
+
+@pytest.fixture
+def two(artifact: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs wanrun here on an artifact that has two experts and both forms of the loop."""
+    make_two_experts(artifact)
+    return lambda *arguments: run_here(capsys, artifact, *arguments)
+
+
+def test_help_has_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = " ".join(" ".join(run_here(capsys, tmp_path, "--help").out).split())
+    assert "--guidance-scale-2 FLOAT" in shown and "--boundary FLOAT" in shown
+    assert "--loop [step|scan]" in shown and "[default: step if it is built, else scan]" in shown
+
+
+def test_bad_options_of_two_experts(
+    two: Call, fake: Fake, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    off = ["--guidance-scale", 1, "--guidance-scale-2", 1.5]
+    cases: list[tuple[list[object], list[str]]] = [
+        (["--boundary", -0.1], ["--boundary is out of range; expected 0 to 1; found -0.1"]),
+        (["--boundary", 1.5], ["--boundary is out of range; expected 0 to 1; found 1.5"]),
+        (["--boundary", "nan"], ["--boundary is out of range; expected 0 to 1; found nan"]),
+        (["--guidance-scale-2", "inf"], ["--guidance-scale-2 is out of range; expected a number; found inf"]),
+        (off, ["--guidance-scale-2 has no effect: guidance is off; expected --guidance-scale above 1"]),
+        (["--loop", "while"], ["'while' is not one of 'step', 'scan'"]),
+        (
+            ["--loop", "scan", "--steps", 61],
+            ["at most 60; found 61; use fewer steps, --loop step, or wanbuild"],
+        ),
+        (["--steps", 10_001], ["the number of steps is too large; expected at most 10000"]),
+    ]
+    for source in (["--prompt", "a fox"], ["--prompts", write_lines(tmp_path / "p.txt", "one", "two")]):
+        for options, parts in cases:
+            done = two(*source, *options, "--output", tmp_path / "o.gif")
+            assert done.code == 2 and len(done.err) == 1, (options, done.err)
+            assert done.err[0].startswith("error: ") and all(part in done.err[0] for part in parts), done.err
+
+    # A profile without guidance is not even needed to say that the scale has no effect.
+    manifest = read_manifest(artifact)
+    manifest.changed(profiles={k: v for k, v in manifest.profiles.items() if v.guidance}).write(artifact)
+    assert two("--prompt", "a", *off, "--output", tmp_path / "o.gif").code == 2
+
+    make_two_experts(artifact, forms=("denoise_step",))
+    done = two("--prompt", "a", "--loop", "scan", "--output", tmp_path / "o.gif")
+    assert done.code == 3 and "no program for --loop scan; found one for step; add it" in done.err[0]
+    done = two("--prompts", tmp_path / "p.txt", "--loop", "scan", "--output", tmp_path / "o.gif")
+    assert done.code == 3 and len(done.err) == 1 and done.err[0].startswith("error: profile 96x64x9")
+    assert "no program for --loop scan" in done.err[0]
+    make_two_experts(artifact, forms=("denoise_loop",), max_steps=9)
+    done = two("--prompt", "a", "--steps", 10, "--output", tmp_path / "o.gif")
+    assert done.code == 2 and "at most 9; found 10; use fewer steps, or wanbuild compile" in done.err[0]
+    assert fake.loads == [] and list(tmp_path.glob("*.gif")) == []
+
+
+def test_one_transformer(
+    fake: Fake, toy_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", tmp_path / "o.gif"]
+    for option, value in (("--guidance-scale-2", 3), ("--boundary", 0.5)):
+        done = run_here(capsys, toy_artifact, "--prompt", "a", option, value, *output)
+        assert done.code == 2
+        assert done.err == [
+            f"error: {option} has no effect: this model has one transformer; leave it out; it is for models "
+            "with two experts"
+        ]
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "boundary": 0.5}, {"prompt": "b"})
+    done = run_here(capsys, toy_artifact, "--prompts", file, *output)
+    assert done.code == 2 and done.out[-1] == "1 made, 0 skipped, 1 failed"
+    assert done.err[0].startswith(f"error: {file}:1: boundary has no effect: this model has one transformer")
+    (made,), (load,) = fake.generations, fake.loads
+    assert made["loop"] == load["loop"] == "step" and load["first_expert"] == "transformer"
+    assert not {"guidance_scale_2", "boundary"} & made.keys()
+    metadata = read_metadata(tmp_path / "o-2.gif")
+    assert metadata["loop"] == "step" and not {"guidance_scale_2", "boundary"} & metadata.keys()
+
+
+def test_the_artifact_s_defaults_and_what_is_given(two: Call, fake: Fake, tmp_path: Path) -> None:
+    names = ("guidance_scale", "guidance_scale_2", "boundary", "loop")
+    expected: list[tuple[list[object], tuple[object, ...]]] = [
+        ([], (4.0, 3.0, 0.875, "step")),
+        (["--guidance-scale", 6], (6.0, 6.0, 0.875, "step")),
+        (["--guidance-scale-2", 2], (4.0, 2.0, 0.875, "step")),
+        (["--guidance-scale", 6, "--guidance-scale-2", 0.5, "--boundary", 0], (6.0, 0.5, 0.0, "step")),
+        (["--guidance-scale", 1, "--boundary", 1, "--loop", "scan"], (1.0, 1.0, 1.0, "scan")),
+    ]
+    for number, (options, values) in enumerate(expected):
+        path = tmp_path / f"{number}.gif"
+        done = two("--prompt", "a fox", *options, "--output", path)
+        assert (done.code, done.err) == (0, [])
+        assert tuple(fake.generations[-1][name] for name in names) == values
+        assert tuple(read_metadata(path)[name] for name in names) == values
+        assert fake.loads[-1]["loop"] == values[-1] and fake.loads[-1]["guidance"] == (values[0] != 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expert"),
+    [
+        ([], "transformer"),
+        (["--boundary", 0], "transformer"),
+        (["--boundary", 1], "transformer_2"),  # UniPC begins at 999
+        (["--boundary", 1, "--solver", "euler"], "transformer"),  # and Euler at 1000
+        (["--boundary", 0.95, "--steps", 1, "--flow-shift", 1], "transformer"),
+        (
+            ["--boundary", 0.995, "--steps", 4, "--flow-shift", 0.1, "--solver", "dpm++"],
+            "transformer_2",
+        ),  # 990
+    ],
+)
+def test_the_expert_that_comes_first_is_told(
+    two: Call, fake: Fake, tmp_path: Path, options: list[object], expert: str
+) -> None:
+    """Of the first line that is to be made, not of the command line."""
+    lines = [{"prompt": "bad", "seed": -1}, {"prompt": "a", "output": str(tmp_path / "first.gif")}]
+    lines += [{"prompt": "b", "boundary": 0.0 if expert == "transformer_2" else 1.0}]
+    file = write_lines(tmp_path / "p.jsonl", *lines)
+    two("--prompts", file, *options, "--output", tmp_path / "o.gif")
+    assert [load["first_expert"] for load in fake.loads] == [expert]
+
+
+def test_lines_have_their_own(two: Call, fake: Fake, tmp_path: Path) -> None:
+    lines: list[tuple[dict[str, Any], tuple[float, float, float] | str]] = [
+        ({}, (4.0, 2.0, 0.5)),
+        ({"guidance_scale": 6}, (6.0, 2.0, 0.5)),
+        ({"guidance_scale_2": 1, "boundary": 1}, (4.0, 1.0, 1.0)),
+        ({"boundary": 1.5}, "boundary is out of range; expected 0 to 1; found 1.5"),
+        ({"boundary": float("nan")}, "boundary is out of range; expected 0 to 1; found nan"),
+        (
+            {"guidance_scale_2": float("-inf")},
+            "guidance_scale_2 is out of range; expected a number; found -inf",
+        ),
+        ({"guidance_scale": 1, "guidance_scale_2": 3}, "guidance_scale does not fit the run's profile"),
+        ({"loop": "scan"}, "'loop' cannot be set by line: a run has one form of the loop; pass --loop"),
+        ({"steps": 61}, "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; "),
+    ]
+    file = write_lines(tmp_path / "p.jsonl", *({"prompt": "a", **line} for line, _ in lines))
+    shared = ("--guidance-scale-2", 2, "--boundary", 0.5, "--loop", "scan")
+    done = two("--prompts", file, *shared, "--output", tmp_path / "o.gif")
+    assert done.code == 2 and done.out[-1] == "3 made, 0 skipped, 6 failed"
+    good = [values for _, values in lines if not isinstance(values, str)]
+    names = ("guidance_scale", "guidance_scale_2", "boundary")
+    assert [tuple(made[name] for name in names) for made in fake.generations] == good
+    assert {made["loop"] for made in fake.generations} == {"scan"}
+    bad = [(number, text) for number, (_, text) in enumerate(lines, 1) if isinstance(text, str)]
+    for line, (number, text) in zip(done.err, bad, strict=True):
+        assert line.startswith(f"error: {file}:{number}: {text}"), line
+    # Without guidance a line can no more ask for it by its second scale alone.
+    done = two("--prompts", file, "--guidance-scale", 1, "--overwrite", "--output", tmp_path / "n.gif")
+    assert done.out[-1] == "3 made, 0 skipped, 6 failed"
+    (line,) = (line for line in done.err if line.startswith(f"error: {file}:7: "))
+    assert "guidance_scale_2 has no effect: guidance is off; expected guidance_scale above 1" in line
+
+
+def test_a_default_that_is_too_many_steps_is_the_matter_of_its_line(
+    two: Call, fake: Fake, artifact: Path, tmp_path: Path
+) -> None:
+    make_two_experts(artifact, max_steps=20)  # and 50 is what the artifact has by default
+    arguments = ("--loop", "scan", "--output", tmp_path / "o.gif", "--prompts")
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "steps": 20}, {"prompt": "b"}, {"prompt": "c"})
+    done = two(*arguments, file)
+    assert (done.code, done.out[-1]) == (2, "1 made, 0 skipped, 2 failed")
+    assert all("scan form" in line and "found 50" in line for line in done.err)
+    # Where it is everybody's it is said once.
+    done = two(*arguments, write_lines(tmp_path / "q.txt", "a", "b", "c"))
+    assert done.code == 2 and len(done.err) == 1 and done.err[0].startswith("error: the number of steps")
+    assert len(fake.loads) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["--guidance-scale-2", 2.5], "guidance_scale_2 2.5; found 3.0"),
+        (["--boundary", 0.5], "boundary 0.5; found 0.875"),
+        (["--loop", "scan"], 'loop "scan"; found "step"'),
+    ],
+)
+def test_whatever_differs_is_noticed(two: Call, tmp_path: Path, options: list[object], key: str) -> None:
+    file = write_lines(tmp_path / "p.txt", "one")
+    arguments = ("--prompts", file, "--output", tmp_path / "o.gif")
+    assert two(*arguments).code == 0
+    assert two(*arguments).out[-1] == "0 made, 1 skipped, 0 failed"
+    (line,) = two(*arguments, *options).err
+    assert f"o.gif exists, and was made otherwise; expected {key}" in line
+
+
+def test_progress_of_many_steps_at_once(
+    two: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan form tells of a whole expert's steps; the next video begins at 0 again."""
+    advances: list[int] = []
+    monkeypatch.setattr(batch.Progress, "advance", lambda self, n=1: advances.append(n))
+    file = write_lines(tmp_path / "p.txt", "one", "two")
+    for fake.tells, expected in (((7, 10), [7, 3]), ((1, 2, 3), [1, 1, 1])):
+        advances.clear()
+        assert two("--prompts", file, "--overwrite", "--steps", 10, "--output", tmp_path / "o.gif").code == 0
+        assert advances == expected * 2
+
+
+def test_what_load_reports_is_a_line_on_stderr(two: Call, fake: Fake, tmp_path: Path) -> None:
+    fake.happens["one"] = lambda: fake.loads[0]["report"]("both experts fit: 12.5 of 80.0 GB")
+    done = two("--prompt", "one", "--output", tmp_path / "o.gif")
+    assert (done.code, done.err) == (0, ["both experts fit: 12.5 of 80.0 GB"])
+    assert len(done.out) == 1
+
+
+def test_a_plan_without_jobs_asks_for_no_expert(two: Call, fake: Fake, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "boundary": 7})
+    assert two("--prompts", file, "--output", tmp_path / "o.gif").out[-1] == "0 made, 0 skipped, 1 failed"
+    assert fake.loads == []
+
+
+def test_both_forms_of_the_loop_as_a_user_runs_them(
+    toy_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latents, seconds, printed = [], [], []
+    for loop in ("step", "scan"):
+        files = [tmp_path / f"{loop}{suffix}" for suffix in (".npy", ".z.npy", ".json")]
+        arguments = ("--prompt", "a fox", "--steps", 5, "--seed", 3, "--loop", loop, "--timing")
+        names = ("--output", files[0], "--save-latents", files[1], "--timing-json", files[2])
+        done = run_here(capsys, toy_artifact, *arguments, *names)
+        assert (done.code, done.err) == (0, [])
+        assert read_metadata(files[0])["loop"] == loop
+        latents.append(np.load(files[1]))
+        seconds.append(json.loads(files[2].read_text()))
+        printed.append("\n".join(done.out))
+    # The same operations in float32, which the compiler may fuse otherwise: roundings of values near 1.
+    assert np.abs(latents[0] - latents[1]).max() <= 1e-5
+    assert [timing["loop"] for timing in seconds] == ["step", "scan"]
+    assert [len(timing["step_seconds"]) for timing in seconds] == [5, 5]
+    assert len(set(seconds[1]["step_seconds"])) == 1 < len(set(seconds[0]["step_seconds"]))
+    assert [timing["cache_misses"] for timing in seconds] == [0, 0]
+    assert ["mean step" in text for text in printed] == [False, True]

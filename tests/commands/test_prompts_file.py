@@ -1,0 +1,539 @@
+"""Several videos in one process: every good line of a prompts file is made, whatever happens to others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import UNPRIVILEGED
+from helpers.fake_pipeline import SIZE, Fake, Run, run_here, write_lines
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, WanError
+from wanrun.generation import pipeline
+from wanrun.jobs import job as jobs
+from wanrun.media.write_video import read_metadata
+
+Call = Callable[..., Run]
+
+
+@pytest.fixture
+def wan(toy_artifact: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs wanrun here."""
+
+    def call(*arguments: object, artifact: Path = toy_artifact) -> Run:
+        return run_here(capsys, artifact, *arguments)
+
+    return call
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# The real pipeline.
+
+
+def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
+    """Per-line options through one loaded pipeline, against a run of wanrun for each."""
+    lines: list[dict[str, Any]] = [
+        {"prompt": "a red fox", "steps": 3},
+        {
+            "prompt": "a wolf",
+            "seed": 5,
+            "solver": "euler",
+            "flow_shift": 7,
+            "output": str(tmp_path / "w.npy"),
+        },
+        {"prompt": "a red fox", "negative_prompt": "snow", "guidance_scale": 2.5, "fps": 8},
+    ]
+    file = write_lines(tmp_path / "p.jsonl", *lines)
+    shared = ("--steps", 2, "--seed", 9)
+    timing = tmp_path / "t.json"
+    done = wan("--prompts", file, *shared, "--output", tmp_path / "o.npy", "--timing-json", timing)
+    assert (done.code, done.err) == (0, [])
+    names = [tmp_path / name for name in ("o-1.npy", "w.npy", "o-3.npy")]
+    *wrote, count = done.out
+    for index, (line, name, seed) in enumerate(zip(wrote, names, (9, 5, 9), strict=True), 1):
+        assert line.startswith(f"[{index}/3] wrote {name} (seed {seed}, ") and line.endswith(" s)")
+    assert count == "3 made, 0 skipped, 0 failed"
+    seconds = json.loads(timing.read_text())
+    assert len(seconds["step_seconds"]) == 3 + 2 + 2
+    assert (seconds["cache_misses"], seconds["cache_hits"]) == (
+        0,
+        4,
+    )  # each program once
+
+    for index, (values, name) in enumerate(zip(lines, names, strict=True)):
+        alone = tmp_path / f"alone-{index}.npy"
+        options = {"--" + key.replace("_", "-"): value for key, value in values.items() if key != "output"}
+        given = [item for pair in ({"--steps": 2, "--seed": 9} | options).items() for item in pair]
+        assert wan(*given, "--output", alone).code == 0
+        assert name.read_bytes() == alone.read_bytes()
+        assert read_metadata(name) == read_metadata(alone)
+
+
+def test_text_from_standard_input_as_a_user_runs_it(toy_artifact: Path, tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("wanrun")),
+        "--artifact",
+        str(toy_artifact),
+        "--prompts",
+        "-",
+    ]
+    command += ["--steps", "1", "--memory", "low", "--warmup", "--output", "{index:03}-{slug}-{seed}.gif"]
+    done = subprocess.run(
+        command,
+        input=b"\xef\xbb\xbfA fox!\r\n\r\n \xff\r\nA cat\r\n",
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    reason = b"the line is not UTF-8; found byte 0xff; save the file as UTF-8"
+    assert done.stderr == b"error: standard input:3: " + reason + b"\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["001-a-fox-0.gif", "003-a-cat-0.gif"]
+    assert done.stdout.endswith(b"\n2 made, 0 skipped, 1 failed\n")
+
+
+def test_killed_in_the_middle_and_run_again(wan: Call, toy_artifact: Path, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.txt", *(f"fox {index}" for index in range(4)))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    arguments: tuple[object, ...] = ("--prompts", file, "--steps", 200, "--save-latents")
+    assert wan(*arguments, whole / "z-{index}.npy", "--output", whole / "o.npy").code == 0
+    arguments = (*arguments, killed / "z-{index}.npy", "--output", killed / "o.npy")
+    command = [str(Path(sys.executable).with_name("wanrun")), "--artifact", str(toy_artifact)]
+    for how, expected in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+        with subprocess.Popen(
+            [*command, *map(str, arguments)],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            assert any("wrote" in line for line in iter(process.stdout.readline, ""))
+            process.send_signal(how)
+            rest, error = process.stdout.read(), process.stderr.read()
+            assert process.wait(30) == expected, error
+        if how == signal.SIGINT:
+            assert error == "interrupted\n"
+            assert " made, " in rest and "not tried" in rest
+    made = len(list(killed.glob("z-*.npy")))
+    assert 2 <= made < 4  # at least one by each
+    again = wan(*arguments)
+    assert (again.code, again.err) == (0, [])
+    assert again.out[-1] == f"{4 - made} made, {made} skipped, 0 failed"
+    # Nothing half, and nothing else but what SIGKILL may leave: a hidden file that was being written.
+    assert {name: data for name, data in contents(killed).items() if name[:5] != ".wanr"} == contents(whole)
+
+
+def test_an_embedding_that_is_not_there_yet(wan: Call, tmp_path: Path) -> None:
+    """The first prompt needs no text encoder any more, the second does; and the other way round."""
+    shared = ("--steps", 1, "--output")
+    assert wan("--prompt", "seen before", *shared, tmp_path / "a.npy").code == 0
+    for name, lines in (("b", ("seen before", "new to it")), ("c", ("another one", "seen before"))):
+        done = wan("--prompts", write_lines(tmp_path / name, *lines), *shared, tmp_path / f"{name}.npy")
+        assert (done.code, done.err) == (0, [])
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b-1.npy"))
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "c-2.npy"))
+
+
+def test_a_trace(wan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    arguments = ("--prompt", "a fox", "--steps", 1, "--trace", tmp_path / "new" / "trace")
+    assert wan(*arguments, "--output", tmp_path / "a.npy").code == 0
+    assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*.xplane.pb")] == [True]
+
+    stop = jax.profiler.stop_trace
+
+    def full() -> None:
+        stop()
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    done = wan(*arguments, "--output", tmp_path / "b.npy")
+    assert done.code == 2 and (tmp_path / "b.npy").exists()
+    (line,) = done.err
+    assert line.startswith(f"error: no trace can be written to {tmp_path}") and "No space left" in line
+
+
+# What goes wrong.
+
+
+def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    folder = tmp_path / "folder.mp4"
+    folder.mkdir()
+    (tmp_path / "foreign.npy").write_bytes(b"the only copy")
+    (tmp_path / "foreign.gif").write_bytes(b"the only copy")
+    good = {"prompt": "good", "output": str(tmp_path / "good-{index}.png")}
+    bad: list[tuple[object, str]] = [
+        ("no json", "the line is not JSON"),
+        ({"seed": 3}, "there is no prompt"),
+        ({"prompt": "a", "seed": -1}, "the seed is out of range; expected 0 to 2**64 - 1; found -1"),
+        ({"prompt": "a", "seed": 2**64}, "the seed is out of range"),
+        ({"prompt": "a", "steps": 0}, "the number of steps is too small; expected at least 1; found 0"),
+        ({"prompt": "a", "steps": 10**12}, "the number of steps is too large; expected at most 10000"),
+        ({"prompt": "a", "solver": "ddim"}, "unknown solver; expected unipc, dpm++, euler; found 'ddim'"),
+        ({"prompt": "a", "guidance_scale": 1e39}, "guidance_scale is out of range"),
+        ({"prompt": "a", "guidance_scale": float("nan")}, "guidance_scale is out of range"),
+        (
+            {"prompt": "a", "guidance_scale": 10**400},
+            "guidance_scale is out of range; expected a number; found inf",
+        ),
+        (
+            {"prompt": "a", "guidance_scale": 1},
+            "guidance_scale does not fit the run's profile; expected more than 1",
+        ),
+        ({"prompt": "a", "flow_shift": 0}, "the flow shift is out of range"),
+        (
+            {"prompt": "a", "flow_shift": 1e300, "steps": 9},
+            "9 unipc steps at flow shift 1e+300 are not distinct",
+        ),
+        ({"prompt": "a", "fps": 0}, "fps is out of range; expected 0.1 to 240; found 0"),
+        ({"prompt": "a", "fps": float("inf")}, "fps is out of range"),
+        ({"prompt": "a", "size": "96x64"}, "'size' cannot be set by line: a run has one profile"),
+        ({"prompt": "a", "output": "a.avi"}, "a.avi has no known video format"),
+        ({"prompt": "a", "output": "{name}.gif"}, "output {name}.gif has an unknown field"),
+        (
+            {"prompt": "a", "output": "missing/a.gif"},
+            "the output folder missing is not there; mkdir -p missing",
+        ),
+        ({"prompt": "a", "output": str(folder)}, f"the output {folder} is a folder"),
+        ({"prompt": "a", "output": "x" * 300 + ".gif"}, "x.gif cannot be written; found File name too long"),
+        ({"prompt": "a", "output": str(tmp_path / "good-01.png")}, "is also that of "),
+        (
+            {"prompt": "a", "output": str(tmp_path / "." / "t.npy")},
+            "t.npy.json is also that of --timing-json",
+        ),
+        (
+            {"prompt": "a", "output": str(tmp_path / "foreign.npy")},
+            "exists, and does not say how it was made",
+        ),
+        ({"prompt": "a", "output": str(tmp_path / "foreign.gif")}, "exists; the metadata of "),
+    ]
+    lines = [item for line, _ in bad for item in (good, line)]
+    file = write_lines(tmp_path / "p.jsonl", *lines)
+    done = wan("--prompts", file, "--timing-json", tmp_path / "t.npy.json", "--output", tmp_path / "out.mp4")
+    assert done.code == 2, done.err
+    assert len(done.err) == len(bad)
+    for line, (given, message), number in zip(done.err, bad, range(2, 99, 2), strict=False):
+        assert line.startswith(f"error: {file}:{number}: ") and message in line, (given, line)
+    assert "[49/50] wrote" in done.out[-2]
+    assert done.out[-1] == f"{len(bad)} made, 0 skipped, {len(bad)} failed"
+    assert len(list(tmp_path.glob("good-*.png"))) == len(bad)
+    assert (
+        (tmp_path / "foreign.npy").read_bytes() == (tmp_path / "foreign.gif").read_bytes() == b"the only copy"
+    )
+    assert (tmp_path / "t.npy.json").exists()
+    assert len(fake.loads) == 1
+
+
+def test_nothing_is_loaded_where_nothing_can_be_made(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", "{}", "[]")
+    done = wan("--prompts", file, "--timing", "--output", tmp_path / "out.mp4")
+    assert done.code == 2 and len(done.err) == 2
+    assert done.out[0] == "0 made, 0 skipped, 2 failed" and done.out[1] == "TIMING SUMMARY"
+    assert fake.loads == [] and sorted(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(WanError("the latents are not finite", found="NaN"), 1), (OSError(28, "No space"), 4)],
+)
+def test_a_line_that_fails_late(
+    wan: Call, fake: Fake, tmp_path: Path, error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WanErrors are the line's, and the next is made; what nobody foresaw ends the run. Nothing is lost."""
+
+    def fail() -> None:
+        raise error
+
+    fake.happens["bad"] = fail
+    file = write_lines(tmp_path / "p.txt", "one", "bad", "three")
+    timing = tmp_path / "t.json"
+    done = wan("--prompts", file, "--output", tmp_path / "o.npy", "--timing", "--timing-json", timing)
+    assert done.code == code
+    (line,) = done.err
+    made = sorted(path.name for path in tmp_path.glob("o-*.npy"))
+    if code == 1:
+        assert line == f"error: {file}:2: the latents are not finite; found NaN"
+        assert made == ["o-1.npy", "o-3.npy"]
+        assert "2 made, 0 skipped, 1 failed" in done.out and "TIMING SUMMARY" in done.out
+    else:
+        assert "the disk is full" in line and made == ["o-1.npy"]
+        assert done.out[-1] == "1 made, 0 skipped, 0 failed, 2 not tried"
+    assert json.loads(timing.read_text())["total_seconds"] > 0
+    assert fake.asked[-1] == "closed"
+
+
+@pytest.mark.parametrize("error", [ArtifactError("the weights changed"), KeyboardInterrupt()])
+def test_what_ends_a_run_keeps_what_is_made(
+    wan: Call, fake: Fake, tmp_path: Path, error: BaseException
+) -> None:
+    def fail() -> None:
+        raise error
+
+    fake.happens["bad"] = fail
+    file = write_lines(tmp_path / "p.txt", "one", "bad", "three")
+    done = wan("--prompts", file, "--output", tmp_path / "o.npy")
+    expected = (3, "error: the weights changed") if isinstance(error, ArtifactError) else (130, "interrupted")
+    assert (done.code, *done.err) == expected
+    assert done.out[-1] == "1 made, 0 skipped, 0 failed, 2 not tried"
+    assert np.load(tmp_path / "o-1.npy").shape == SIZE
+
+
+def test_outputs_that_change_meanwhile(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    file = write_lines(
+        tmp_path / "p.jsonl",
+        {"prompt": "one", "output": str(tmp_path / "sub" / "a.npy")},
+        {"prompt": "two"},
+        {"prompt": "three", "output": str(tmp_path / "sub" / "b.npy")},
+        {"prompt": "four"},
+    )
+    appears = tmp_path / "o-2.npy"
+    fake.happens["two"] = lambda: appears.write_bytes(b"someone else's")
+    fake.happens["one"] = lambda: shutil.rmtree(tmp_path / "sub")
+    done = wan("--prompts", file, "--output", tmp_path / "o-{index}.npy")
+    assert done.code == 2
+    first, second, third = done.err
+    assert first.startswith(f"error: {file}:1: {tmp_path}/sub/a.npy cannot be written; found No such file")
+    assert second.startswith(
+        f"error: {file}:2: {appears} appeared while the video was made; the new video is "
+    )
+    assert third.startswith(f"error: {file}:3: the output folder {tmp_path}/sub is not there")
+    assert "three" not in fake.asked  # known before the work
+    assert appears.read_bytes() == b"someone else's"
+    assert np.load(second.rpartition(" ")[2]).shape == np.load(tmp_path / "o-4.npy").shape == SIZE
+
+
+def test_a_folder_that_cannot_be_written_to(toy_artifact: Path, tmp_path: Path) -> None:
+    """As a user to whom permissions apply: one line where it is everybody's, else the line's."""
+    read_only = tmp_path / "read-only"
+    read_only.mkdir()
+    read_only.chmod(0o555)
+    own = {"prompt": "a", "output": str(read_only / "own.gif")}
+    file = write_lines(tmp_path / "p.jsonl", own, {"prompt": "b"}, {"prompt": "c"})
+    lines = {}
+    for output in (read_only / "o.gif", tmp_path / "{slug}.gif"):
+        script = [sys.executable, str(UNPRIVILEGED)]
+        command = [str(Path(sys.executable).with_name("wanrun")), "--artifact", str(toy_artifact)]
+        command += ["--prompts", str(file), "--steps", "1", "--output", str(output)]
+        done = subprocess.run([*script, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        lines[output.name] = done.stderr
+    read_only.chmod(0o755)
+    reason = f"the output folder {read_only} is not writable; choose another --output\n"
+    assert lines == {"o.gif": f"error: {reason}", "{slug}.gif": f"error: {file}:1: {reason}"}
+    assert sorted(path.name for path in tmp_path.glob("*.gif")) == ["b.gif", "c.gif"]
+    assert list(read_only.iterdir()) == []
+
+
+# Run again.
+
+
+def test_what_is_there_is_not_made_again(
+    wan: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_lines(tmp_path / "p.txt", "one", "two", "three")
+    for suffix in (".mp4", ".gif", ".webp", ".png", ".npy"):
+        folder = tmp_path / suffix[1:]
+        folder.mkdir()
+        arguments = ("--prompts", file, "--output", folder / f"o{suffix}")
+        assert wan(*arguments).out[-1] == "3 made, 0 skipped, 0 failed"
+        before, loads = contents(folder), len(fake.loads)
+
+        monkeypatch.setattr(jobs, "__version__", "0.0.0")  # another version would make the same
+        again = wan(*arguments)
+        assert (again.code, again.err, len(fake.loads)) == (0, [], loads)
+        assert again.out == [f"[{i}/3] {folder}/o-{i}{suffix} is there already" for i in (1, 2, 3)] + [
+            "0 made, 3 skipped, 0 failed"
+        ]
+        monkeypatch.undo()
+        monkeypatch.setattr(pipeline, "load", fake.load)
+
+        (folder / f"o-2{suffix}").unlink()
+        assert wan(*arguments).out[-1] == "1 made, 2 skipped, 0 failed"
+        assert contents(folder) == before
+
+        file.write_text("one\ntwo\nTHREE\n")
+        other = wan(*arguments)
+        assert other.code == 2 and other.out[-1] == "0 made, 2 skipped, 1 failed"
+        (line,) = other.err
+        assert f"{file}:3: the output {folder}/o-3{suffix} exists, and was made otherwise; " in line
+        assert 'expected prompt "THREE"; found "three"; pass --overwrite' in line
+        assert contents(folder) == before
+
+        assert wan(*arguments, "--overwrite").out[-1] == "3 made, 0 skipped, 0 failed"
+        changed = contents(folder)
+        assert {name for name in changed if changed[name] != before[name]} >= {f"o-3{suffix}"}
+        assert changed[f"o-1{suffix}"] == before[f"o-1{suffix}"]
+        file.write_text("one\ntwo\nthree\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["--seed", 1], "seed 1; found 0"),
+        (["--steps", 7], "num_steps 7; found 50"),
+        (["--guidance-scale", 6], "guidance_scale 6.0; found 5.0"),
+        (["--flow-shift", 4], "flow_shift 4.0; found 3.0"),
+        (["--solver", "euler"], 'solver "euler"; found "unipc"'),
+        (["--negative-prompt", "snow"], 'negative_prompt "snow"; found ""'),
+        (["--fps", 24], "fps 24.0; found 16.0"),
+        (["--text-encoder", "torch"], 'text_encoder "torch"; found "jax"'),
+        (["--latents", "z.npy"], 'latents "z.npy"; found none'),
+    ],
+)
+def test_whatever_differs_is_noticed(
+    wan: Call, fake: Fake, tmp_path: Path, options: list[object], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("z.npy", np.random.default_rng(0).standard_normal((1, 16, 3, 8, 12), np.float32))
+    arguments = ("--prompts", write_lines(tmp_path / "p.txt", "one"), "--output", "o.gif")
+    assert wan(*arguments).code == 0
+    assert wan(*arguments).out[-1] == "0 made, 1 skipped, 0 failed"
+    (line,) = wan(*arguments, *options).err
+    assert f"p.txt:1: the output o.gif exists, and was made otherwise; expected {key}" in line
+
+
+def test_other_weights_or_noise_are_noticed(
+    wan: Call, fake: Fake, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    np.save("z.npy", random.standard_normal((1, 16, 3, 8, 12), np.float32))
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "seed": 3}, {"prompt": "two"})
+    arguments = ("--prompts", file, "--latents", "z.npy", "--output", "{slug}-{seed}.gif")
+    made = wan(*arguments)
+    assert [line.partition(",")[0] for line in made.out[:-1]] == [
+        "[1/2] wrote one-3.gif (latents z.npy",
+        "[2/2] wrote two-0.gif (latents z.npy",
+    ]
+    assert read_metadata(Path("one-3.gif"))["seed"] is None
+    assert wan(*arguments).out[-1] == "0 made, 2 skipped, 0 failed"
+    np.save("z.npy", random.standard_normal((1, 16, 3, 8, 12), np.float32))
+    for line in wan(*arguments).err:
+        assert "expected latents_sha256 " in line
+    assert wan(*arguments, "--overwrite").code == 0
+    manifest = read_manifest(artifact)
+    changed = manifest.changed(source={**manifest.source, "revision": "other", "files": {"x": "sha256:1"}})
+    assert changed.content_digest != manifest.content_digest
+    changed.write(artifact)
+    for line in wan(*arguments, artifact=artifact).err:
+        assert "expected content_digest " in line
+
+
+def test_several_videos_of_a_prompt(
+    wan: Call, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is finished when all of its files are there; else what is missing is written."""
+    manifest = read_manifest(artifact)
+    (profile,) = manifest.profiles.values()
+    two = dataclasses.replace(profile, num_videos=2, index=profile.index + 1)
+    manifest.changed(profiles={profile.name: profile, two.name: two}).write(artifact)
+    fake = Fake(num_videos=2)
+    monkeypatch.setattr(pipeline, "load", fake.load)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    arguments: tuple[object, ...] = (
+        "--prompts",
+        write_lines(tmp_path / "p.txt", "one", "two"),
+        "--num-videos",
+        2,
+    )
+    arguments += ("--output", folder / "o.npy", "--save-latents", folder / "z-{index}.npy")
+    made = wan(*arguments, artifact=artifact)
+    assert [line.partition(" (")[0] for line in made.out] == [
+        *(f"[{i}/2] wrote {folder}/o-{i}-{j}.npy" for i in (1, 2) for j in (0, 1)),
+        "2 made, 0 skipped, 0 failed",
+    ]
+    before = contents(folder)
+    assert len(before) == 4 + 4 + 2
+    assert wan(*arguments, artifact=artifact).out[-1] == "0 made, 2 skipped, 0 failed"
+    for missing in (
+        ["o-1-1.npy", "o-1-1.npy.json", "z-1.npy"],
+        ["z-2.npy"],
+        ["o-2-0.npy", "o-2-0.npy.json", "z-2.npy"],
+    ):
+        kept = {path.name: path.stat().st_ino for path in folder.iterdir() if path.name not in missing}
+        for name in missing:
+            (folder / name).unlink()
+        again = wan(*arguments, artifact=artifact)
+        assert (again.code, again.out[-1]) == (0, "1 made, 1 skipped, 0 failed")
+        assert contents(folder) == before
+        assert kept.items() <= {path.name: path.stat().st_ino for path in folder.iterdir()}.items()
+    # Latents without all of their videos are not this line's: they come last.
+    (folder / "o-1-0.npy").unlink()
+    (line,) = wan(*arguments, artifact=artifact).err
+    assert f"--save-latents {folder}/z-1.npy exists; pass --overwrite" in line
+
+
+def test_a_sidecar_that_a_killed_run_left(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    arguments = ("--prompts", write_lines(tmp_path / "p.txt", "one"), "--output", tmp_path / "o.npy")
+    assert wan(*arguments).code == 0
+    before = contents(tmp_path)
+    (tmp_path / "o.npy").unlink()
+    assert wan(*arguments).out[-1] == "1 made, 0 skipped, 0 failed"
+    assert contents(tmp_path) == before
+    (tmp_path / "o.npy").unlink()
+    (line,) = wan(*arguments, "--seed", 4).err
+    assert f"the output {tmp_path}/o.npy.json exists; pass --overwrite" in line
+
+
+# Options.
+
+
+def test_a_single_prompt_takes_fields_and_is_never_skipped(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    arguments = ("--prompt", "A red fox", "--seed", 5, "--output", tmp_path / "{slug}-{seed:04}-{index}.gif")
+    assert wan(*arguments).code == 0
+    path = tmp_path / "a-red-fox-0005-1.gif"
+    assert list(tmp_path.iterdir()) == [path]
+    again = wan(*arguments)
+    assert again.code == 2
+    assert again.err == [
+        f"error: the output {path} exists; pass --overwrite to replace it, or another --output"
+    ]
+
+
+def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "negative_prompt": "snow"})
+    output = ("--prompts", file, "--overwrite", "--output", tmp_path / "o.gif")
+    wan(*output)
+    wan(*output, "--memory", "low", "--text-encoder", "torch", "--text-encoder-device", "cuda:1", "--warmup")
+    wan(
+        *output, "--no-embedding-cache", "--weights", "gs://bucket/a", "--verify", "sha256", "--target", "cpu"
+    )
+    names = ("memory", "text_encoder", "text_encoder_device", "embeddings", "weights", "verify", "target")
+    assert [[load[name] for name in names] for load in fake.loads] == [
+        ["auto", "jax", "cpu", "all", None, "fast", None],
+        ["low", "torch", "cuda:1", "all", None, "fast", None],
+        ["auto", "jax", "cpu", "artifact", "gs://bucket/a", "sha256", "cpu"],
+    ]
+    # All that is encoded before the first step: of all lines only where the encoder goes afterwards.
+    assert [load["prompts"] for load in fake.loads] == [["one", ""], ["one", "", "two", "snow"], ["one", ""]]
+    assert fake.asked == ["one", "two", "closed", "warmup", "one", "two", "closed", "one", "two", "closed"]
+    signature = {field.name for field in dataclasses.fields(pipeline.Loading)}
+    assert {*names, "allow_compile"} - {"target"} <= signature
+
+
+def test_warnings_name_their_line(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    fake.happens["two"] = lambda: fake.loads[0]["warn"]("the prompt is longer than 512 tokens")
+    file = write_lines(tmp_path / "p.txt", "one", "two")
+    assert wan("--prompts", file, "--output", tmp_path / "o.gif").err == [
+        f"warning: {file}:2: the prompt is longer than 512 tokens"
+    ]

@@ -1,0 +1,65 @@
+"""Toy checkpoints and artifacts that the tests of a run share: each is made once, by any worker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "wan2.1-i2v": {},
+    "wan2.1-flf2v": {},
+    "wan2.2-i2v": {},
+    "wan2.1-vace": {"references": (0, 2)},
+    "wan2.2-animate": {"guidance": (True, False), "num_frames": 13},  # enough to share five
+}
+"""The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``."""
+
+
+def build_artifact(
+    checkpoint: Path,
+    folder: Path,
+    size: tuple[int, int] = (96, 64),
+    num_frames: int = 9,
+    guidance: Sequence[bool] = (True,),
+    references: Sequence[int] = (0,),
+) -> None:
+    from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.programs.options import BuildOptions
+
+    stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
+    convert(ConvertRequest(checkpoint, folder, stored))
+    options = BuildOptions(dtype="float32")
+    for count in references:
+        request = CompileRequest(
+            folder, ["cpu"], [size], [num_frames], guidance, num_references=count, options=options
+        )
+        compile_artifact(request, print)
+
+
+def _base(factory: pytest.TempPathFactory) -> Path:
+    """The folder that all workers of the test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Makes a folder once for all workers of the test run."""
+    base = _base(factory)
+    folder = base / f"shared-{name}"
+    with FileLock(base / f"shared-{name}.lock"):
+        if not folder.exists():
+            building = base / f"building-{name}"  # so that what failed half-way is not taken for complete
+            shutil.rmtree(building, ignore_errors=True)
+            from helpers.compiled_once import compiled_once  # imports jax, which reads the environment
+
+            with compiled_once(base / "compiled"):
+                make(building)
+            building.rename(folder)
+    return folder

@@ -1,0 +1,167 @@
+"""Video from images and videos through the command lines, and what diffusers makes of the same files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.utils import load_image
+
+from helpers.fake_pipeline import write_lines
+from helpers.reference_models import relative_error
+from helpers.torch_threads import one_thread
+from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, within_one_level
+from wanbuild.check.reference_pipeline import Made, load_reference, reference_arguments, run_reference
+from wanrun.artifact.manifest import read_manifest
+from wanrun.media.types import MEDIA_KINDS, Media
+
+LOOPS = ("step", "scan")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One generation.
+
+    Args:
+        steps: denoising steps.
+        media: by the keys of a prompts file: a file, a folder, or a tuple of files.
+        seed: of the noise.
+        options: others, by the keys of a prompts file.
+        reference: arguments of the reference's pipeline that the options stand for.
+    """
+
+    steps: int
+    media: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reference: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self) -> dict[str, Any]:
+        """Its line of a prompts file."""
+        media = {
+            name: [str(file) for file in value] if isinstance(value, tuple) else str(value)
+            for name, value in self.media.items()
+        }
+        return {"prompt": PROMPT, "steps": self.steps, "seed": self.seed, **media, **self.options}
+
+
+def opened(source: Any) -> Any:
+    """What the reference is given for a file, a folder of frames, or several files."""
+    if isinstance(source, tuple):
+        return tuple(opened(file) for file in source)
+    if not Path(source).is_dir():
+        return load_image(str(source))
+    files = sorted(Path(source).iterdir(), key=lambda file: int(file.stem.removeprefix("frame")))
+    return [load_image(str(file)) for file in files]
+
+
+class MediaPath:
+    """A toy's artifact and the reference, which make the same cases.
+
+    Args:
+        toy: the checkpoint and its artifact.
+        cli: runs the command.
+        folder: for what the command writes.
+        cases: by name.
+        size: width, height and frames.
+        guidance: whether the profile has it.
+    """
+
+    def __init__(
+        self,
+        toy: tuple[Path, Path],
+        cli: Any,
+        folder: Path,
+        cases: Mapping[str, Case],
+        size: tuple[int, int, int] = (96, 64, 9),
+        guidance: bool = True,
+    ) -> None:
+        checkpoint, self.artifact = toy
+        self._cli, self._folder, self.cases = cli, folder, cases
+        self._width, self._height, self._frames = size
+        self._scale = 3.0 if guidance else 1.0
+        self.pipe = load_reference(checkpoint, read_manifest(self.artifact).model["task"])
+        self._ran: set[str] = set()
+        self._made: dict[str, Made] = {}
+
+    def ours(self, name: str, loop: str) -> tuple[np.ndarray, np.ndarray]:
+        """Latents and frames; all cases are made by one run of the command a form of the loop."""
+        if loop not in self._ran:
+            self._run(loop)
+            self._ran.add(loop)
+        index = list(self.cases).index(name) + 1
+        return self.latents(loop, index), np.load(self._folder / f"{loop}-video-{index}.npy")
+
+    def latents(self, loop: str, index: int) -> np.ndarray:
+        latents: np.ndarray = np.load(self._folder / f"{loop}-latents-{index}.npy")
+        return latents
+
+    def _run(self, loop: str) -> None:
+        lines = [case.line() for case in self.cases.values()]
+        references = next(iter(self.cases.values())).media.get("reference_image", ())
+        timing = self._folder / f"{loop}.json"
+        self._cli.succeeds(
+            *("wanrun", "--artifact", self.artifact, "--negative-prompt", NEGATIVE, "--loop", loop),
+            *(
+                "--guidance-scale",
+                self._scale,
+                "--prompts",
+                write_lines(self._folder / "cases.jsonl", *lines),
+            ),
+            *(item for file in references for item in ("--reference-image", file)),
+            *("--save-latents", self._folder / f"{loop}-latents-{{index}}.npy"),
+            *("--output", self._folder / f"{loop}-video-{{index}}.npy", "--timing-json", timing),
+        )
+        assert json.loads(timing.read_text())["cache_misses"] == 0
+
+    def theirs(self, name: str) -> Made:
+        """What the reference makes; computed once."""
+        if name not in self._made:
+            self._made[name] = self.run(self.cases[name])
+        return self._made[name]
+
+    def run(self, case: Case, **media: Any) -> Made:
+        """The reference's run of a case; media are given in place of the case's."""
+        given = {name: opened(value) for name, value in case.media.items() if name in MEDIA_KINDS}
+        settings = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
+        arguments = reference_arguments(
+            Media(**{**given, **media}, **settings) if {**given, **media} else None,
+            prompt=PROMPT,
+            negative_prompt=NEGATIVE,
+            width=self._width,
+            height=self._height,
+            num_frames=self._frames,
+            num_inference_steps=case.steps,
+            guidance_scale=self._scale,
+            generator=torch.Generator("cpu").manual_seed(case.seed),
+        )
+        with one_thread():
+            return run_reference(self.pipe, **{**arguments, **case.reference})
+
+    def check(self, name: str, loop: str, record: Callable[[str, object], None]) -> None:
+        """Holds a case against the reference."""
+        expected = self.theirs(name)
+        latents, frames = self.ours(name, loop)
+        error = relative_error(latents, expected.latents)
+        share = within_one_level(frames, np.round(expected.frames[0] * 255).astype(np.uint8))
+        record("latents_relative_error", error)
+        print(f"{name}: latents {error:.1e}, {share:.2%} of uint8 within one level", flush=True)
+        assert latents.dtype == np.float32 and frames.dtype == np.uint8
+        assert error < LATENTS
+        assert share >= 0.999
+        assert frames.std() > 20  # a constant video would agree with anything
+
+    def check_notices(self, name: str, changes: Sequence[Mapping[str, Any]]) -> None:
+        """The reference with other media is far from what we make: the comparison sees each of them."""
+        latents, frames = self.ours(name, "step")
+        for change in changes:
+            other = self.run(self.cases[name], **change)
+            far = relative_error(latents, other.latents)
+            levels = np.abs(frames.astype(float) - other.frames[0] * 255).mean()
+            print(f"without {', '.join(change)}: latents {far:.1e}, {levels:.1f} levels", flush=True)
+            assert far > 100 * LATENTS

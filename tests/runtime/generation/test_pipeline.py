@@ -1,0 +1,216 @@
+"""What a pipeline loads and when: nothing that is not needed, everything that is, and each once."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wanrun
+from helpers.damage import flip, own
+from wanbuild.cli import wanbuild
+from wanrun.console import run
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.pipeline import Pipeline
+from wanrun.loading.weights import Loader
+from wanrun.text.backends import ArtifactTextEncoder, text_programs
+from wanrun.timing import Timings
+
+PROMPT = "a fox in the snow"
+TEXT = ["encode_text_64", "encode_text_128", "encode_text_256", "encode_text"]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs that are loaded, in order."""
+    loaded: list[str] = []
+    load = Loader._load_program
+
+    def record(self: Loader, name: str) -> Any:
+        loaded.append(name)
+        return load(self, name)
+
+    monkeypatch.setattr(Loader, "_load_program", record)
+    return loaded
+
+
+@pytest.fixture
+def embedded(artifact: Path) -> Path:
+    """An artifact with the embeddings of the prompt and of the empty one."""
+    assert run(wanbuild, ["embed", "--artifact", str(artifact), "--prompt", PROMPT, "--prompt", ""]) == 0
+    return artifact
+
+
+def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: list[str]) -> None:
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        assert reads[:2] == ["text_encoder", "transformer"]
+        assert loads[:6] == [*TEXT, "prepare", "denoise_step"]
+        pipeline.generate(PROMPT, num_steps=1)
+        pipeline.generate("another " * 100, num_steps=1)
+        assert reads == ["text_encoder", "transformer", "vae"]
+        assert loads == [*TEXT, "prepare", "denoise_step", "decode_video"]
+        assert pipeline.timings.cache_hits == 7 and pipeline.timings.cache_misses == 0
+
+
+def test_only_the_length_that_a_known_prompt_needs(toy_artifact: Path, loads: list[str]) -> None:
+    with wanrun.load(toy_artifact, prompts=[PROMPT, ""], embeddings="none") as pipeline:
+        pipeline.generate(PROMPT, "", num_steps=1)
+    assert loads == ["encode_text_64", "prepare", "denoise_step", "decode_video"]
+
+
+def test_no_text_encoder_where_both_embeddings_are_at_hand(
+    embedded: Path, reads: list[str], loads: list[str]
+) -> None:
+    """It is not even looked at: one that is damaged does not stop the run."""
+    with wanrun.load(embedded, prompts=[PROMPT, ""], embeddings="none") as pipeline:
+        expected = pipeline.generate(PROMPT, "", num_steps=2)
+    own(embedded, "weights")
+    flip(embedded / "weights/text_encoder/shared/c/0/0", 99)
+    reads.clear(), loads.clear()
+    with wanrun.load(embedded, prompts=[PROMPT, ""]) as pipeline:
+        pipeline.warmup()
+        found = pipeline.generate(PROMPT, "", num_steps=2)
+        assert reads == ["transformer", "vae"] and loads == ["prepare", "denoise_step", "decode_video"]
+        assert np.array_equal(found.latents, expected.latents)
+        assert np.array_equal(found.frames, expected.frames)
+        with pytest.raises(ArtifactError, match="weights are damaged: text_encoder/shared"):
+            pipeline.generate("a prompt that nobody knew", "", num_steps=1)
+    with pytest.raises(ArtifactError, match="weights are damaged: text_encoder/shared"):
+        wanrun.load(embedded, prompts=["a prompt that nobody knew"])
+
+
+def test_low_memory_frees_the_text_encoder(toy_artifact: Path, reads: list[str]) -> None:
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        expected = pipeline.generate(PROMPT, num_steps=1)
+        again = pipeline.component_weights("text_encoder")
+        assert again is pipeline.component_weights("text_encoder")
+    reads.clear()
+    with wanrun.load(toy_artifact, embeddings="none", memory="low") as pipeline:
+        assert reads[0] == "transformer" and "text_encoder" not in reads
+        freed: list[bool] = []
+        release = ArtifactTextEncoder.release
+
+        def watch(self: ArtifactTextEncoder) -> None:
+            leaf = next(iter(_leaves(pipeline.component_weights("text_encoder"))))
+            memory = weakref.ref(leaf)
+            del leaf
+            release(self)
+            gc.collect()
+            freed.append(memory() is None)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ArtifactTextEncoder, "release", watch)
+            found = pipeline.generate(PROMPT, num_steps=1)
+        assert freed == [True]
+        assert np.array_equal(found.latents, expected.latents)
+        before = reads.count("text_encoder")
+        pipeline.generate(PROMPT, num_steps=1)  # remembered
+        assert reads.count("text_encoder") == before
+        pipeline.generate("an owl", num_steps=1)
+        assert reads.count("text_encoder") == before + 1
+
+
+def _leaves(tree: Any) -> Any:
+    if hasattr(tree, "items"):
+        for value in tree.values():
+            yield from _leaves(value)
+    else:
+        yield tree
+
+
+def test_a_failure_behind_the_steps_ends_the_run_at_once(artifact: Path) -> None:
+    """A damaged VAE does not cost the steps that are left."""
+    own(artifact, "weights")
+    flip(artifact / "weights/vae/decoder.conv_in.weight/c/0/0/0/0/0", 77)
+    steps: list[int] = []
+
+    def on_step(done: int, total: int) -> None:
+        steps.append(done)
+        time.sleep(0.2)
+
+    damaged = pytest.raises(ArtifactError, match="weights are damaged: vae/decoder/conv_in/weight")
+    with wanrun.load(artifact, prompts=[PROMPT, ""]) as pipeline, damaged:
+        pipeline.generate(PROMPT, "", num_steps=50, on_step=on_step)
+    assert len(steps) < 25
+
+
+def test_ready_is_before_the_prompts_are_encoded(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding goes on while the transformer is restored, and is no part of being ready."""
+    timings = Timings()
+    encode = ArtifactTextEncoder.__call__
+
+    def wait(self: ArtifactTextEncoder, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        started = time.monotonic()
+        while timings.as_json()["process_to_ready_seconds"] is None:
+            assert time.monotonic() - started < 60, "never ready"
+            time.sleep(0.01)
+        return encode(self, ids, mask)
+
+    monkeypatch.setattr(ArtifactTextEncoder, "__call__", wait)
+    with wanrun.load(toy_artifact, prompts=[PROMPT], timings=timings, embeddings="none"):
+        ((_, encoded),) = timings.spans["text"]
+        ready = timings.as_json()["process_to_ready_seconds"]
+        assert max(end for _, end in timings.spans["restore"][:2]) <= ready < encoded
+
+
+def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    bound = Loader.bound
+
+    def record(self: Loader, name: str, **components: str) -> Callable[..., Any]:
+        program = bound(self, name, **components)
+
+        def call(**arguments: Any) -> Any:
+            ran.append(name)
+            return program(**arguments)
+
+        return call
+
+    monkeypatch.setattr(Loader, "bound", record)
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        pipeline.warmup()
+        assert ran == [*TEXT, "prepare", "denoise_step", "decode_video"]
+        assert sorted([*ran, "denoise_loop"]) == sorted(pipeline.profile.programs["cpu"])
+        assert pipeline.timings.step_seconds == []
+        expected = pipeline.generate(PROMPT, num_steps=2)
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        assert np.array_equal(pipeline.generate(PROMPT, num_steps=2).latents, expected.latents)
+
+
+def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
+    """Padding is masked: a shorter program gives a prompt's rows what the longest gives them.
+
+    Float32 sums of other lengths have another order: some 1e-6 of the largest value.
+    """
+    pipeline: Pipeline
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        lengths = text_programs(pipeline.profile.programs["cpu"], 512)
+        assert list(lengths.items()) == list(zip([64, 128, 256, 512], TEXT, strict=True))
+        random = np.random.default_rng(5)
+        for tokens in (1, 17, 63, 64):
+            ids = np.zeros((1, 512), np.int32)
+            ids[0, :tokens] = random.integers(3, 250, tokens)
+            mask = (np.arange(512) < tokens).astype(np.int32)[None]
+            results = [
+                np.asarray(
+                    pipeline._loader.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
+                )[0]
+                for length, name in lengths.items()
+            ]
+            expected = results[-1]
+            assert np.all(expected[tokens:] == 0) and np.abs(expected[:tokens]).max() > 0.1
+            for rows in results[:-1]:
+                error = np.abs(rows - expected[: len(rows)]).max() / np.abs(expected).max()
+                assert error < 1e-5
+
+
+def test_choices_that_there_are_not(toy_artifact: Path) -> None:
+    for name in ("memory", "text_encoder", "embeddings"):
+        with pytest.raises(UsageError, match=f"{name} cannot be 'some'; expected one of "):
+            wanrun.load(toy_artifact, **{name: "some"})

@@ -1,0 +1,371 @@
+"""Placing two experts: what fits where, at published sizes too, and what a machine says of itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from helpers.damage import PROFILE
+from wanbuild.components import KINDS
+from wanbuild.models.params import abstract_params, flatten
+from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanrun.artifact.layout import plan_layout
+from wanrun.artifact.manifest import Component, Manifest, Parameter, Profile, Program, read_manifest
+from wanrun.errors import ArtifactError
+from wanrun.loading.placement import (
+    DEVICE_MARGIN,
+    HOST_MARGIN,
+    PLACEMENTS,
+    Placement,
+    choose_placement,
+    control_group_limits,
+    device_memory_bytes,
+    host_memory_bytes,
+)
+
+GB = 10**9
+MIB = 2**20
+
+
+def parameter(shape: tuple[int, ...], dtype: str) -> Parameter:
+    return Parameter(plan_layout(shape, dtype, stacked=False), (), "")
+
+
+def of_bytes(nbytes: int) -> Component:
+    return Component("c", {"w": parameter((nbytes // 4,), "float32")})
+
+
+def manifest_of(**components: Component) -> Manifest:
+    nothing: dict[str, Any] = {}
+    return Manifest(nothing, nothing, nothing, (), nothing, components, nothing)
+
+
+def profile_of(**inputs: Any) -> Profile:
+    """A profile with one program for each name, whose inputs beside weights are these."""
+    programs = {
+        name: Program("f", "", (), (), False, {"inputs": avals, "outputs": "float32[1000000000]"})
+        for name, avals in inputs.items()
+    }
+    return Profile(832, 480, 81, 1, True, 0, {}, {"cuda": programs})
+
+
+SMALL = manifest_of(
+    transformer=of_bytes(40 * MIB),
+    transformer_2=of_bytes(40 * MIB),
+    text_encoder=of_bytes(16 * MIB),
+    vae=of_bytes(4 * MIB),
+)
+STATISTICS = {
+    # 24 MiB beside weights: 6 of inputs, 2 of outputs, 16 of temporaries
+    "denoise_step": {"argument_bytes": 30 * MIB, "output_bytes": 2 * MIB, "temporary_bytes": 16 * MIB},
+    "decode_video": {"argument_bytes": 4 * MIB, "output_bytes": 3 * MIB, "temporary_bytes": 20 * MIB},
+    "prepare": {"output_bytes": 4 * MIB, "temporary_bytes": 1 * MIB, "code_bytes": 1 * MIB},
+}
+INPUTS = {
+    "denoise_step": {"kv": {"k": f"bfloat16[2,{MIB}]", "v": "float32[512,1024]"}, "flag": "bool[]"},
+    "decode_video": {"latents": "uint8[1024]"},
+    "prepare": {},
+}
+WORKING = 25 * MIB + 1  # and the flag's byte
+BOTH, ONE = (40 + 40 + 16 + 4) * MIB + WORKING, (40 + 16 + 4) * MIB + WORKING
+PLENTY = 1000 * MIB
+
+
+def choose(device: int | None, host: int = PLENTY, separate: bool = True, **options: Any) -> Placement:
+    return choose_placement(SMALL, profile_of(**INPUTS), STATISTICS, device, host, separate, **options)
+
+
+def enough(needed: int, margin: float = DEVICE_MARGIN) -> int:
+    """The least memory that this fits."""
+    size = int(needed / (1 - margin))
+    while needed > (1 - margin) * size:
+        size += 1
+    return size
+
+
+HOST_ENOUGH = enough((40 + 40 + 16) * MIB, HOST_MARGIN)
+TEXT = 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "options", "kind"),
+    [
+        (enough(BOTH), 0, {}, "both"),
+        (enough(BOTH) - 1, PLENTY, {}, "host"),
+        (enough(BOTH) - 1, HOST_ENOUGH, {}, "host"),
+        (enough(BOTH) - 1, HOST_ENOUGH - 1, {}, "one"),
+        (enough(ONE), PLENTY, {}, "host"),
+        (enough(ONE) - 1, PLENTY, {}, "one"),
+        (PLENTY, PLENTY, {"memory": "low"}, "one"),
+        (None, 0, {}, "both"),
+        (None, PLENTY, {"memory": "low"}, "one"),
+        (enough(BOTH - TEXT), 0, {"text_encoder": False}, "both"),
+        (enough(BOTH - TEXT) - 1, PLENTY, {"text_encoder": False}, "host"),
+        # Shared memory: the device's is not asked for, and host memory is no other place.
+        (None, enough(BOTH, HOST_MARGIN), {"separate": False}, "both"),
+        (None, enough(BOTH, HOST_MARGIN), {"separate": False, "text_encoder": False}, "both"),
+        (None, enough(BOTH, HOST_MARGIN) - 1, {"separate": False, "text_encoder": False}, "one"),
+        (PLENTY, enough(BOTH, HOST_MARGIN) - 1, {"separate": False}, "one"),
+        (None, PLENTY, {"separate": False, "memory": "low"}, "one"),
+    ],
+)
+def test_the_first_that_fits_is_chosen(
+    device: int | None, host: int, options: dict[str, Any], kind: str
+) -> None:
+    found = choose(device, host, **options)
+    assert kind in PLACEMENTS
+    assert found.kind == kind
+    assert found.available == (device if options.get("separate", True) else host)
+    spared = TEXT * (options.get("memory") == "low" or not options.get("text_encoder", True))
+    if not options.get("separate", True) and options.get("memory") != "low":
+        spared = 0  # the text encoder takes memory wherever it runs
+    assert found.needed == (BOTH if kind == "both" else ONE) - spared
+
+
+def test_without_statistics_weights_and_inputs_count() -> None:
+    inputs = 6 * MIB + 1
+    found = choose_placement(SMALL, profile_of(**INPUTS), {}, PLENTY, PLENTY, True)
+    assert found.needed == 100 * MIB + inputs
+    found = choose_placement(SMALL, profile_of(), {}, PLENTY, PLENTY, True)
+    assert found.needed == 100 * MIB
+
+
+def test_one_transformer_is_no_choice() -> None:
+    model = manifest_of(transformer=of_bytes(40 * MIB), vae=of_bytes(4 * MIB))
+    for memory in ("auto", "low"):
+        found = choose_placement(model, profile_of(), {}, 1 * MIB, 1 * MIB, True, memory)
+        assert (found.kind, found.needed) == ("both", 44 * MIB)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [3, {"output_bytes": "7"}, {"temporary_bytes": -1}, {"code_bytes": 1.5}, {"output_bytes": True}],
+)
+def test_damaged_statistics_are_refused(numbers: Any) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"statistics of prepare are damaged; expected \w+_bytes as a number"
+    ):
+        choose_placement(SMALL, profile_of(), {"prepare": numbers}, PLENTY, PLENTY, True)
+
+
+# --- in words -------------------------------------------------------------------------------------------
+
+
+def test_the_choice_is_said_in_one_line() -> None:
+    model = manifest_of(
+        transformer=of_bytes(20 * GB), transformer_2=of_bytes(20 * GB), text_encoder=of_bytes(10 * GB)
+    )
+
+    def say(device: int | None, host: int = 100 * GB, separate: bool = True, **options: Any) -> str:
+        return choose_placement(model, profile_of(), {}, device, host, separate, **options).describe()
+
+    assert say(80 * GB) == "experts: both resident (50.0 GB of 80.0 GB)"
+    assert say(None) == "experts: both resident (50.0 GB of an unknown size)"
+    assert say(40 * GB) == (
+        "experts: one resident, the other in host memory and moved at the boundary "
+        "(both need 50.0 GB, 38.0 GB of the device's 40.0 GB may be used)"
+    )
+    assert say(40 * GB, 48 * GB) == (
+        "experts: one at a time, read again at the boundary "
+        "(both need 50.0 GB, 38.0 GB of the device's 40.0 GB may be used; "
+        "host memory takes 50.0 GB and has 48.0 GB)"
+    )
+    assert say(24 * GB) == (
+        "experts: one at a time, read again at the boundary "
+        "(both need 50.0 GB, 22.8 GB of the device's 24.0 GB may be used; "
+        "one needs 30.0 GB, which may not fit either; --memory low needs less)"
+    )
+    assert say(None, 40 * GB, False) == (
+        "experts: one at a time, read again at the boundary (both need 50.0 GB, "
+        "36.0 GB of the host's 40.0 GB may be used)"
+    )
+    assert say(80 * GB, memory="low") == (
+        "experts: one at a time, read again at the boundary (memory is low by choice)"
+    )
+
+
+# --- published sizes ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def published(kind: str) -> Component:
+    """A published component with the default dtypes, from its config."""
+    configs = {
+        "transformer": PUBLISHED_TRANSFORMERS["wan2.2-t2v-a14b"],
+        "text_encoder": PUBLISHED_TEXT_ENCODER,
+        "vae": PUBLISHED_VAE,
+    }
+    made = KINDS[kind]
+    module = made.module(made.parse(configs[kind], "config.json"), made.policy(None))
+    leaves = flatten(abstract_params(module))
+    return Component(kind, {path: parameter(leaf.shape, leaf.dtype.name) for path, leaf in leaves})
+
+
+def published_a14b() -> Manifest:
+    transformer = published("transformer")
+    return manifest_of(
+        transformer=transformer,
+        transformer_2=transformer,
+        text_encoder=published("text_encoder"),
+        vae=published("vae"),
+    )
+
+
+def test_published_sizes() -> None:
+    sizes = {name: component.nbytes / GB for name, component in published_a14b().components.items()}
+    # 14.3 G parameters in bfloat16, of which the condition embedder's 0.2 are in float32.
+    expected = {"transformer": 29.05, "transformer_2": 29.05, "text_encoder": 11.4, "vae": 0.5}
+    assert sizes == pytest.approx(expected, abs=0.06)
+
+
+KV = "bfloat16[40,2,512,40,128]"
+STEP_480P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 8_100_000_000}}
+STEP_720P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 16_900_000_000}}
+"""What the compiler predicts of 14B with guidance on the CPU (BUILD_NOTES.md, "Speed of generation")."""
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "statistics", "options", "kind"),
+    [
+        (141, 256, STEP_720P, {}, "both"),  # 87 GB
+        (80, 256, {}, {}, "both"),  # 71 GB of 76
+        (80, 256, STEP_480P, {}, "host"),  # 79 GB
+        (80, 256, STEP_480P, {"text_encoder": False}, "both"),  # 68 GB
+        (80, 256, STEP_720P, {"text_encoder": False}, "host"),
+        (60, 256, STEP_720P, {}, "one"),  # what JAX takes of 80 GB by default; one needs 59
+        (80, 64, STEP_480P, {}, "one"),  # the host cannot hold both
+        (141, 64, STEP_720P, {}, "both"),
+        (24, 256, {}, {}, "one"),  # nor does one fit
+        (141, 256, STEP_720P, {"memory": "low"}, "one"),
+    ],
+)
+def test_published_sizes_on_published_devices(
+    device: int, host: int, statistics: dict[str, Any], options: dict[str, Any], kind: str
+) -> None:
+    profile = profile_of(denoise_step={"kv": {"k": KV, "v": KV}})
+    manifest = published_a14b()
+    found = choose_placement(manifest, profile, statistics, device * GB, host * GB, True, **options)
+    assert found.kind == kind
+    sizes = {name: component.nbytes for name, component in manifest.components.items()}
+    if options.get("memory") == "low" or not options.get("text_encoder", True):
+        del sizes["text_encoder"]
+    if kind != "both":
+        del sizes["transformer_2"]
+    kv = 2 * 2 * 40 * 2 * 512 * 40 * 128
+    working = sum(statistics.get("denoise_step", {}).values())
+    assert found.needed == sum(sizes.values()) + kv + working
+
+
+def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    (target,) = manifest.targets.values()
+    profile, statistics = manifest.profiles[PROFILE], target.statistics[PROFILE]
+    needed: dict[str, int] = {}
+    for name, program in profile.programs["cpu"].items():
+        numbers = statistics[name]
+        only = Profile(96, 64, 9, 1, True, 0, {}, {"cpu": {name: program}})
+        found = choose_placement(manifest_of(), only, {name: numbers}, None, PLENTY, True)
+        beside = sum(numbers[f"{kind}_bytes"] for kind in ("output", "temporary", "code"))
+        # At least what the compiler counts as arguments, if every weight were read.
+        weights = sum(manifest.components[key].nbytes for key in program.inputs if key in manifest.components)
+        assert found.needed - beside >= numbers["argument_bytes"] - weights
+        needed[name] = found.needed - beside
+    assert needed["decode_video"] == 16 * 3 * 8 * 12 * 4  # latents, float32
+    assert needed["encode_text_64"] == 2 * 64 * 4  # ids and mask, int32
+    whole = choose_placement(manifest_of(), profile, statistics, None, PLENTY, True)
+    code = sum(numbers["code_bytes"] for numbers in statistics.values())
+    parts = ("output_bytes", "temporary_bytes")
+    assert whole.needed == code + max(
+        needed[name] + sum(statistics[name][part] for part in parts) for name in needed
+    )
+
+
+# --- facts about the machine ----------------------------------------------------------------------------
+
+
+class Device(SimpleNamespace):
+    def memory_stats(self) -> Any:
+        return self.stats
+
+
+@pytest.mark.parametrize(
+    ("platform", "stats", "expected"),
+    [
+        ("gpu", {"bytes_limit": 60 * GB, "bytes_in_use": 5}, 60 * GB),
+        ("tpu", {"bytes_limit": 16 * GB}, 16 * GB),
+        ("gpu", {"bytes_in_use": 5}, None),
+        ("gpu", {"bytes_limit": -1}, None),
+        ("gpu", None, None),
+        ("cpu", {"bytes_limit": 60 * GB}, None),
+    ],
+)
+def test_device_memory(platform: str, stats: Any, expected: int | None) -> None:
+    assert device_memory_bytes(Device(platform=platform, stats=stats)) == expected  # type: ignore[arg-type]
+
+
+def test_the_cpu_device_has_no_memory_of_its_own() -> None:
+    assert device_memory_bytes(jax.devices("cpu")[0]) is None
+
+
+def write(root: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return root
+
+
+UNLIMITED = 9223372036854771712  # what version 1 says without a limit
+
+HOSTS: dict[str, tuple[dict[str, object], list[int]]] = {
+    "no control groups": ({}, []),
+    "version 2": ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": 300}, [300]),
+    "version 2 without a limit": ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "max"}, []),
+    "a parent's limit": (
+        {
+            "proc/self/cgroup": "0::/a/b/c",
+            "sys/fs/cgroup/memory.max": "max",
+            "sys/fs/cgroup/a/memory.max": 100,
+            "sys/fs/cgroup/a/b/memory.max": 200,
+            "sys/fs/cgroup/a/b/c/memory.max": "max",
+        },
+        [100, 200],
+    ),
+    "a container that sees its group as the root": (
+        {"proc/self/cgroup": "0::/docker/123", "sys/fs/cgroup/memory.max": 400},
+        [400],
+    ),
+    "outside its namespace": (
+        {"proc/self/cgroup": "0::/../../a", "sys/fs/cgroup/memory.max": 400, "sys/memory.max": 1},
+        [400],
+    ),
+    "version 1": (
+        {
+            "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/a:b\n3:cpuset:/a:b\n0::/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED,
+            "sys/fs/cgroup/memory/a:b/memory.limit_in_bytes": 500,
+            "sys/fs/cgroup/cpuset/a:b/memory.limit_in_bytes": 1,
+        },
+        [UNLIMITED, 500],
+    ),
+    "nonsense": ({"proc/self/cgroup": "0\nx::\n\n0::/a", "sys/fs/cgroup/a/memory.max": "a lot"}, []),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_control_group_limits(tmp_path: Path, name: str) -> None:
+    files, limits = HOSTS[name]
+    root = write(tmp_path, files)
+    assert sorted(control_group_limits(root)) == sorted(limits)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert host_memory_bytes(root) == min([physical, *limits])
+
+
+def test_host_memory_of_this_machine() -> None:
+    assert 2**28 < host_memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

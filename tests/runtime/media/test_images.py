@@ -1,0 +1,187 @@
+"""Reading images: odd ones are read as the reference reads them, or refused in one line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.pictures import picture, pixels, same
+from wanrun.errors import UsageError
+from wanrun.media import images
+from wanrun.media.images import FORMATS, read_image
+
+
+def refused(source: Path | str | Image.Image) -> str:
+    """The line that says why an image is not read."""
+    with pytest.raises(UsageError) as caught:
+        read_image(source, "--image")
+    line = str(caught.value)
+    assert "\n" not in line and line.startswith("--image")
+    return line
+
+
+def saved(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_read(format: str, tmp_path: Path) -> None:
+    # 64 of 255: lossy formats keep a pattern, and no two patterns are alike.
+    path = saved(picture(50, 34), tmp_path / "picture", format=format)
+    difference = np.abs(np.asarray(read_image(path, "--image"), int) - pixels(50, 34))
+    assert difference.mean() < 16
+    assert (difference == 0).all() or format in ("JPEG", "WEBP", "GIF", "AVIF", "JPEG2000")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_exif_says(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = read_image(saved(picture(20, 12), tmp_path / "turned.png", exif=exif.tobytes()), "--image")
+    stored = pixels(20, 12)
+    upright = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.swapaxes(0, 1),
+        6: np.rot90(stored, -1),
+        7: stored[::-1, ::-1].swapaxes(0, 1),
+        8: np.rot90(stored),
+    }[orientation]
+    np.testing.assert_array_equal(np.asarray(image), upright)
+
+
+def test_transparency_is_dropped(tmp_path: Path) -> None:
+    rgba = pixels(20, 12, channels=4)
+    image = read_image(saved(Image.fromarray(rgba), tmp_path / "rgba.png"), "--image")
+    np.testing.assert_array_equal(np.asarray(image), rgba[..., :3])
+
+
+def test_greyscale_one_bit_palette_and_cmyk_become_rgb(tmp_path: Path) -> None:
+    grey = Image.fromarray(pixels(20, 12, channels=1)[..., 0])
+    read = np.asarray(read_image(saved(grey, tmp_path / "grey.png"), "--image"))
+    np.testing.assert_array_equal(read, np.repeat(np.asarray(grey)[..., None], 3, 2))
+    one_bit = picture(50, 34).convert("1")
+    assert set(np.unique(one_bit)) == {0, 1}
+    assert same(read_image(saved(one_bit, tmp_path / "one.png"), "--image"), one_bit.convert("RGB"))
+    palette = picture(20, 12).quantize(200)
+    assert same(read_image(saved(palette, tmp_path / "p.png"), "--image"), palette.convert("RGB"))
+    cmyk = picture(20, 12).convert("CMYK")
+    assert same(read_image(saved(cmyk, tmp_path / "c.tiff"), "--image"), cmyk.convert("RGB"))
+
+
+def test_a_palette_with_transparency_gives_no_warning(tmp_path: Path) -> None:
+    palette = picture(20, 12).quantize(200)
+    path = saved(palette, tmp_path / "p.png", transparency=bytes(range(200)))
+    assert read_image(path, "--image").mode == "RGB"
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp", "gif"])
+def test_of_an_animation_the_first_frame_is_taken(suffix: str, tmp_path: Path) -> None:
+    first, second = picture(20, 12).quantize(64).convert("RGB"), picture(20, 12, 1).quantize(64)
+    options = {"lossless": True} if suffix == "webp" else {}
+    path = tmp_path / f"animated.{suffix}"
+    saved(first, path, save_all=True, append_images=[second.convert("RGB")], duration=80, **options)
+    assert same(read_image(path, "--image"), first)
+
+
+def test_an_image_in_memory_is_treated_alike() -> None:
+    image = picture(20, 12).convert("RGBA")
+    image.getexif()[0x0112] = 6
+    assert read_image(image, "image").size == (12, 20)
+    assert image.size == (20, 12)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_greyscale_of_16_bits_is_refused(suffix: str, tmp_path: Path) -> None:
+    """Pillow clips it at 255: nearly all white."""
+    deep = np.random.default_rng(0).integers(0, 65536, (12, 20), np.uint16)
+    line = refused(saved(Image.fromarray(deep), tmp_path / f"deep.{suffix}"))
+    assert "save it with 8 bits" in line and "I;16" in line
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("I", np.int32), ("F", np.float32)])
+def test_greyscale_of_32_bits_is_refused(mode: str, dtype: type, tmp_path: Path) -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, (12, 20)).astype(dtype)
+    assert "save it with 8 bits" in refused(saved(Image.fromarray(deep), tmp_path / "deep.tiff"))
+    assert f"({mode})" in refused(Image.fromarray(deep))
+
+
+def test_colour_of_16_bits_keeps_the_upper_8(tmp_path: Path) -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, (12, 20, 3), np.uint16)
+    path = tmp_path / "deep.ppm"  # Pillow writes no such file
+    path.write_bytes(b"P6 20 12 65535\n" + deep.astype(">u2").tobytes())
+    found = np.asarray(read_image(path, "--image"), int)
+    np.testing.assert_allclose(found, deep / 257, atol=0.51)
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) * 2 // 3]
+
+
+def broken(data: bytes) -> bytes:
+    """Without the header's fields, which are in the first bytes after the signature."""
+    return data[:9] + bytes(24) + data[33:]
+
+
+@pytest.mark.parametrize("damage", [cut, broken])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF"])
+def test_a_damaged_file_is_refused(format: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    data = io.BytesIO()
+    picture(50, 34).save(data, format)
+    path = tmp_path / "damaged"
+    path.write_bytes(damage(data.getvalue()))
+    line = refused(path)
+    assert str(path) in line and ("damaged" in line or "not an image" in line)
+
+
+def test_a_damaged_image_in_memory_is_refused(tmp_path: Path) -> None:
+    path = saved(picture(50, 34), tmp_path / "picture.png")
+    path.write_bytes(cut(path.read_bytes()))
+    with Image.open(path) as image:
+        assert refused(image).startswith("--image is damaged")
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("not a picture\n")
+    assert "an empty file" in refused(tmp_path / "empty.png")
+    assert "is not an image" in refused(tmp_path / "text.png")
+    assert "found a folder" in refused(tmp_path)
+    assert "no such file" in refused(tmp_path / "missing.png")
+    assert "no such file" in refused(str(tmp_path / "text.png" / "below.png"))
+    assert "File name too long" in refused(tmp_path / ("a" * 300))
+    assert "neither a file nor a folder" in refused("/dev/null")
+    assert "has no pixels" in refused(Image.new("RGB", (0, 5)))
+
+
+def test_a_program_is_not_started(tmp_path: Path) -> None:
+    """Pillow hands PostScript to Ghostscript."""
+    (tmp_path / "page.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 12\nshowpage\n")
+    assert "is not an image" in refused(tmp_path / "page.png")
+
+
+def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(picture(50, 34), tmp_path / "picture.png")
+    for limit in (50 * 34 - 1, 50 * 34 // 2 - 1):  # Pillow warns of the first, and refuses the second
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        assert f"is too large; expected at most {limit} pixels" in refused(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50 * 34)
+    read_image(path, "--image")
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(picture(50, 34), tmp_path / "picture.png")
+
+    def denied(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(images.Path, "open", denied)
+    assert refused(path).endswith("cannot be read; found Permission denied")

@@ -1,0 +1,488 @@
+"""Media become the programs' inputs: what each task takes, and what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from helpers.pictures import picture, pictures, same, write_folder, write_video
+from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.errors import UsageError
+from wanrun.media import prepare as wanrun_inputs
+from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
+from wanrun.media.types import Inputs, Media, check_media, load_media, media_facts
+from wanrun.media.windows import check_segments, num_segments, padded_frames, reflected
+
+INPUTS: dict[str, dict[str, str]] = {
+    "wan2.1-t2v": {},
+    "wan2.1-i2v": {"image": "required"},
+    "wan2.1-flf2v": {"image": "required", "last_image": "required"},
+    "wan2.2-i2v": {"image": "required", "last_image": "optional"},
+    "wan2.2-ti2v": {"image": "optional"},
+    "wan2.1-vace": {"video": "optional", "mask": "optional", "reference_image": "optional"},
+    "wan2.2-animate": {
+        **dict.fromkeys(("image", "pose_video", "face_video"), "required"),
+        **dict.fromkeys(("background_video", "mask_video"), "replace"),
+    },
+}
+CLIP = {
+    "shortest_edge": 30,
+    "crop": 30,
+    "mean": [0.48, 0.46, 0.41],
+    "std": [0.27, 0.26, 0.28],
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+}
+WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
+WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
+A, B = picture(90, 70, 1), picture(50, 80, 2)
+MOVING = pictures(FRAMES, WIDTH, HEIGHT)
+
+
+def manifest_of(variant: str) -> Manifest:
+    model: dict[str, Any] = {
+        "variant": variant,
+        "task": variant.split("-")[1],
+        "inputs": INPUTS[variant],
+        "vae_spatial": 8,
+        "size_multiple": 16,
+        "face_size": FACE,
+    }
+    if variant in WITH_ENCODER:
+        model["image_processor"] = CLIP
+    return cast(Manifest, SimpleNamespace(model=model))
+
+
+def profile_of(num_references: int = 0, num_frames: int = FRAMES) -> Profile:
+    return cast(
+        Profile,
+        SimpleNamespace(width=WIDTH, height=HEIGHT, num_frames=num_frames, num_references=num_references),
+    )
+
+
+def load(variant: str, media: Media, profile: Profile | None = None) -> Inputs:
+    return load_media(manifest_of(variant), profile or profile_of(), media)
+
+
+def check(variant: str, media: Media, prefix: str = "") -> str:
+    """What is wrong with media; empty where nothing is."""
+    try:
+        check_media(manifest_of(variant), media, prefix)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_media(manifest_of(variant), profile or profile_of(), media, "--")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -- which media a task takes
+
+
+@pytest.mark.parametrize("variant", INPUTS)
+def test_what_is_required_is_enough(variant: str) -> None:
+    required = {name: A for name, needs in INPUTS[variant].items() if needs == "required"}
+    assert check(variant, Media(**required)) == ""  # type: ignore[arg-type]
+    for name in required:
+        without = {other: value for other, value in required.items() if other != name}
+        found = check(variant, Media(**without), "--")  # type: ignore[arg-type]
+        assert found.startswith(f"--{name.replace('_', '-')} is missing: {variant} needs it")
+
+
+@pytest.mark.parametrize("variant", INPUTS)
+def test_what_is_not_taken_is_refused(variant: str) -> None:
+    everything = {name for inputs in INPUTS.values() for name in inputs}
+    for name in everything - INPUTS[variant].keys():
+        value = (A,) if name == "reference_image" else A
+        found = check(variant, Media(**{name: value}), "--")  # type: ignore[arg-type]
+        assert f"--{name.replace('_', '-')} cannot be used with {variant}" in found
+    if variant != "wan2.2-animate":
+        assert "mode cannot be used" in check(variant, Media(mode="replace"))
+        assert "segment_overlap cannot be used" in check(variant, Media(segment_overlap=5))
+
+
+def test_an_artifact_without_the_record_takes_none() -> None:
+    manifest = manifest_of("wan2.1-t2v")
+    del cast(dict[str, Any], manifest.model)["inputs"]
+    check_media(manifest, Media())
+    with pytest.raises(UsageError, match="image cannot be used"):
+        check_media(manifest, Media(image=A))
+
+
+def test_all_problems_are_said_at_once() -> None:
+    found = check("wan2.1-flf2v", Media(video="v.mp4", mode="animate"), "--")
+    for option in ("--image is missing", "--last-image is missing", "--video cannot", "--mode cannot"):
+        assert option in found
+
+
+def test_a_mask_needs_a_video() -> None:
+    assert "--mask is of no use without --video" in check("wan2.1-vace", Media(mask=MOVING), "--")
+    assert check("wan2.1-vace", Media(mask=MOVING, video=MOVING)) == ""
+
+
+def test_replace_needs_background_and_mask() -> None:
+    animate = Media(image=A, pose_video=MOVING, face_video=MOVING)
+    both = replace(animate, background_video=MOVING, mask_video=MOVING)
+    assert check("wan2.2-animate", replace(both, mode="replace")) == ""
+    assert check("wan2.2-animate", replace(animate, mode="animate")) == ""
+    found = check("wan2.2-animate", replace(both, mask_video=None, mode="replace"), "--")
+    assert found.startswith("--mask-video is missing") and "with --mode replace" in found
+    for mode in (None, "animate"):
+        found = check("wan2.2-animate", replace(both, mode=mode), "--")
+        assert "--background-video has an effect with --mode replace alone" in found
+        assert "--mask-video has an effect" in found
+    assert "found turn" in check("wan2.2-animate", replace(animate, mode="turn"))
+    assert "expected 1 or 5; found 3" in check("wan2.2-animate", replace(animate, segment_overlap=3))
+
+
+# -- image to video
+
+
+def test_first_and_last_image() -> None:
+    found = load("wan2.1-flf2v", Media(image=A, last_image=B)).arrays
+    assert found.keys() == {"image", "last_image", "pixels"}
+    np.testing.assert_array_equal(found["image"], resized(A, WIDTH, HEIGHT)[None])
+    np.testing.assert_array_equal(found["last_image"], resized(B, WIDTH, HEIGHT)[None])
+    # The encoder sees the pictures as they are, not as the video's size stretches them.
+    np.testing.assert_array_equal(found["pixels"], clip_pixels([A, B], CLIP))
+    assert found["pixels"].shape == (2, 30, 30, 3) and found["pixels"].dtype == np.float32
+
+
+def test_one_image() -> None:
+    found = load("wan2.1-i2v", Media(image=A)).arrays
+    assert found.keys() == {"image", "pixels"} and found["pixels"].shape == (1, 30, 30, 3)
+    assert load("wan2.2-ti2v", Media(image=A)).arrays.keys() == {"image"}
+    assert load("wan2.2-ti2v", Media()).arrays == {}
+
+
+def test_a_last_image_that_is_optional() -> None:
+    without = load("wan2.2-i2v", Media(image=A)).arrays
+    given = load("wan2.2-i2v", Media(image=A, last_image=B)).arrays
+    assert without.keys() == given.keys() == {"image", "last_image", "has_last_image"}
+    assert (without["has_last_image"], given["has_last_image"]) == (0, 1)
+    assert given["has_last_image"].dtype == np.int32 and given["has_last_image"].shape == ()
+    assert without["last_image"].shape == given["last_image"].shape and not without["last_image"].any()
+
+
+# -- VACE
+
+
+def test_vace_video_and_mask(tmp_path: Path) -> None:
+    mask = [frame.convert("L").convert("RGB") for frame in pictures(FRAMES, 30, 90, 7)]  # any size will do
+    media = Media(video=write_folder(MOVING, tmp_path / "video"), mask=mask)
+    found = load("wan2.1-vace", media).arrays
+    assert found.keys() == {"video", "mask", "has_video"} and found["has_video"] == 1
+    np.testing.assert_array_equal(found["video"], np.stack(MOVING))
+    np.testing.assert_array_equal(found["mask"], np.stack([resized(one, WIDTH, HEIGHT) for one in mask]))
+
+
+def test_vace_without_a_mask_or_a_video() -> None:
+    found = load("wan2.1-vace", Media(video=MOVING)).arrays
+    assert found["has_video"] == 1 and (found["mask"] == 255).all()
+    assert found["mask"].shape == (FRAMES, HEIGHT, WIDTH, 3)
+    found = load("wan2.1-vace", Media()).arrays
+    assert found["has_video"] == 0 and not found["video"].any() and (found["mask"] == 255).all()
+    assert found["has_video"].dtype == np.int32 and found["video"].dtype == np.uint8
+
+
+def test_vace_references_keep_their_order() -> None:
+    found = load("wan2.1-vace", Media(reference_image=(A, B)), profile_of(2)).arrays["references"]
+    np.testing.assert_array_equal(found, np.stack([reference_canvas(one, WIDTH, HEIGHT) for one in (A, B)]))
+    assert found.dtype == np.float32
+    assert "expected 2 image(s); found 1;" in refused(
+        "wan2.1-vace", Media(reference_image=(A,)), profile_of(2)
+    )
+    assert "expected 0 image(s); found 1;" in refused("wan2.1-vace", Media(reference_image=(A,)))
+    line = refused("wan2.1-vace", Media(reference_image=(A, picture(7, 90))), profile_of(2))
+    assert "--reference-image is too small" in line
+
+
+@pytest.mark.parametrize("name", ["video", "mask"])
+@pytest.mark.parametrize("count", [1, FRAMES - 1, FRAMES + 1, 40])
+def test_vace_refuses_another_number_of_frames(name: str, count: int, tmp_path: Path) -> None:
+    path = write_video(pictures(count, WIDTH, HEIGHT), tmp_path / "some.mp4")
+    line = refused("wan2.1-vace", replace(Media(video=MOVING), **{name: path}))
+    found = f"more than {FRAMES}" if count > FRAMES else str(count)
+    assert f"--{name} {path} does not fit the profile; expected 9 frames; found {found};" in line
+
+
+def test_vace_takes_larger_videos_of_its_aspect_ratio() -> None:
+    large = pictures(FRAMES, 2 * WIDTH + 6, 2 * HEIGHT)  # 6 pixels are rounded away
+    found = load("wan2.1-vace", Media(video=large)).arrays["video"]
+    np.testing.assert_array_equal(found, np.stack([resized(one, WIDTH, HEIGHT) for one in large]))
+
+
+def test_vace_refuses_sizes_that_would_condition_a_part() -> None:
+    for width, height, becomes in ((200, 100, "64x16"), (48, 48, "48x48"), (60, 48, "48x48"), (12, 9, "0x0")):
+        line = refused("wan2.1-vace", Media(video=pictures(FRAMES, width, height)))
+        assert f"expected 64x48, or larger ones of its aspect ratio; found {width}x{height}" in line
+        assert f"which becomes {becomes}" in line and "scale or crop the video to 64x48" in line
+        assert (f"a profile of {becomes}" in line) == (becomes != "0x0")
+
+
+# -- Animate
+
+POSES = pictures(14, 70, 60, 3)
+FACES = pictures(16, 25, 31, 5)
+
+
+def animate(**more: Any) -> Media:
+    return replace(Media(image=A, pose_video=POSES, face_video=FACES), **more)
+
+
+def test_animate_pads_to_whole_segments() -> None:
+    """14 frames are two segments of 9 that share one: 17 frames."""
+    loaded = load("wan2.2-animate", animate())
+    found = loaded.arrays
+    order = [*range(14), 12, 11, 10]
+    assert loaded.num_frames == 14
+    np.testing.assert_array_equal(
+        found["pose_video"], np.stack([resized(POSES[index], WIDTH, HEIGHT) for index in order])
+    )
+    np.testing.assert_array_equal(
+        found["face_video"], np.stack([resized(FACES[index], FACE, FACE) for index in [*range(16), 14]])
+    )
+    np.testing.assert_array_equal(found["image"], filled(A, WIDTH, HEIGHT)[None])
+    np.testing.assert_array_equal(found["pixels"], clip_pixels([A], CLIP))
+    assert found["replace"] == 0 and found["replace"].dtype == np.int32
+    assert found["background_video"].shape == (17, HEIGHT, WIDTH, 3) and not found["background_video"].any()
+    assert found["mask_video"].shape == (17, HEIGHT, WIDTH) and not found["mask_video"].any()
+    assert found["mask_video"].strides == (0, 0, 0)  # one byte of memory
+
+
+def test_animate_replaces() -> None:
+    background, mask = pictures(40, 70, 60, 8), pictures(3, 33, 60, 9)
+    media = animate(mode="replace", background_video=background, mask_video=mask)
+    found = load("wan2.2-animate", media).arrays
+    assert found["replace"] == 1
+    expected = np.stack([resized(frame, WIDTH, HEIGHT) for frame in background[:17]])
+    np.testing.assert_array_equal(found["background_video"], expected)
+    order = [0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0]
+    np.testing.assert_array_equal(
+        found["mask_video"], np.stack([greyscale(mask[index], WIDTH, HEIGHT) for index in order])
+    )
+
+
+def test_animate_refuses_what_is_too_short() -> None:
+    assert "--pose-video is too short; expected more than 1 frame(s); found 1" in refused(
+        "wan2.2-animate", animate(pose_video=POSES[:1])
+    )
+    assert "--face-video is too short" in refused("wan2.2-animate", animate(face_video=FACES[:1]))
+    long = profile_of(num_frames=13)
+    assert len(load("wan2.2-animate", animate(segment_overlap=5), long).arrays["pose_video"]) == 21
+    assert "expected more than 5 frame(s); found 5" in refused(
+        "wan2.2-animate", animate(pose_video=POSES[:5], segment_overlap=5), long
+    )
+    # Segments of 9 frames that share 5: the reference stops with an assertion.
+    assert "expected more than 10 frames" in refused("wan2.2-animate", animate(segment_overlap=5))
+
+
+def test_animate_refuses_what_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = 3 * WIDTH * HEIGHT + 3 * FACE * FACE
+    monkeypatch.setattr(wanrun_inputs, "MAX_BYTES", 14 * frame)
+    assert load("wan2.2-animate", animate()).num_frames == 14
+    monkeypatch.setattr(wanrun_inputs, "MAX_BYTES", 14 * frame - 1)
+    assert "--pose-video is too long for one run; expected at most 13 frames" in refused(
+        "wan2.2-animate", animate()
+    )
+    both = animate(mode="replace", background_video=POSES, mask_video=POSES)
+    assert "at most 6 frames" in refused("wan2.2-animate", both)
+
+
+def test_a_narrow_picture_is_refused() -> None:
+    assert "--image is too narrow" in refused("wan2.2-animate", animate(image=picture(1, 100)))
+    assert "--image is too narrow" in refused("wan2.1-i2v", Media(image=picture(1, 80_000)))
+
+
+# -- segments
+
+
+@pytest.mark.parametrize("overlap", [1, 5])
+@pytest.mark.parametrize("length", [13, 17, 77])
+def test_segments_are_the_references(length: int, overlap: int) -> None:
+    """The formulas of WanAnimatePipeline.__call__."""
+    for frames in range(overlap + 1, 4 * length):
+        rest = (frames - overlap) % (length - overlap)
+        target = frames if rest == 0 else frames + (length - overlap) - rest
+        assert padded_frames(frames, length, overlap) == target
+        assert num_segments(frames, length, overlap) == target // (length - overlap)
+        check_segments(frames, length, overlap)
+
+
+@pytest.mark.parametrize(("length", "overlap"), [(1, 1), (5, 5), (9, 5), (2, 1)])
+def test_segments_too_short_to_overlap_are_refused(length: int, overlap: int) -> None:
+    with pytest.raises(UsageError, match="too short to share"):
+        check_segments(40, length, overlap)
+
+
+def test_reflection() -> None:
+    assert reflected(5, 10) == [0, 1, 2, 3, 4, 3, 2, 1, 0, 1]
+    assert reflected(2, 5) == [0, 1, 0, 1, 0]
+    assert reflected(7, 3) == [0, 1, 2]
+    assert reflected(1, 1) == [0]
+
+
+# -- what the metadata records
+
+
+def test_files_are_recorded_by_name_and_content(tmp_path: Path) -> None:
+    path = tmp_path / "first picture.png"
+    A.save(path)
+    facts = load("wan2.1-i2v", Media(image=path)).facts
+    assert facts == {
+        "image": "first picture.png",
+        "image_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    assert load("wan2.1-i2v", Media(image=str(path))).facts == facts
+
+
+def test_folders_are_recorded_by_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(MOVING, tmp_path / "frames")
+
+    def digest() -> str:
+        return str(load("wan2.1-vace", Media(video=folder)).facts["video_sha256"])
+
+    first = digest()
+    (folder / ".hidden").write_text("no matter")
+    (folder / "frame3.png").rename(folder / "frame33.png")
+    renamed = digest()
+    (folder / "frame33.png").rename(folder / "frame3.png")
+    assert first == digest() != renamed
+    MOVING[5].save(folder / "frame3.png")
+    assert digest() not in (first, renamed)
+    monkeypatch.chdir(folder)
+    assert load("wan2.1-vace", Media(video=".")).facts["video"] == "frames"
+
+
+def test_pictures_in_memory_are_recorded_by_their_pixels() -> None:
+    facts = [load("wan2.1-i2v", Media(image=image)).facts for image in (A, A.copy(), B)]
+    assert facts[0] == facts[1] != facts[2] and facts[0]["image"] is None
+    videos = [load("wan2.1-vace", Media(video=frames)).facts for frames in (MOVING, MOVING[::-1])]
+    assert videos[0] != videos[1]
+
+
+def test_references_and_mode_are_recorded(tmp_path: Path) -> None:
+    A.save(tmp_path / "a.png")
+    facts = load("wan2.1-vace", Media(reference_image=(tmp_path / "a.png", B)), profile_of(2)).facts
+    assert facts["reference_image"] == ["a.png", None] and len(facts["reference_image_sha256"]) == 2
+    assert load("wan2.2-animate", animate()).facts["mode"] == "animate"
+
+
+def test_the_digest_is_of_what_was_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.png"
+    A.save(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def process(image: Image.Image, width: int, height: int) -> np.ndarray:
+        assert same(image, A)
+        B.save(path)
+        return resized(image, width, height)
+
+    monkeypatch.setattr(wanrun_inputs, "resized", process)
+    assert load("wan2.2-ti2v", Media(image=path)).facts["image_sha256"] == digest
+
+
+def test_an_image_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, others = write_folder(MOVING, tmp_path / "frames"), itertools.cycle((A, B))
+
+    def turn(image: Image.Image) -> Image.Image:
+        next(others).save(folder / "frame4.png")  # of another size: the clock may not have moved
+        return image
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", turn)
+    expected = f"{folder / 'frame4.png'} was changed while it was read; run it again"
+    assert refused("wan2.1-vace", Media(video=folder)) == f"--video {expected}"
+    assert refused("wan2.2-ti2v", Media(image=folder / "frame4.png")) == f"--image {expected}"
+
+
+@pytest.mark.parametrize("change", [os.utime, os.remove])
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_a_video_that_changes_while_it_is_read_is_refused(
+    suffix: str, change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_video(MOVING, tmp_path / f"video.{suffix}")
+    load("wan2.1-vace", Media(video=path))
+
+    def process(image: Image.Image, width: int, height: int) -> np.ndarray:
+        if path.exists():
+            change(path)
+        return resized(image, width, height)
+
+    monkeypatch.setattr(wanrun_inputs, "resized", process)
+    line = refused("wan2.1-vace", Media(video=path))
+    reason = "was changed while it was read" if change is os.utime else "cannot be read; found No such file"
+    assert f"--video {path} {reason}" in line
+
+
+def test_of_a_folder_the_frames_that_are_used_are_recorded(tmp_path: Path) -> None:
+    """17 of the face video, however many there are, and whatever lies behind them."""
+    folder = write_folder(pictures(17, 25, 31, 5), tmp_path / "faces")
+    facts = load("wan2.2-animate", animate(face_video=folder)).facts
+    (folder / "frame17.png").mkdir()
+    os.mkfifo(folder / "frame18.png")
+    assert load("wan2.2-animate", animate(face_video=folder)).facts == facts
+    A.resize((25, 31)).save(folder / "frame16.png")
+    assert load("wan2.2-animate", animate(face_video=folder)).facts != facts
+
+
+def test_pixels_in_memory_are_recorded_in_colour() -> None:
+    """As they are used: without what RGB does not hold."""
+    clear = A.convert("RGBA")
+    clear.putalpha(0)
+    turned = A.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x0112] = 6
+    facts = [load("wan2.1-i2v", Media(image=image)).facts for image in (A, clear, turned, turned.copy())]
+    assert facts[0] == facts[1] == facts[2]
+
+
+def test_the_same_is_recorded_without_decoding(tmp_path: Path) -> None:
+    A.save(tmp_path / "a.png")
+    B.save(tmp_path / "b.png")
+    folder, film = write_folder(MOVING, tmp_path / "frames"), write_video(MOVING, tmp_path / "film.mp4")
+    media = Media(video=folder, mask=film, reference_image=(tmp_path / "a.png", str(tmp_path / "b.png")))
+    manifest, profile = manifest_of("wan2.1-vace"), profile_of(2)
+    facts = load_media(manifest, profile, media).facts
+    assert len(facts) == 6 and media_facts(manifest, profile, media) == facts
+    media = Media(image=tmp_path / "a.png", last_image=tmp_path / "b.png")
+    assert media_facts(manifest_of("wan2.2-i2v"), profile, media) == load("wan2.2-i2v", media).facts
+    assert media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=A)) is None
+    assert media_facts(manifest_of("wan2.2-animate"), profile, animate()) is None
+    with pytest.raises(UsageError, match=r"--image .*no such file"):
+        media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=tmp_path / "c.png"), "--")
+
+
+def test_a_video_is_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wanrun_inputs, "_STEP_BYTES", 2**16)
+    media = animate(
+        pose_video=pictures(120, WIDTH, HEIGHT),
+        face_video=pictures(120, 25, 31),
+        mode="replace",
+        background_video=pictures(120, WIDTH, HEIGHT),
+        mask_video=pictures(2, WIDTH, HEIGHT),
+    )
+    tracemalloc.start()
+    try:
+        arrays = load("wan2.2-animate", media).arrays
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    held = sum(array.nbytes for array in arrays.values())
+    # A step, and less than a frame's size of what else there is; the smaller video twice would be 10 % more.
+    assert held < peak < 1.08 * held

@@ -1,0 +1,229 @@
+"""Reading videos: every source gives the same frames, and what is damaged is refused in one line."""
+
+from __future__ import annotations
+
+import errno
+import io
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.pictures import (
+    ffmpeg,
+    picture,
+    pictures,
+    pixels,
+    same,
+    write_folder,
+    write_variable,
+    write_video,
+)
+from wanrun.errors import UsageError
+from wanrun.media import read_video as videos
+from wanrun.media.read_video import VideoSource, natural_key, read_video
+
+
+def read(source: VideoSource, max_frames: int | None = None) -> list[Image.Image]:
+    return list(read_video(source, "--video", max_frames))
+
+
+def refused(source: VideoSource) -> str:
+    """The line that says why a video is not read."""
+    with pytest.raises(UsageError) as caught:
+        read(source)
+    line = str(caught.value)
+    assert "\n" not in line and "--video" in line
+    return line
+
+
+def animated(frames: list[Image.Image], path: Path, **options: Any) -> Path:
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, **options)
+    return path
+
+
+def test_a_folder_and_a_list_give_the_same_frames(tmp_path: Path) -> None:
+    frames = pictures(12, 40, 24)  # frame10 comes after frame9, not after frame1
+    folder = write_folder(frames, tmp_path / "frames")
+    (folder / ".DS_Store").write_bytes(b"not a frame")
+    for source in (folder, str(folder), frames, tuple(frames)):
+        found = read(source)
+        assert len(found) == 12 and all(map(same, found, frames))
+
+
+def test_names_are_sorted_by_their_numbers() -> None:
+    names = ["b1", "a10", "a9", "a09", "a", "10", "9", "a9b2", "a9b10"]
+    expected = ["9", "10", "a", "a09", "a9", "a9b2", "a9b10", "a10", "b1"]
+    assert sorted(names, key=natural_key) == expected
+
+
+def test_digits_of_other_scripts_are_text() -> None:
+    names = ["frame1²10.png", "frame1²3.png", "a1", "٣", "²", "a٣"]
+    assert sorted(names, key=natural_key) == ["a1", "a٣", "frame1²3.png", "frame1²10.png", "²", "٣"]
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("webp", {"lossless": True}), ("png", {}), ("gif", {})])
+def test_animations_are_read(suffix: str, options: dict[str, Any], tmp_path: Path) -> None:
+    frames = pictures(5, 40, 24)
+    found = read(animated(frames, tmp_path / f"animated.{suffix}", **options))
+    assert len(found) == 5 and all(frame.mode == "RGB" for frame in found)
+    if suffix == "gif":  # 256 colours
+        for frame, expected in zip(found, frames, strict=True):
+            assert np.abs(np.asarray(frame, int) - np.asarray(expected)).mean() < 16
+    else:
+        assert all(map(same, found, frames))
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi"])
+def test_videos_are_read(suffix: str, tmp_path: Path) -> None:
+    frames = [Image.fromarray(pixels(64, 48, index) // 2 + 64) for index in range(5)]
+    options = ("-c:v", "libx264", "-qp", "4", "-pix_fmt", "yuv420p")
+    path = write_video(frames, tmp_path / f"video.{suffix}", *options)
+    path = path.rename(tmp_path / "any name%03d: [x]")  # the content says what it is
+    for frame, expected in zip(read(path), frames, strict=True):
+        assert np.abs(np.asarray(frame, int) - np.asarray(expected)).mean() < 16  # half the colour is kept
+
+
+def test_a_still_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
+    picture(40, 24).save(tmp_path / "still.png")
+    assert same(read(tmp_path / "still.png")[0], picture(40, 24))
+    assert len(read(tmp_path / "still.png")) == 1
+
+
+def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
+    frames = pictures(6, 40, 24)
+    folder = write_folder(frames, tmp_path / "frames")
+    (folder / "frame4.png").write_bytes(b"is not looked at")
+    sources = [
+        folder,
+        frames,
+        write_video(frames, tmp_path / "video.mp4"),
+        animated(frames, tmp_path / "animated.webp"),
+    ]
+    for source in sources:
+        assert len(read(source, 3)) == 3
+
+
+def test_a_variable_rate_is_evened_out(tmp_path: Path) -> None:
+    """Frames of 0.1 and 0.3 s: the second is shown three times as long."""
+    path = write_variable(pictures(4, 64, 48), tmp_path / "variable.mp4", [0.1, 0.3, 0.1, 0.3])
+    assert len(read(path)) > 7
+
+
+def test_ffmpeg_is_ended_with_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    begin = subprocess.Popen.__init__
+
+    def record(self: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        started.append(self)
+
+    frames = pictures(10, 320, 240)  # more than a pipe holds
+    path = write_video(frames, tmp_path / "video.mkv", "-c:v", "libx264", "-preset", "ultrafast")
+    monkeypatch.setattr(videos.subprocess.Popen, "__init__", record)
+    reader = read_video(path, "--video")
+    next(reader)
+    (process,) = started
+    assert process.poll() is None
+    reader.close()  # type: ignore[attr-defined]
+    assert process.returncode is not None
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    """The reference gives what is there; where the index is in front it does not notice."""
+    frames = pictures(12, 64, 48)
+    for name, options in {
+        "cut.mp4": ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart"),
+        "cut.mkv": ("-c:v", "libx264", "-pix_fmt", "yuv420p"),
+        "cut.avi": ("-c:v", "mpeg4"),
+    }.items():
+        path = write_video(frames, tmp_path / name, *options)
+        for part in (0.95, 0.6, 0.1):
+            path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+            line = refused(path)
+            assert f"--video {path} is damaged" in line and "encode it again" in line
+            assert "0x" not in line  # ffmpeg's addresses
+    for name in ("cut.gif", "cut.webp", "cut.png"):
+        path = animated(frames, tmp_path / name)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        assert "is damaged" in refused(path)
+
+
+def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "text.mp4").write_text("not a video\n" * 99)
+    (tmp_path / "nothing").mkdir()
+    ffmpeg("-f", "lavfi", "-i", "sine=duration=1", tmp_path / "sound.m4a")
+    assert "an empty file" in refused(tmp_path / "empty.mp4")
+    assert "not a video" in refused(tmp_path / "text.mp4")
+    assert "not a video with pictures" in refused(tmp_path / "sound.m4a")
+    assert "no such file or folder" in refused(tmp_path / "missing.mp4")
+    assert "has no frames" in refused(tmp_path / "nothing")
+    assert "has no frames" in refused([])
+
+
+def test_a_playlist_does_not_open_other_files(tmp_path: Path) -> None:
+    write_video(pictures(3, 64, 48), tmp_path / "other.mp4")
+    (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile other.mp4\n")
+    assert "not a video" in refused(tmp_path / "list.mp4")
+
+
+def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(pictures(3, 40, 24), tmp_path / "frames")
+    (folder / "notes.txt").write_text("cut at 3")
+    assert f"--video {folder / 'notes.txt'} is not an image" in refused(folder)
+    (folder / "notes.txt").unlink()
+    (folder / "more").mkdir()
+    assert f"{folder / 'more'} cannot be read; expected an image; found a folder" in refused(folder)
+
+
+def test_frames_of_several_sizes_are_refused(tmp_path: Path) -> None:
+    frames = [*pictures(2, 40, 24), picture(40, 32)]
+    for source in (frames, write_folder(frames, tmp_path / "frames")):
+        assert refused(source).endswith("expected 40x24, as the first; found 40x32, frame 3")
+
+
+def test_deep_frames_are_refused(tmp_path: Path) -> None:
+    folder = write_folder(pictures(2, 20, 12), tmp_path / "frames")
+    deep = np.random.default_rng(0).integers(0, 65536, (12, 20), np.uint16)
+    Image.fromarray(deep).save(folder / "frame1.png")
+    assert f"{folder / 'frame1.png'} has more than 8 bits" in refused(folder)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert "has more than 8 bits" in refused(tmp_path / "deep.png")
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mp4", "gif"])
+def test_frames_above_the_limit_of_size_are_refused(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_video(pictures(3, 320, 240), tmp_path / f"large.{suffix}")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 320 * 240)
+    assert len(read(path)) == 3
+    for limit in (320 * 240 - 1, 320 * 240 // 20):  # it decodes the first
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        assert f"--video {path} is too large; expected at most {limit} pixels" in refused(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert len(read(path)) == 3
+
+
+def test_a_frame_is_not_read_that_is_above_the_limit() -> None:
+    """Whatever ffmpeg makes of its own limit."""
+    with pytest.raises(UsageError, match="--video is too large"):
+        videos._next_ppm(io.BytesIO(b"P6\n12000 9000\n255\n"), "--video")
+
+
+def test_ffmpeg_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_video(pictures(3, 64, 48), tmp_path / "video.mp4")
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "missing"))
+    assert f"--video {path} cannot be read: ffmpeg does not start; found No such file" in refused(path)
+    monkeypatch.undo()
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(videos.tempfile, "TemporaryFile", full)
+    with pytest.raises(OSError, match="No space left"):  # which ends a run with the exit code of a full disk
+        read(path)
