@@ -25,7 +25,7 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
-from wanrun.generation.options import LOOP_PROGRAMS
+from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.timing import Timings
 
 FORMS = tuple(LOOP_PROGRAMS)

@@ -12,7 +12,7 @@ import pytest
 from helpers.damage import Refused
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.media_files import frames, image, make_task
-from wanrun.jobs import media_sets
+from wanrun.media import prepare
 
 pytestmark = pytest.mark.usefixtures("no_weights_are_read")
 
@@ -190,7 +190,7 @@ def test_latents_of_a_segment_and_of_references(check: Check, tmp_path: Path) ->
 def test_what_costs_nothing_is_checked_before_anything_is_decoded(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media_sets, "load_media", None)
+    monkeypatch.setattr(prepare, "load_media", None)
     (tmp_path / "there.npy").touch()
     media = ["--image", image(tmp_path / "i.png")]
     missing, there = tmp_path / "missing", tmp_path / "there.npy"

@@ -19,7 +19,8 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import WINDOWED
 from wanrun.generation.pipeline import Pipeline, load
-from wanrun.media.types import Media, load_media
+from wanrun.media.prepare import load_media
+from wanrun.media.types import Media
 from wanrun.timing import Timings
 
 Toys = Callable[[str], tuple[Path, Path]]

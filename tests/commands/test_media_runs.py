@@ -20,6 +20,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256
 from wanrun.jobs import batch, media_sets
+from wanrun.media import prepare
 from wanrun.media.types import Inputs, Media
 from wanrun.media.write_video import read_metadata
 from wanrun.timing import Timings
@@ -31,13 +32,13 @@ Call = Callable[..., Run]
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The media that are read, in order."""
     reads: list[Any] = []
-    load = media_sets.load_media
+    load = prepare.load_media
 
     def count(manifest: Any, profile: Any, media: Any, prefix: str) -> Inputs:
         reads.append(media)
         return load(manifest, profile, media, prefix)
 
-    monkeypatch.setattr(media_sets, "load_media", count)
+    monkeypatch.setattr(prepare, "load_media", count)
     return reads
 
 
@@ -292,7 +293,7 @@ def test_what_cannot_be_used_is_let_go(
         held.append(weakref.ref(frames))
         raise UsageError("too long", expected=1, found=len(frames), remedy="cut it")
 
-    monkeypatch.setattr(media_sets, "load_media", load)
+    monkeypatch.setattr(prepare, "load_media", load)
     sets = media_sets.MediaSets(manifest, next(iter(manifest.profiles.values())), Timings())
     for _ in range(2):
         with pytest.raises(UsageError, match="too long; expected 1; found 1000; cut it"):
@@ -308,7 +309,7 @@ def test_what_fails_while_media_are_read_is_not_said_of_the_output(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     make_task(artifact, "i2v")
-    monkeypatch.setattr(media_sets, "load_media", full)
+    monkeypatch.setattr(prepare, "load_media", full)
     done = run_here(
         capsys,
         artifact,

@@ -35,7 +35,8 @@ from wanrun.denoising.schedule import boundary_between, schedule, transformers
 from wanrun.errors import UsageError, VerificationError
 from wanrun.generation.options import leading_latents
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import MODES, Inputs, Media, load_media
+from wanrun.media.prepare import load_media
+from wanrun.media.types import MODES, Inputs, Media
 from wanrun.text.prompt import clean_prompt
 
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"

@@ -22,6 +22,7 @@ import numpy as np
 from crc32c import crc32c
 
 from wanbuild.conversion.direct import DirectFile, WriteBuffer
+from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
 from wanbuild.source.safetensors import TensorEntry
@@ -53,14 +54,6 @@ class TensorSource(Protocol):
 
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
         """Reads the tensor's stored bytes, from byte ``begin`` on, into an array of bytes."""
-        ...
-
-
-class Delta(Protocol):
-    """What is added to a tensor before it is cast."""
-
-    def add_to(self, block: np.ndarray, start: int) -> None:
-        """Adds items start to start + block.size, in stored order, to a flat float32 block, in place."""
         ...
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from wanbuild.conversion.writer import Delta
 from wanbuild.source.safetensors import TensorFile
 
 GROUP_ROWS = 32
@@ -30,6 +30,14 @@ fast as one large product on one thread (40 to 48 GFLOP/s).
 
 FLOAT64_BITS = 53
 _LENGTH_BITS = 12
+
+
+class Delta(Protocol):
+    """What is added to a tensor before it is cast."""
+
+    def add_to(self, block: np.ndarray, start: int) -> None:
+        """Adds items start to start + block.size, in stored order, to a flat float32 block, in place."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wanbuild.conversion.writer import Delta
-from wanbuild.lora.deltas import FullDelta, LowRankDelta
+from wanbuild.lora.deltas import Delta, FullDelta, LowRankDelta
 from wanbuild.lora.layouts import Parameters, Part, Role, parse_key, unsupported
 from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
 from wanbuild.mapping.engine import LISTED, describe_problems

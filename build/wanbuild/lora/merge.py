@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from wanbuild.conversion.writer import Delta
-from wanbuild.lora.deltas import SummedDelta
+from wanbuild.lora.deltas import Delta, SummedDelta
 from wanbuild.lora.file import LoraFile
 from wanbuild.lora.layouts import Parameters
 from wanbuild.lora.scale import PEFT_CONFIG, uses_config_file

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wanbuild.models.convolution import Algorithm
+from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import UsageError
-from wanrun.generation.options import LOOP_PROGRAMS, MAX_STEPS
+from wanrun.generation.options import MAX_STEPS
 
 LOOPS = ("both", *LOOP_PROGRAMS)
 """Which forms of the denoising loop a profile has."""

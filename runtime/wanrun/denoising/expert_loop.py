@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Profile
+from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.schedule import Segment
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import (
+    LOOP_PROGRAMS,
     Call,
     OnStep,
     State,
@@ -20,8 +22,6 @@ from wanrun.denoising.steps import (
     start_state,
     step_calls,
 )
-from wanrun.generation.conditioning import Conditions
-from wanrun.generation.options import LOOP_PROGRAMS
 from wanrun.loading.buffers import DTYPES
 from wanrun.loading.weights import Loader
 from wanrun.timing import Timings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import numpy as np
 from wanrun.denoising.schedule import Segment
 from wanrun.denoising.solvers import COLUMNS, SolverTable
 from wanrun.errors import WanError
+
+LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
+"""The forms of the denoising loop, the preferred one first, and the program of each."""
 
 HISTORY = ("last", "m1", "m2")
 """Solver history: the last corrected sample and the two newest data predictions."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest, Profile, Program
+from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.options import LOOP_PROGRAMS, latents_shape
+from wanrun.generation.options import latents_shape
 from wanrun.loading.weights import Loader
-from wanrun.media.types import Inputs, Media, check_media, load_media
+from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import Window
 from wanrun.timing import Timings
 
@@ -23,28 +25,6 @@ PREVIOUS_FRAMES = 5
 
 WINDOWED = ("pose_video", "face_video", "background_video", "mask_video")
 """Videos of any length, of which a window is taken."""
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What images and videos add to one run of the denoising loop.
-
-    Attributes:
-        prepare: inputs of the program ``prepare`` besides the embeddings.
-        steps: inputs of every step.
-        held: latents (C, 1, h, w) of the first frame, which is not denoised; None where all are.
-    """
-
-    prepare: Mapping[str, Any] = field(default_factory=dict)
-    steps: Mapping[str, Any] = field(default_factory=dict)
-    held: np.ndarray | None = None
-
-    def finish(self, latents: np.ndarray) -> np.ndarray:
-        """The final latents (B, C, T, h, w), with the frame that is held in its place."""
-        if self.held is not None:
-            latents = latents.copy()
-            latents[:, :, :1] = self.held
-        return latents
 
 
 class Conditioning:
@@ -123,6 +103,8 @@ class Conditioning:
         check_media(self._manifest, given)
         if media is None and not self.needed:
             return None
+        from wanrun.media.prepare import load_media  # imports Pillow
+
         with timings.phase("read_media"):
             inputs = load_media(self._manifest, self._profile, given)
         return inputs if inputs.arrays else None

@@ -10,11 +10,9 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.denoising.schedule import transformers
+from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.media.types import OVERLAPS, spelled
-
-LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
-"""The forms of the denoising loop, the preferred one first, and the program of each."""
 
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 """Options of a generation that only a model with two experts has."""

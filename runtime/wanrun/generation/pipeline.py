@@ -16,11 +16,10 @@ from wanrun.artifact.select import SelectedTarget, select_profile, select_target
 from wanrun.denoising.expert_loop import ExpertLoop
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import Segment, schedule, transformers
-from wanrun.denoising.steps import OnStep, velocity_table
+from wanrun.denoising.steps import LOOP_PROGRAMS, OnStep, velocity_table
 from wanrun.errors import UsageError
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.options import (
-    LOOP_PROGRAMS,
     check_latents,
     has_guidance,
     latents_shape,

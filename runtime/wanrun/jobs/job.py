@@ -22,13 +22,13 @@ from wanrun.jobs.outputs import (
     check_folder,
     check_free,
     expand,
-    metadata_sidecar,
     numbered,
     usable_names,
     video_paths,
 )
 from wanrun.jobs.requests import Request
 from wanrun.media.types import check_media, spelled
+from wanrun.media.write_video import metadata_sidecar
 
 
 @dataclass(frozen=True)

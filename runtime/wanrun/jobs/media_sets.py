@@ -12,7 +12,7 @@ from typing import Any
 
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.errors import UsageError
-from wanrun.media.types import Inputs, Media, check_media, load_media, media_facts
+from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import num_segments
 from wanrun.timing import Timings
 
@@ -111,6 +111,8 @@ class MediaSets:
         facts = None
         if self._manifest.model.get("inputs"):
             with self._timings.phase("read_media"):
+                from wanrun.media.prepare import media_facts  # imports Pillow
+
                 facts = media_facts(self._manifest, self._profile, media, prefix)
         return self.check(media, prefix) if facts is None else Checked(facts)
 
@@ -141,6 +143,8 @@ class MediaSets:
             check_media(self._manifest, media, prefix)
             return None
         with self._timings.phase("read_media"):
+            from wanrun.media.prepare import load_media
+
             inputs = load_media(self._manifest, self._profile, media, prefix)
         return inputs if inputs.arrays else None
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wanrun.errors import UsageError
+from wanrun.media.write_video import metadata_sidecar
 
 SUFFIXES = (".mp4", ".gif", ".webp", ".png", ".npy")
 """What a video's name may end in, in any case."""
@@ -80,11 +81,6 @@ def numbered(pattern: str) -> str:
         return pattern
     stem, suffix = os.path.splitext(pattern)  # noqa: PTH122 - Path would drop a leading ./
     return f"{stem}-{{index}}{suffix}"
-
-
-def metadata_sidecar(path: Path) -> Path:
-    """Where the metadata goes that a video's file cannot hold."""
-    return path.with_name(path.name + ".json")
 
 
 def video_paths(path: Path, count: int = 1) -> list[Path]:

@@ -15,7 +15,7 @@ from wanrun.errors import UsageError
 from wanrun.media.images import ImageSource, described, file_digest, read_image
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
 from wanrun.media.read_video import VideoSource, read_video, video_digest
-from wanrun.media.types import MEDIA_KINDS, MODES, Inputs, Media, spelled
+from wanrun.media.types import MEDIA_KINDS, MODES, Inputs, Media, check_media, spelled
 from wanrun.media.windows import check_segments, padded_frames, reflected
 
 MAX_BYTES = 8 * 2**30
@@ -24,8 +24,20 @@ MAX_BYTES = 8 * 2**30
 _STEP_BYTES = 2**26  # by which the pose video grows: above this malloc maps pages of their own
 
 
-def load_inputs(manifest: Manifest, profile: Profile, media: Media, prefix: str) -> Inputs:
-    """``wanrun.media.types.load_media`` of media that ``check_media`` has let through."""
+def load_media(manifest: Manifest, profile: Profile, media: Media, prefix: str = "") -> Inputs:
+    """Reads, checks and preprocesses everything that is given.
+
+    Args:
+        manifest: the artifact's.
+        profile: the static shape: size, frames (Animate: of a segment) and number of reference images.
+        media: what is given.
+        prefix: as of ``check_media``.
+
+    Raises:
+        UsageError: for what ``check_media`` refuses, and for an image or video that cannot be read or does
+            not fit the profile.
+    """
+    check_media(manifest, media, prefix)
     loader = _Loader(manifest, profile, media, prefix)
     load: Callable[[], Inputs] = {"vace": loader.vace, "animate": loader.animate}.get(
         manifest.model["task"], loader.frames
@@ -33,8 +45,23 @@ def load_inputs(manifest: Manifest, profile: Profile, media: Media, prefix: str)
     return load()
 
 
-def file_facts(manifest: Manifest, profile: Profile, media: Media, prefix: str) -> dict[str, Any] | None:
-    """``wanrun.media.types.media_facts`` of media that ``check_media`` has let through."""
+def media_facts(
+    manifest: Manifest, profile: Profile, media: Media, prefix: str = ""
+) -> Mapping[str, Any] | None:
+    """The ``facts`` of ``load_media``, where they can be told without decoding: files are digested alone.
+
+    Whether the media can be used is not known then. Two that have the same facts are the same.
+
+    Args:
+        manifest, profile, media, prefix: as of ``load_media``.
+
+    Returns:
+        None for Animate, and for images in memory.
+
+    Raises:
+        UsageError: for what ``check_media`` refuses, and for a file that cannot be read.
+    """
+    check_media(manifest, media, prefix)
     if manifest.model["task"] == "animate":  # how many frames are used of a folder, the pose video decides
         return None
     digests: dict[str, list[str]] = {}

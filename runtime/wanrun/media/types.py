@@ -15,7 +15,7 @@ from wanrun.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from wanrun.artifact.manifest import Manifest, Profile
+    from wanrun.artifact.manifest import Manifest
     from wanrun.media.images import ImageSource
     from wanrun.media.read_video import VideoSource
 
@@ -147,44 +147,3 @@ def _problems(manifest: Manifest, media: Media, prefix: str) -> Iterator[UsageEr
             yield UsageError(f"{option} is not possible", expected="1 or 5", found=media.segment_overlap)
         else:
             yield UsageError(f"{option} cannot be used with {variant}", remedy="leave it out")
-
-
-def load_media(manifest: Manifest, profile: Profile, media: Media, prefix: str = "") -> Inputs:
-    """Reads, checks and preprocesses everything that is given.
-
-    Args:
-        manifest: the artifact's.
-        profile: the static shape: size, frames (Animate: of a segment) and number of reference images.
-        media: what is given.
-        prefix: as of ``check_media``.
-
-    Raises:
-        UsageError: for what ``check_media`` refuses, and for an image or video that cannot be read or does
-            not fit the profile.
-    """
-    check_media(manifest, media, prefix)
-    from wanrun.media.prepare import load_inputs
-
-    return load_inputs(manifest, profile, media, prefix)
-
-
-def media_facts(
-    manifest: Manifest, profile: Profile, media: Media, prefix: str = ""
-) -> Mapping[str, Any] | None:
-    """The ``facts`` of ``load_media``, where they can be told without decoding: files are digested alone.
-
-    Whether the media can be used is not known then. Two that have the same facts are the same.
-
-    Args:
-        manifest, profile, media, prefix: as of ``load_media``.
-
-    Returns:
-        None for Animate, and for images in memory.
-
-    Raises:
-        UsageError: for what ``check_media`` refuses, and for a file that cannot be read.
-    """
-    check_media(manifest, media, prefix)
-    from wanrun.media.prepare import file_facts
-
-    return file_facts(manifest, profile, media, prefix)

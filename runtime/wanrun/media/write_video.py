@@ -35,7 +35,6 @@ import numpy as np
 
 from wanrun.errors import UsageError
 from wanrun.files import fsync_directory, replace_file
-from wanrun.jobs.outputs import metadata_sidecar
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,6 +57,11 @@ _H264 = (
     "-f", "mp4",
 )
 # fmt: on
+
+
+def metadata_sidecar(path: Path) -> Path:
+    """Where the metadata goes that a video's file cannot hold."""
+    return path.with_name(path.name + ".json")
 
 
 def write_video(

@@ -20,8 +20,9 @@ from helpers.pictures import picture, pictures, same, write_folder, write_video
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.errors import UsageError
 from wanrun.media import prepare as wanrun_inputs
+from wanrun.media.prepare import load_media, media_facts
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
-from wanrun.media.types import Inputs, Media, check_media, load_media, media_facts
+from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import check_segments, num_segments, padded_frames, reflected
 
 INPUTS: dict[str, dict[str, str]] = {

@@ -1,0 +1,31 @@
+"""What a run of the denoising loop is conditioned on, besides the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What images and videos add to one run of the denoising loop.
+
+    Attributes:
+        prepare: inputs of the program ``prepare`` besides the embeddings.
+        steps: inputs of every step.
+        held: latents (C, 1, h, w) of the first frame, which is not denoised; None where all are.
+    """
+
+    prepare: Mapping[str, Any] = field(default_factory=dict)
+    steps: Mapping[str, Any] = field(default_factory=dict)
+    held: np.ndarray | None = None
+
+    def finish(self, latents: np.ndarray) -> np.ndarray:
+        """The final latents (B, C, T, h, w), with the frame that is held in its place."""
+        if self.held is not None:
+            latents = latents.copy()
+            latents[:, :, :1] = self.held
+        return latents

@@ -1,0 +1,120 @@
+"""Imports between packages go one way: each may use those above it in these tables, and itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "runtime/wanrun": (
+            "errors",
+            "files waterfall",
+            "timing console",
+            "artifact",
+            "loading",
+            "text media denoising",
+            "generation",
+            "jobs",
+            "cli",
+        ),
+        "build/wanbuild": (
+            "config staging",
+            "models variants",
+            "mapping",
+            "components source",
+            "hub lora toy programs",
+            "recipe conversion",
+            "check",
+            "cli",
+        ),
+    }
+)
+"""From the bottom up. Those on one line do not use one another. A name is a package or a module."""
+
+
+def imported(file: Path, top: str) -> Iterator[str]:
+    """The packages and modules of ``top`` that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package == top and rest:
+                yield rest.partition(".")[0]
+
+
+def places(folder: str) -> dict[str, int]:
+    """The layer of every name."""
+    return {name: layer for layer, names in enumerate(LAYERS[folder]) for name in names.split()}
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_imports_go_one_way(folder: str) -> None:
+    root, layer = REPOSITORY / folder, places(folder)
+    wrong = []
+    for file in sorted(root.rglob("*.py")):
+        own = file.relative_to(root).parts[0].removesuffix(".py")
+        if own == "__init__":  # the names that users import
+            continue
+        for other in imported(file, root.name):
+            if other in layer and other != own and layer[other] >= layer[own]:
+                wrong.append(f"{file.relative_to(root)} imports {other}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_every_package_and_module_has_a_layer(folder: str) -> None:
+    root = REPOSITORY / folder
+    there = {
+        path.name.removesuffix(".py") for path in root.iterdir() if path.is_dir() or path.suffix == ".py"
+    }
+    assert there - {"__init__", "__pycache__"} == places(folder).keys()
+
+
+def test_modules_of_a_package_make_no_circle() -> None:
+    """Within a package too, what imports something is not imported by it, by whatever way."""
+    for folder in LAYERS:
+        root = REPOSITORY / folder
+        edges: dict[str, set[str]] = {}
+        for file in root.rglob("*.py"):
+            module = ".".join(file.relative_to(root.parent).with_suffix("").parts)
+            edges[module] = modules_imported(file, root)
+        assert circle(edges) == []
+
+
+def modules_imported(file: Path, root: Path) -> set[str]:
+    """The modules below a root that a file imports, by their dotted names."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {
+            name for name in names if (root.parent / name.replace(".", "/")).with_suffix(".py").is_file()
+        }
+    return found
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """The modules on a circle, or on the way to one: what is left when all others are taken away."""
+    left = dict(edges)
+    while done := [name for name, others in left.items() if not others & left.keys()]:
+        for name in done:
+            del left[name]
+    return sorted(left)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
