@@ -50,7 +50,10 @@ def _base(factory: pytest.TempPathFactory) -> Path:
 
 
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Makes a folder once for all workers of the test run."""
+    """Makes a folder once for all workers of the test run.
+
+    Where WAN_TEST_CACHE names a folder, what is compiled is kept in it for later runs.
+    """
     base = _base(factory)
     folder = base / f"shared-{name}"
     with FileLock(base / f"shared-{name}.lock"):
@@ -59,7 +62,7 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
             shutil.rmtree(building, ignore_errors=True)
             from helpers.compiled_once import compiled_once  # imports jax, which reads the environment
 
-            with compiled_once(base / "compiled"):
+            with compiled_once(Path(os.environ.get("WAN_TEST_CACHE", base)) / "compiled"):
                 make(building)
             building.rename(folder)
     return folder

@@ -12,17 +12,18 @@ from unittest import mock
 from filelock import FileLock
 
 from wanbuild.programs.compile import CompiledProgram, _Compiler
+from wanrun.artifact.environment import host_environment
 from wanrun.artifact.manifest import Executable
-from wanrun.files import file_sha256, sha256_of
+from wanrun.files import canonical_json, file_sha256, sha256_of
 
 
 @contextmanager
 def compiled_once(store: Path) -> Iterator[None]:
     """Takes from a folder what was compiled of the same StableHLO, and keeps there what is compiled."""
-    compile_now = _Compiler.compile
+    compile_now, host = _Compiler.compile, canonical_json(host_environment("cpu"))
 
     def compile_or_copy(self: _Compiler, name: str, data: bytes, donate: Sequence[int]) -> CompiledProgram:
-        folder = store / sha256_of(f"{name} {list(donate)} ".encode() + data)
+        folder = store / sha256_of(host + f"{name} {list(donate)} ".encode() + data)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 compiled = compile_now(self, name, data, donate)
@@ -41,6 +42,6 @@ def compiled_once(store: Path) -> Iterator[None]:
         record = Executable(entry.name, entry.stat().st_size, file_sha256(entry))
         return CompiledProgram(record, statistics)
 
-    store.mkdir(exist_ok=True)
+    store.mkdir(parents=True, exist_ok=True)
     with mock.patch.object(_Compiler, "compile", compile_or_copy):
         yield
