@@ -28,14 +28,13 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
+from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import (
     DTYPES,
     ArtifactEmbeddings,
-    EmbeddingCache,
     embedding_file,
     embedding_key,
-    encode_file,
-    made_by_jax,
+    encode_rows,
 )
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import PromptTokenizer
@@ -289,7 +288,7 @@ def test_record_embeds_the_negative_prompt(
 
 def test_compile_keeps_what_is_listed(listed: Path) -> None:
     before = check_whole(listed)
-    (listed / "embeddings" / f"{'0' * 64}.npz").write_bytes(b"of a killed run")
+    (listed / "embeddings" / f"{'0' * 64}.npy").write_bytes(b"of a killed run")
     (listed / "embeddings" / ".wan-0123456789ab.tmp").write_bytes(b"of a killed run")
     after = compile_artifact(CompileRequest(listed, ["cpu"], sizes=[]), lambda line: None)
     assert check_whole(listed) == after and after.embeddings == before.embeddings
@@ -305,7 +304,7 @@ def converted(toy_checkpoint: Path, tmp_path: Path) -> Path:
     for prompt in ("a fox", "snow"):
         rows = np.random.default_rng(len(prompt)).standard_normal((3, 32)).astype(np.float32)
         key = embedding_key(manifest, prompt, "float32")
-        data = encode_file(rows, key, prompt)
+        data = encode_rows(rows)
         (artifact / embedding_file(key)).write_bytes(data)
         listed[key] = {
             "file": embedding_file(key),
@@ -430,7 +429,7 @@ def child(function):
 def reset():
     shutil.rmtree(artifact / "embeddings", ignore_errors=True)
     (artifact / "embeddings").mkdir()
-    (artifact / "embeddings" / "stray.npz").write_bytes(b"of an earlier run")
+    (artifact / "embeddings" / "stray.npy").write_bytes(b"of an earlier run")
     manifest.write(artifact)
 
 def listed():
@@ -454,7 +453,7 @@ for stop in range(events):
     work()  # the next one succeeds, and cleans up
     assert listed() == ["a fox", "snow"]
     files = {path.name for path in (artifact / "embeddings").iterdir()}
-    assert files == {f"{key}.npz" for key in read_manifest(artifact).embeddings}, files
+    assert files == {f"{key}.npy" for key in read_manifest(artifact).embeddings}, files
     assert sorted(path.name for path in artifact.parent.iterdir()) == [artifact.name]
 assert len(seen) == 2, seen
 print(events)

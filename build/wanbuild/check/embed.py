@@ -16,7 +16,7 @@ from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline, load
-from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_file
+from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_rows
 from wanrun.text.encoder import cut_warning
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
@@ -150,7 +150,7 @@ def add_embeddings(
         for prompt, embedding in zip(missing, embeddings, strict=True):
             length = lengths[prompt]
             key = embedding_key(manifest, prompt, dtype)
-            data = encode_file(embedding[:length], key, prompt)
+            data = encode_rows(embedding[:length])
             path = artifact / embedding_file(key)
             path.parent.mkdir(exist_ok=True)
             replace_file(path, data)

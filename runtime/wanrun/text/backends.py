@@ -20,7 +20,8 @@ from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.files import canonical_json, sha256_of
 from wanrun.loading.policy import Loading
 from wanrun.loading.weights import Loader
-from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings, EmbeddingCache, made_by_jax
+from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
+from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
 from wanrun.text.encoder import EmbeddingStore
 from wanrun.timing import Timings
 

@@ -1,0 +1,189 @@
+"""The user's cache of prompt embeddings.
+
+An entry is two files: ``<key>.npy`` with the rows, and ``<key>.json`` with its facts and the sha256 of the
+other. The JSON file gets its name last, so that rows without it are no entry. The key is that of the
+embedding and covers what made it, so that a hit has the bits of a miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wanrun.artifact.environment import host_environment, usable_cores
+from wanrun.artifact.manifest import Manifest
+from wanrun.files import canonical_json, sha256_of, user_cache
+from wanrun.text.embeddings import EmbeddingFormat, encode_rows, read_bounded
+
+CACHE_BYTES = 2**30
+"""Where the user's cache stops growing: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""
+
+ABANDONED_SECONDS = 3600
+"""Age of a temporary file that no run can still be writing."""
+
+Warn = Callable[[str], None]
+
+
+def made_by_jax(program_sha256: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What the bits of an embedding depend on beside its key, where ``encode_text`` made it.
+
+    Args:
+        program_sha256: digest of the exported program.
+        environment: of the target whose executable ran, or of this machine where it was compiled here.
+    """
+    return {
+        "backend": "jax",
+        "program": program_sha256,
+        "environment": dict(environment),
+        # A CPU executable calls kernels that look at the CPU and the number of its cores.
+        "host": host_environment(environment["platform"]),
+        "cores": usable_cores(),
+    }
+
+
+class EmbeddingCache:
+    """The user's cache of embeddings, safe for concurrent processes and threads.
+
+    What goes wrong with the file system is warned about once, and the run goes on without the cache. When it
+    is over its size, the entries that were used longest ago are removed. Prompts are private: the folder is
+    made for its owner alone.
+
+    Args:
+        manifest: the artifact's manifest.
+        made_by: what the bits depend on beside the key, as JSON: ``made_by_jax``, or another backend's facts.
+        folder: where it is; $XDG_CACHE_HOME/wanrun/embeddings where None.
+        warn: told what went wrong.
+        max_bytes: bytes of all entries.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        made_by: Mapping[str, Any],
+        *,
+        folder: Path | None = None,
+        warn: Warn = lambda message: None,
+        max_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._format, self._made_by = EmbeddingFormat(manifest), dict(made_by)
+        self._warn, self._max_bytes = warn, max_bytes
+        self._lock, self._warned = threading.Lock(), False
+        self._folder = folder
+        if folder is None:
+            try:
+                self._folder = user_cache() / "embeddings"
+            except RuntimeError as error:  # a user without a home
+                self._unusable(error)
+
+    def key(self, cleaned_prompt: str, dtype: str) -> str:
+        """Hexadecimal name of an entry."""
+        embedding = self._format.key(cleaned_prompt, dtype)
+        return sha256_of(canonical_json({"embedding": embedding, "made_by": self._made_by}))
+
+    def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
+        """The prompt's embedding (length, D) in dtype, or None if there is no sound one."""
+        if self._folder is None:
+            return None
+        path = self._folder / f"{self.key(cleaned_prompt, dtype)}.npy"
+        try:
+            return self._read(path, cleaned_prompt, dtype)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._unusable(error)
+            return None
+        except ValueError as error:
+            self._warn(f"the cached prompt embedding {path} is damaged and is made again: {error}")
+            return None
+
+    def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
+        """Keeps an embedding (length, D), atomically; after a power failure an entry may be damaged."""
+        if self._folder is None:
+            return
+        dtype = rows.dtype.name
+        key, data = self.key(cleaned_prompt, dtype), encode_rows(rows)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = _facts(key, cleaned_prompt, dtype, sha256_of(data))
+            _write({self._folder / f"{key}.npy": data, self._folder / f"{key}.json": facts})
+            self._trim(self._folder)
+        except OSError as error:
+            self._unusable(error)
+
+    def _read(self, path: Path, cleaned_prompt: str, dtype: str) -> np.ndarray:
+        """An entry's rows.
+
+        Raises:
+            OSError: if one of its files cannot be read.
+            ValueError: if it is damaged, or of another prompt.
+        """
+        most = _facts(path.stem, cleaned_prompt, dtype, sha256_of(b""))
+        facts = read_bounded(path.with_suffix(".json"), len(most), touch=True)
+        data = read_bounded(path, self._format.limit)
+        if facts != _facts(path.stem, cleaned_prompt, dtype, sha256_of(data)):
+            raise ValueError("its facts do not fit it")
+        return self._format.decode(data, dtype)
+
+    def _trim(self, folder: Path) -> None:
+        """Removes the entries used longest ago until the rest fits, and what killed runs left."""
+        entries: dict[str, tuple[float, int]] = {}
+        with os.scandir(folder) as found:
+            for file in found:
+                with contextlib.suppress(OSError):  # another process removed it
+                    status = file.stat(follow_symlinks=False)
+                    key, suffix = os.path.splitext(file.name)  # noqa: PTH122 - a name, not a path
+                    if suffix in (".json", ".npy"):
+                        used, size = entries.get(key, (0.0, 0))
+                        entries[key] = max(used, status.st_mtime), size + status.st_size
+                    elif key.startswith(".wan-") and status.st_mtime < time.time() - ABANDONED_SECONDS:
+                        Path(file.path).unlink()
+        excess = sum(size for _, size in entries.values()) - self._max_bytes
+        for key, (_, size) in sorted(entries.items(), key=lambda entry: entry[1]):
+            if excess <= 0:
+                break
+            for suffix in (".json", ".npy"):
+                with contextlib.suppress(OSError):
+                    (folder / f"{key}{suffix}").unlink()
+            excess -= size
+
+    def _unusable(self, error: Exception) -> None:
+        with self._lock:
+            first, self._warned = not self._warned, True
+        if first:
+            reason = getattr(error, "strerror", None) or error
+            where = "" if self._folder is None else f" in {self._folder}"
+            self._warn(
+                f"prompt embeddings cannot be cached{where}: {reason}; "
+                "set XDG_CACHE_HOME to a folder that can be written, or pass --no-embedding-cache"
+            )
+
+
+def _facts(key: str, cleaned_prompt: str, dtype: str, digest: str) -> bytes:
+    """The JSON file of an entry; equal facts have equal bytes, so a reader need not parse it."""
+    return canonical_json({"key": key, "prompt": cleaned_prompt, "dtype": dtype, "sha256": digest})
+
+
+def _write(files: Mapping[Path, bytes]) -> None:
+    """Writes all files of one folder, then gives them their names in this order."""
+    written: list[Path] = []
+    try:
+        for path, data in files.items():
+            descriptor, name = tempfile.mkstemp(".tmp", ".wan-", path.parent)  # readable by the user alone
+            written.append(Path(name))
+            with open(descriptor, "wb") as file:  # noqa: PTH123
+                file.write(data)
+        for temporary, path in zip(written, files, strict=True):
+            temporary.replace(path)
+    except BaseException:
+        for temporary in written:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise
