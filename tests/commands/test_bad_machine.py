@@ -16,6 +16,7 @@ from helpers.damage import (
     flip,
     own,
 )
+from helpers.fake_pipeline import Fake, run_here
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
@@ -109,6 +110,28 @@ def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path) -> None:
     command = ("wanrun", "--artifact", toy_artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
     line = cli.fails(3, *command, JAX_PLATFORMS="tpu")
     assert "there is no cpu device" in line and "tpu" in line
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_no_ffmpeg_is_found_before_the_work(
+    many: bool,
+    fake: Fake,
+    artifact: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "missing"))
+    (tmp_path / "prompts.txt").write_text("a fox\nsnow\n")
+    prompts = ["--prompts", tmp_path / "prompts.txt"] if many else ["--prompt", "a fox"]
+    failed = run_here(capsys, artifact, *prompts, "--output", tmp_path / "o.mp4")
+    assert failed.code == 2 and fake.loads == []
+    (line,) = failed.err
+    assert line.startswith("error: mp4 cannot be written: there is no ffmpeg; found IMAGEIO_FFMPEG_EXE=")
+    assert "pip install 'imageio[ffmpeg]'" in line and ".webp or .png" in line
+    assert not list(tmp_path.glob("*.mp4"))
+    assert run_here(capsys, artifact, *prompts, "--output", tmp_path / "o.webp").code == 0
+    assert len(list(tmp_path.glob("*.webp"))) == 1 + many
 
 
 # --allow-compile.

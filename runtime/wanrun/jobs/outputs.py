@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from wanrun.errors import UsageError
+from wanrun.media.ffmpeg import check_h264
 from wanrun.media.write_video import metadata_sidecar
 
 SUFFIXES = (".mp4", ".gif", ".webp", ".png", ".npy")
@@ -127,6 +128,12 @@ def check_free(videos: Sequence[Path], overwrite: bool) -> None:
                 raise UsageError(
                     f"the output {file} exists", remedy="pass --overwrite to replace it, or another --output"
                 )
+
+
+def check_encoder(videos: Iterable[Path]) -> None:
+    """Raises UsageError if one of these videos is written by ffmpeg, and there is none that can."""
+    if any(video.suffix.lower() == ".mp4" for video in videos):
+        check_h264()
 
 
 def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:

@@ -29,7 +29,7 @@ from wanrun.generation.options import (
 )
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
-from wanrun.jobs.outputs import check_file, check_new_folder, usable_names
+from wanrun.jobs.outputs import check_encoder, check_file, check_new_folder, usable_names
 from wanrun.jobs.requests import Request, have_media_of, located, read_requests, request_from_options
 from wanrun.media.types import Inputs, check_media
 from wanrun.timing import Timings
@@ -186,6 +186,7 @@ def preflight(artifact: Path, options: Mapping[str, Any], timings: Timings) -> P
     for request in requests:
         with _noted(bad, request, many):
             drafts.append(maker.draft(request))
+    check_encoder(video for draft in drafts for video in draft.videos)
     if drafts and have_media_of(shared, requests):  # so that it is said once
         read = media.digest if all(draft.there for draft in drafts) else media.check
         read(shared.media, "--")

@@ -15,6 +15,7 @@ from typing import IO
 from PIL import Image, ImageSequence
 
 from wanrun.errors import UsageError
+from wanrun.media.ffmpeg import find_ffmpeg
 from wanrun.media.images import (
     FORMATS,
     Seen,
@@ -219,27 +220,34 @@ def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.P
     """A process of ffmpeg, and the file that its messages go to.
 
     Raises:
-        UsageError: if it cannot be started.
+        UsageError: if there is no ffmpeg, or it cannot be started.
         OSError: if the disk is full.
     """
-    import imageio_ffmpeg
-
+    try:
+        program = find_ffmpeg()
+    except UsageError as error:
+        raise UsageError(
+            f"{name} cannot be read: {error.what}",
+            found=error.found,
+            remedy=f"{error.remedy}, or give a folder of images",
+        ) from None
     with ExitStack() as stack:
         try:
             log = stack.enter_context(tempfile.TemporaryFile())
             # In a session of its own Ctrl-C does not reach it: who reads ends it.
             process = subprocess.Popen(
-                [imageio_ffmpeg.get_ffmpeg_exe(), *arguments],
+                [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
-        except (OSError, RuntimeError) as error:  # RuntimeError: there is no ffmpeg
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"{name} cannot be read: ffmpeg does not start", found=reason) from None
+            raise UsageError(
+                f"{name} cannot be read: {program} does not start", found=error.strerror
+            ) from None
         yield process, log
 
 

@@ -23,18 +23,18 @@ import math
 import os
 import re
 import secrets
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wanrun.errors import UsageError
 from wanrun.files import fsync_directory, replace_file
+from wanrun.media.ffmpeg import run_ffmpeg
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -120,7 +120,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         if not comment and metadata_sidecar(path).exists():
             comment = metadata_sidecar(path).read_text(encoding="utf-8")
         data = json.loads(comment or "{}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UsageError) as error:  # UsageError: there is no ffmpeg
         raise UsageError(f"the metadata of {path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"the metadata of {path} is not an object", found=type(data).__name__)
@@ -156,41 +156,6 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
     fsync_directory(path.absolute().parent)
 
 
-def _ffmpeg(arguments: list[str], frames: np.ndarray | None = None) -> bytes:
-    """Runs ffmpeg, feeding it the frames, and returns its standard output.
-
-    imageio_ffmpeg's own writer does not look at ffmpeg's exit status, so that a full disk would pass in
-    silence; only its binary is used.
-
-    Raises:
-        OSError: with the last line that ffmpeg wrote.
-    """
-    import imageio_ffmpeg
-
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-y", "-v", "error", *arguments]
-    # In a session of its own Ctrl-C does not reach it: it is ended here.
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            # A view of the frames, not a copy: communicate takes any buffer.
-            output, log = process.communicate(
-                None if frames is None else cast("bytes", frames.data.cast("B"))
-            )
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        lines = log.decode("utf-8", errors="replace").strip().splitlines() or ["no message"]
-        full = any("No space left on device" in line for line in lines)
-        raise OSError(errno.ENOSPC if full else errno.EIO, f"ffmpeg: {lines[-1]}")
-    return output
-
-
 def _write_mp4(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
     height, width = frames.shape[1:3]
     if height % 2 or width % 2:
@@ -202,11 +167,11 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
     rate = str(Fraction(fps).limit_denominator(1001))
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", rate, "-i", "pipe:0"]
     metadata = ["-metadata", f"comment={comment}"] if comment else []
-    _ffmpeg([*source, *_H264, *metadata, f"file:{path}"], frames)
+    run_ffmpeg([*source, *_H264, *metadata, f"file:{path}"], frames)
 
 
 def _read_mp4_comment(path: Path) -> str:
-    listing = _ffmpeg(["-i", f"file:{path.absolute()}", "-f", "ffmetadata", "pipe:1"]).decode("utf-8")
+    listing = run_ffmpeg(["-i", f"file:{path.absolute()}", "-f", "ffmetadata", "pipe:1"]).decode("utf-8")
     found = re.search(r"^comment=(.*)$", listing, flags=re.MULTILINE)
     # ffmetadata puts a backslash before each of = ; # \ and newline; the comment is ASCII without newlines.
     return re.sub(r"\\(.)", r"\1", found[1]) if found else ""

@@ -217,8 +217,15 @@ def test_a_frame_is_not_read_that_is_above_the_limit() -> None:
 
 def test_ffmpeg_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_video(pictures(3, 64, 48), tmp_path / "video.mp4")
-    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "missing"))
-    assert f"--video {path} cannot be read: ffmpeg does not start; found No such file" in refused(path)
+    program = tmp_path / "ffmpeg"
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    line = refused(path)
+    assert f"--video {path} cannot be read: there is no ffmpeg; found IMAGEIO_FFMPEG_EXE={program}" in line
+    assert "pip install 'imageio[ffmpeg]'" in line and "give a folder of images" in line
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o755)
+    line = refused(path)
+    assert f"--video {path} cannot be read: {program} does not start; found Exec format error" in line
     monkeypatch.undo()
 
     def full(*arguments: object) -> None:

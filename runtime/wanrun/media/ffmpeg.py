@@ -1,0 +1,122 @@
+"""imageio's ffmpeg: where it is, whether it writes H.264, and running it.
+
+diffusers reads videos with this binary too, so both see the same frames.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from wanrun.errors import UsageError
+
+_VARIABLE = "IMAGEIO_FFMPEG_EXE"
+_REMEDY = f"pip install 'imageio[ffmpeg]', or let {_VARIABLE} name an ffmpeg"
+
+
+def find_ffmpeg() -> str:
+    """The ffmpeg that $IMAGEIO_FFMPEG_EXE names, else the one that came with imageio, else the system's.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    named = os.environ.get(_VARIABLE)
+    if named:
+        path = shutil.which(named)
+        if path is None:
+            raise UsageError(
+                "there is no ffmpeg", found=f"{_VARIABLE}={named}, which is no program", remedy=_REMEDY
+            )
+        return path
+    own = _own_binary()
+    if own is not None:
+        return own
+    try:
+        import imageio_ffmpeg
+
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except (ImportError, RuntimeError) as error:
+        raise UsageError("there is no ffmpeg", found=error, remedy=_REMEDY) from None
+
+
+def _own_binary() -> str | None:
+    """The program in imageio's package. ``get_ffmpeg_exe`` would start it to try it, which takes 30 ms."""
+    try:
+        folder = Path(str(resources.files("imageio_ffmpeg.binaries")))
+    except ImportError:
+        return None
+    return next((str(path) for path in folder.glob("ffmpeg-*") if os.access(path, os.X_OK)), None)
+
+
+def check_h264() -> None:
+    """Checks, before the work, that there is an ffmpeg that writes H.264.
+
+    The one that came with imageio has libx264, and is not started. Another one encodes one frame.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    remedy = f"{_REMEDY}, or choose an --output that ends in .webp or .png"
+    try:
+        program = find_ffmpeg()
+        if program == _own_binary():
+            return
+        source = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "16x16", "-i", "pipe:0")
+        run_ffmpeg(
+            [*source, "-c:v", "libx264", "-pix_fmt", "yuv420p", "-f", "null", "-"],
+            np.zeros((16, 16, 3), np.uint8),
+        )
+    except UsageError as error:
+        raise UsageError(f"mp4 cannot be written: {error.what}", found=error.found, remedy=remedy) from None
+    except OSError as error:
+        raise UsageError(
+            f"mp4 cannot be written: {program} does not encode H.264",
+            found=error.strerror or error,
+            remedy=remedy,
+        ) from None
+
+
+def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> bytes:
+    """Runs ffmpeg, feeding it the frames, and returns its standard output.
+
+    imageio_ffmpeg's own writer does not look at ffmpeg's exit status, so that a full disk would pass in
+    silence; only its binary is used.
+
+    Args:
+        arguments: ffmpeg's, from the input on.
+        frames: a contiguous array of bytes for its standard input.
+
+    Raises:
+        UsageError: if there is no ffmpeg.
+        OSError: if it does not start or fails, with the last line that it wrote.
+    """
+    command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
+    # In a session of its own Ctrl-C does not reach it: it is ended here.
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            # A view of the frames, not a copy: communicate takes any buffer.
+            output, log = process.communicate(
+                None if frames is None else cast("bytes", frames.data.cast("B"))
+            )
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        lines = log.decode("utf-8", errors="replace").strip().splitlines() or ["no message"]
+        full = any("No space left on device" in line for line in lines)
+        raise OSError(errno.ENOSPC if full else errno.EIO, f"ffmpeg: {lines[-1]}")
+    return output

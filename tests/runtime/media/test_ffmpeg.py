@@ -1,0 +1,126 @@
+"""Which ffmpeg is used, and that one that cannot be used is found before the work."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import imageio_ffmpeg
+import pytest
+
+from wanrun.errors import UsageError
+from wanrun.jobs.outputs import check_encoder
+from wanrun.media import ffmpeg
+from wanrun.media.ffmpeg import check_h264, find_ffmpeg, run_ffmpeg
+
+OWN = imageio_ffmpeg.get_ffmpeg_exe()
+
+
+@pytest.fixture(autouse=True)
+def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has chosen an ffmpeg."""
+    monkeypatch.delenv("IMAGEIO_FFMPEG_EXE", raising=False)
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """imageio's package is not installed."""
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.delitem(sys.modules, "imageio_ffmpeg.binaries", raising=False)
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def refused() -> str:
+    """The line that says why no mp4 can be written."""
+    with pytest.raises(UsageError, match="mp4 cannot be written: ") as caught:
+        check_h264()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "pip install 'imageio[ffmpeg]'" in line and "choose an --output that ends in .webp or .png" in line
+    return line
+
+
+def test_imageios_own_is_found_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting it takes 30 ms of every start."""
+
+    def start(*arguments: object, **options: object) -> None:
+        raise AssertionError("ffmpeg is started")
+
+    monkeypatch.setattr(ffmpeg.subprocess, "Popen", start)
+    assert find_ffmpeg() == OWN
+    check_h264()
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", OWN)
+    check_h264()
+
+
+def test_the_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").symlink_to(OWN)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in (str(tmp_path / "other"), "other"):
+        monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", name)
+        assert find_ffmpeg() == str(tmp_path / "other")
+        check_h264()  # which encodes a frame with it
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_the_users_choice_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", OWN)
+    assert run_ffmpeg(["-version"]).startswith(b"ffmpeg version")
+    check_h264()
+
+
+@pytest.mark.parametrize("name", ["missing", "folder", "text"])
+def test_a_choice_that_is_no_program(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("not a program")
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / name))
+    reason = f"there is no ffmpeg; found IMAGEIO_FFMPEG_EXE={tmp_path / name}, which is no program"
+    assert reason in refused()
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_a_package_that_is_missing() -> None:
+    line = refused()
+    assert "there is no ffmpeg; found" in line and "imageio_ffmpeg" in line
+
+
+def test_a_package_without_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As installed from source: imageio looks for the system's."""
+    monkeypatch.setattr(ffmpeg, "_own_binary", lambda: None)
+    assert find_ffmpeg() == OWN
+    check_h264()
+
+    def none() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", none)
+    assert "there is no ffmpeg; found No ffmpeg exe could be found." in refused()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("#!/bin/sh\ncat > /dev/null\necho \"Unknown encoder 'libx264'\" >&2\nexit 8\n", "Unknown encoder"),
+        ("#!/bin/sh\ncat > /dev/null\nexit 1\n", "no message"),
+        ("\x7fELF of another machine", "Exec format error"),
+    ],
+)
+def test_a_choice_that_does_not_encode(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script(tmp_path / "ffmpeg", text)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", path)
+    line = refused()
+    assert f"{path} does not encode H.264" in line and reason in line
+
+
+def test_other_formats_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
+    check_encoder([Path("a.gif"), Path("b.webp"), Path("c.png"), Path("d.npy")])
+    with pytest.raises(UsageError, match="mp4 cannot be written"):
+        check_encoder([Path("a.gif"), Path("b.MP4")])
