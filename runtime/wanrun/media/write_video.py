@@ -50,7 +50,9 @@ _ASCII = b"ASCII\0\0\0"  # EXIF's name for the encoding of a UserComment
 # x264's output depends on its number of threads, which would otherwise be the machine's.
 # fmt: off
 _H264 = (
-    "-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int",
+    # The encoder takes primaries and transfer from its frames, not from the options of the same names below.
+    "-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int,"
+    "setparams=color_primaries=bt709:color_trc=bt709",
     "-c:v", "libx264", "-preset", "veryfast", "-crf", "17", "-pix_fmt", "yuv420p", "-threads", "4",
     "-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv",
     "-map_metadata", "-1", "-fflags", "+bitexact", "-flags:v", "+bitexact", "-movflags", "+faststart",

@@ -156,7 +156,7 @@ def test_mp4_stream(tmp_path: Path, fps: float) -> None:
     log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     (stream,) = (line for line in log.split("Output")[0].splitlines() if "Video:" in line)
     assert "h264" in stream
-    assert "yuv420p(tv, bt709" in stream
+    assert "yuv420p(tv, bt709, " in stream  # else it names matrix, primaries and transfer apart
     assert "80x48" in stream
     assert f" {round(fps, 2):g} fps" in stream
     assert read_metadata(path) == {}
