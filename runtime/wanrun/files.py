@@ -7,10 +7,14 @@ import hashlib
 import json
 import os
 import secrets
+import tokenize
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from wanrun.errors import ArtifactError
+
+NPY_DAMAGE = (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+"""What NumPy raises for a damaged .npy file, whose header is Python source."""
 
 
 def fsync_directory(path: Path) -> None:

@@ -77,6 +77,10 @@ def test_each_is_refused_before_jax_is_imported(
         + b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 99), }".ljust(117)
         + b"\n"
     )
+    damaged = bytearray((tmp_path / "huge.npy").read_bytes())
+    damaged[8] ^= 0x40  # the header ends within its dict
+    (tmp_path / "header.npy").write_bytes(damaged)
+    (tmp_path / "deep.npy").write_bytes(b"\x93NUMPY\x01\x00\x29\x23" + b"-" * 9000 + b"1\n")
     broken = noise.copy()
     broken[0, 3, 1, 2, 5] = np.nan
     saved = {
@@ -148,6 +152,8 @@ def test_each_is_refused_before_jax_is_imported(
         (["--latents", saved["nan"]], ["the initial latents are not finite", "NaN or infinity"]),
         (["--latents", saved["pickled"]], [str(saved["pickled"]), "cannot be read", "float32 .npy"]),
         (["--latents", tmp_path / "huge.npy"], ["huge.npy cannot be read", "float32 .npy"]),
+        (["--latents", tmp_path / "header.npy"], ["header.npy cannot be read", "float32 .npy"]),
+        (["--latents", tmp_path / "deep.npy"], ["deep.npy cannot be read", "float32 .npy"]),
         (["--latents", tmp_path / "text.npy"], ["text.npy cannot be read", "float32 .npy"]),
         (["--latents", tmp_path / "many.npz"], ["many.npz are not one array", "float32 .npy"]),
         (["--latents", missing / "x.npy"], [str(missing / "x.npy"), "No such file"]),

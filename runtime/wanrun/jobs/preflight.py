@@ -18,7 +18,7 @@ from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.schedule import schedule
 from wanrun.errors import UsageError
-from wanrun.files import sha256_of
+from wanrun.files import NPY_DAMAGE, sha256_of
 from wanrun.generation.options import (
     check_experts,
     check_latents,
@@ -90,7 +90,7 @@ def _read_latents(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     try:
         # Mapped, so that a header that promises more than the file holds is refused, not allocated.
         latents = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, *NPY_DAMAGE) as error:
         raise UsageError(
             f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
         ) from None

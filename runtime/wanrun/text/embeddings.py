@@ -15,7 +15,6 @@ import contextlib
 import io
 import os
 import stat
-import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +23,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import ArtifactError
-from wanrun.files import canonical_json, check_digest, sha256_of
+from wanrun.files import NPY_DAMAGE, canonical_json, check_digest, sha256_of
 from wanrun.loading.buffers import DTYPES
 
 TEXT_ENCODER = "text_encoder"
@@ -98,8 +97,7 @@ def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndar
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("it is not of format 1.0")
         shape, fortran_order, found = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER_BYTES)
-    # A header is Python source: what its parser raises for a bad one is not always a ValueError.
-    except (TypeError, SyntaxError, tokenize.TokenError) as error:
+    except NPY_DAMAGE as error:
         raise ValueError(f"its header is damaged: {error}") from None
     values = len(data) - file.tell()
     fits = len(shape) == 2 and 1 <= shape[0] <= max_length and shape[1] == width and found == stored
