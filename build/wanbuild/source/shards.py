@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,31 +19,37 @@ WEIGHT_NAMES: Mapping[str, str] = MappingProxyType(
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
-def _weight_candidates(folder: Path, base: str) -> list[Path]:
+def list_folder(folder: Path) -> list[str] | None:
+    """The names in a folder, sorted; None if there is no folder."""
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
+
+
+def _weight_candidates(names: Sequence[str], base: str) -> list[str]:
     """The plain weight file and index if there are, else those of a named variant (fp16, ...)."""
-    plain = [folder / f"{base}.safetensors", folder / f"{base}.safetensors.index.json"]
-    found = [path for path in plain if os.path.lexists(path)]
-    if found:
-        return found
+    plain = [name for name in (f"{base}.safetensors", f"{base}.safetensors.index.json") if name in names]
+    if plain:
+        return plain
     single = re.compile(re.escape(base) + r"\.[\w-]+\.safetensors")
     index = re.compile(re.escape(base) + r"\.safetensors\.index\.[\w-]+\.json")
     return [
-        path
-        for path in sorted(folder.iterdir())
-        if index.fullmatch(path.name) or (single.fullmatch(path.name) and not _SHARD.fullmatch(path.name))
+        name
+        for name in names
+        if index.fullmatch(name) or (single.fullmatch(name) and not _SHARD.fullmatch(name))
     ]
 
 
-def _other_candidates(folder: Path) -> list[Path]:
+def _other_candidates(names: Sequence[str]) -> list[str]:
     """Weight files of any other name; a shard without its index is not one."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if path.suffix == ".safetensors" and not _SHARD.fullmatch(path.name)
-    ]
+    return [name for name in names if Path(name).suffix == ".safetensors" and not _SHARD.fullmatch(name)]
 
 
-def find_weights(folder: Path, base: str, beside: Path | None = None, any_name: bool = False) -> Path:
+def find_weights(
+    folder: Path,
+    base: str,
+    beside: Path | None = None,
+    any_name: bool = False,
+    names_in: Callable[[Path], Sequence[str] | None] = list_folder,
+) -> Path:
     """The one weight file or index of a component: the plain one, else that of the only variant there is.
 
     Args:
@@ -52,30 +57,35 @@ def find_weights(folder: Path, base: str, beside: Path | None = None, any_name: 
         base: the library's name for weights, from ``WEIGHT_NAMES``.
         beside: a second folder to look in, where the component's has no weights or is missing.
         any_name: whether a folder's only safetensors file may have any name.
+        names_in: lists a folder; one that is not on this machine, but on the hub, by other means.
 
     Raises:
         SourceError: if there is none, or more than one, or only a pickled checkpoint.
     """
     for place in (folder, beside):
-        if place is None or not place.is_dir():
+        names = None if place is None else names_in(place)
+        if place is None or names is None:
             continue
-        candidates = _weight_candidates(place, base) or (_other_candidates(place) if any_name else [])
+        candidates = _weight_candidates(names, base) or (_other_candidates(names) if any_name else [])
         if len(candidates) == 1:
-            return candidates[0]
+            return place / candidates[0]
         if candidates:
             raise SourceError(
                 f"{place} holds more than one set of weights",
                 expected="one",
-                found=", ".join(path.name for path in candidates),
-                remedy="keep the one to convert",
+                found=", ".join(candidates),
+                remedy="keep the one to convert, in a folder of your own",
             )
-    if not folder.is_dir():
-        raise SourceError(f"{folder} is missing", expected="a folder", remedy="download it again")
-    for path in sorted(folder.iterdir()):
-        if path.suffix in PICKLED_SUFFIXES:
-            refuse_pickle(path)
+    names, again = names_in(folder), "use a complete checkpoint, or download it again"
+    if names is None:
+        raise SourceError(f"{folder} is missing", expected="a folder", remedy=again)
+    for name in names:
+        if Path(name).suffix in PICKLED_SUFFIXES:
+            refuse_pickle(folder / name)
     raise SourceError(
-        f"{folder} holds no weights", expected=f"{base}.safetensors or its index", remedy="download it again"
+        f"{folder} holds no weights",
+        expected=f"{base}.safetensors or its index",
+        remedy=again,
     )
 
 
