@@ -1,4 +1,7 @@
-"""A small Hugging Face hub on loopback: a model's metadata, its files by range, and the ways they fail."""
+"""A small Hugging Face hub on loopback: a model's metadata, its files by range, and the ways they fail.
+
+It offers Xet for every large file, as the real one does, and does not have it.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +51,15 @@ class Repository:
         branches: commit by branch or tag.
         token: the token that may read the files; None if all may.
         faults: by file name (``api`` for the metadata) what becomes of the next answers, one each: ``status``
-            and an HTTP status, or ``cut``, ``reset`` or ``stall`` and after how many bytes the connection is
-            closed, reset or falls silent.
-        ranges: whether ranges are answered as such.
+            and an HTTP status; ``damage`` and the byte of which a bit is turned; ``slow`` and how many
+            bytes are sent in 0.1 s; or ``cut``, ``reset`` or ``stall`` and after how many bytes the
+            connection is closed, reset or falls silent.
     """
 
     commits: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     token: str | None = None
     faults: dict[str, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
-    ranges: bool = True
 
     def commit(self, files: Mapping[str, bytes], branch: str = "main") -> str:
         """Adds a commit to a branch and returns its name."""
@@ -80,9 +82,8 @@ class Hub(ThreadingHTTPServer):
     Attributes:
         repositories: by id.
         requests: those for files, in order.
-        listings: how often a repository's metadata was asked for.
+        listings: how often a repository's metadata or list of files was asked for.
         silent: whether no request is answered.
-        delay_seconds: how long a large file's bytes keep one waiting.
     """
 
     daemon_threads = True
@@ -93,7 +94,6 @@ class Hub(ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.listings = 0
         self.silent = False
-        self.delay_seconds = 0.0
         self.closing = threading.Event()
 
     @property
@@ -163,19 +163,24 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, rest = rest.partition("/")
         if path.startswith("/api/"):
             self.server.listings += 1
-            return self._list(f"{owner}/{repository_name}", repository, rest or "main")
+            revision = unquote(rest).rstrip("/") or "main"
+            return self._list(f"{owner}/{repository_name}", repository, revision, kind == "tree")
         revision, _, name = rest.partition("/")
         commit = repository.branches.get(revision, revision)
         return self._file(f"{owner}/{repository_name}", repository, commit, name, kind == "resolve")
 
-    def _list(self, repository_id: str, repository: Repository, revision: str) -> None:
+    def _list(self, repository_id: str, repository: Repository, revision: str, tree: bool) -> None:
         commit = repository.branches.get(revision, revision)
         if repository.faults["api"]:
             return self._error(repository.faults["api"].pop(0)[1])
         if commit not in repository.commits:
             return self._error(404, "RevisionNotFound")
-        siblings = [_listed(name, data) for name, data in sorted(repository.commits[commit].items())]
-        body = json.dumps({"id": repository_id, "sha": commit, "siblings": siblings}).encode()
+        listed = [_listed(name, data) for name, data in sorted(repository.commits[commit].items())]
+        siblings = [
+            {"rfilename": file["path"], "size": file["size"], "blobId": file["oid"]} for file in listed
+        ]
+        info = {"id": repository_id, "sha": commit, "siblings": siblings}
+        body = json.dumps(listed if tree else info).encode()
         return self._send(200, body, {"Content-Type": "application/json"})
 
     def _file(self, repository_id: str, repository: Repository, commit: str, name: str, hub: bool) -> None:
@@ -189,14 +194,14 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_blob(name, data)}"'}
         if hub and name.endswith(LARGE):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(data))}
+            headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{self.server.url}/xet"}
             headers["Location"] = f"{self.server.content_url}/{repository_id}/content/{commit}/{name}"
             return self._send(302, b"", headers)
         return self._content(repository, name, data, headers)
 
     def _content(self, repository: Repository, name: str, data: bytes, headers: dict[str, str]) -> None:
-        self.server.closing.wait(self.server.delay_seconds)
         start, status = 0, 200
-        if (wanted := self.headers.get("Range")) and repository.ranges:
+        if wanted := self.headers.get("Range"):
             start, status = int(wanted.removeprefix("bytes=").rstrip("-")), 206
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         if self.command == "HEAD" or not repository.faults[name]:
@@ -204,11 +209,15 @@ class _Handler(BaseHTTPRequestHandler):
         fault, value = repository.faults[name].pop(0)
         if fault == "status":
             return self._error(value)
+        if fault == "damage":
+            return self._send(status, data[:value] + bytes([data[value] ^ 1]) + data[value + 1 :], headers)
         return self._break_off(fault, status, data[start:], headers, value)
 
     def _break_off(self, fault: str, status: int, body: bytes, headers: dict[str, str], limit: int) -> None:
         self._head(status, len(body), headers)
-        self.wfile.write(body[:limit])
+        for start in range(0, len(body), limit) if fault == "slow" else (0,):
+            self.wfile.write(body[start : start + limit])
+            self.server.closing.wait(0.1 if fault == "slow" else 0)
         self.wfile.flush()
         self.close_connection = True
         if fault == "stall":
@@ -241,7 +250,8 @@ def _blob(name: str, data: bytes) -> str:
 
 
 def _listed(name: str, data: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": _blob("", data)}
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": _blob("", data)}
     if name.endswith(LARGE):
-        entry["lfs"] = {"sha256": _blob(name, data), "size": len(data), "pointerSize": 130}
+        entry["lfs"] = {"oid": _blob(name, data), "size": len(data), "pointerSize": 130}
+        entry["xetHash"] = "0" * 64
     return entry

@@ -7,18 +7,19 @@ next, so that a repository of an unsupported variant costs a few kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import click
 
 from wanbuild.config import read_json
+from wanbuild.hub.snapshot import Snapshot, open_snapshot
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import open_image_processor
 from wanbuild.source.safetensors import refuse_pickle
-from wanbuild.source.shards import WEIGHT_NAMES, read_weight_map
+from wanbuild.source.shards import WEIGHT_NAMES, find_weights, read_weight_map
 from wanbuild.variants import IMAGE_PROCESSOR, NO_WEIGHTS, families_of_pipeline
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
@@ -26,6 +27,8 @@ from wanrun.errors import SourceError, UsageError
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)
 """The components whose weights may be in the original naming, under any name."""
+_PLAIN = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
+"""File names that mean themselves, in a path and in a pattern of huggingface_hub."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def locate_source(
         raise SourceError(
             f"there is no folder {text}", remedy="give the checkpoint's folder or its hub id, owner/name"
         )
-    return _locate_repository(text, "main" if revision is None else revision, report)
+    return _locate_repository(open_snapshot(text, "main" if revision is None else revision), report)
 
 
 def is_hub_id(text: str) -> bool:
@@ -97,84 +100,75 @@ def is_hub_id(text: str) -> bool:
     return True
 
 
-def _locate_repository(repository: str, revision: str, report: Callable[[str], object]) -> Located:
-    from huggingface_hub import constants
-
-    from wanbuild.hub.download import RemoteRepository
-    from wanbuild.hub.errors import explained, own_log
-
-    if constants.HF_HUB_OFFLINE:
-        return _gather(_CachedRepository(repository, revision))
-    with own_log(), explained(repository, revision):
-        return _gather(RemoteRepository(repository, revision, report))
-
-
-class _Repository(Protocol):
-    """A repository at one commit, on the hub or as far as it is cached; folder is its place in the cache."""
-
-    id: str
-    name: str
-    commit: str
-    folder: Path
-
-    def holds(self, name: str) -> bool: ...
-    def find_weights(self, component: str, base: str, *, beside: bool, any_name: bool) -> str: ...
-    def fetch(self, names: Iterable[str], *, large: bool = False) -> None: ...
-    def check(self) -> None: ...
-
-
-def _gather(repository: _Repository) -> Located:
+def _locate_repository(snapshot: Snapshot, report: Callable[[str], object]) -> Located:
     """Fetches the files that conversion reads, the large ones last."""
     from wanbuild.source.checkpoint import read_classes
 
-    if not repository.holds(_INDEX):
+    if _INDEX not in snapshot.files:
         raise SourceError(
-            f"{repository.name} holds no {_INDEX}",
+            f"{snapshot.name} holds no {_INDEX}",
             expected="a repository in the diffusers layout",
             remedy="use the one whose name ends in -Diffusers",
         )
-    repository.fetch([_INDEX])
-    folder = repository.folder
+    snapshot.fetch([_INDEX])
+    folder = snapshot.folder
     index = read_json(folder / _INDEX)
-    rows = families_of_pipeline(index.get("_class_name"), f"{_INDEX} of {repository.name}")
+    rows = families_of_pipeline(index.get("_class_name"), f"{_INDEX} of {snapshot.name}")
     classes = read_classes(index, rows, folder / _INDEX)
     weights = {
-        name: repository.find_weights(
-            name,
-            WEIGHT_NAMES[library],
-            beside=classes.keys() & _TRANSFORMERS == {name},
-            any_name=name in _TRANSFORMERS,
-        )
+        name: _find_weights(snapshot, name, library, beside=classes.keys() & _TRANSFORMERS == {name})
         for name, (library, _) in classes.items()
         if name not in NO_WEIGHTS
     }
     indexes = [file for file in weights.values() if file.endswith(".json")]
-    configs = {name: _config(repository, name, file) for name, file in weights.items()}
-    tables = [name for name in ("tokenizer/tokenizer_config.json",) if repository.holds(name)]
+    configs = {name: _config(snapshot, name, file) for name, file in weights.items()}
+    tables = [name for name in ("tokenizer/tokenizer_config.json",) if name in snapshot.files]
     settings = ["scheduler/scheduler_config.json", *filter(None, configs.values())]
     if IMAGE_PROCESSOR in classes:
         settings.append(f"{IMAGE_PROCESSOR}/{IMAGE_PROCESSOR_FILE}")
-    repository.fetch([*indexes, *settings, *tables])
+    snapshot.fetch([*indexes, *settings, *tables])
     _check_configs(folder, configs, {name: class_name for name, (_, class_name) in classes.items()})
     if IMAGE_PROCESSOR in classes:
         open_image_processor(folder / IMAGE_PROCESSOR)
-    large = ["tokenizer/tokenizer.json"]
-    for file in weights.values():
-        if file in indexes:
-            shards = sorted(set(read_weight_map(folder / file).values()))
-            large += [Path(file).with_name(shard).as_posix() for shard in shards]
-        else:
-            large.append(file)
-    repository.fetch(large, large=True)
-    repository.check()
-    return Located(folder, repository.id, repository.commit)
+    large = ["tokenizer/tokenizer.json", *(set(weights.values()) - set(indexes))]
+    for file in indexes:
+        shards = set(read_weight_map(folder / file).values())
+        large += [Path(file).with_name(shard).as_posix() for shard in shards]
+    snapshot.fetch(large, report)
+    return Located(folder, snapshot.id, snapshot.commit)
 
 
-def _config(repository: _Repository, component: str, weights: str) -> str | None:
+def _find_weights(snapshot: Snapshot, component: str, library: str, *, beside: bool) -> str:
+    """The weight file or index of a component, by the rule for folders.
+
+    Args:
+        snapshot: the repository.
+        component: the component's folder.
+        library: the one that its class is of, a key of ``WEIGHT_NAMES``.
+        beside: whether the weights may lie beside model_index.json.
+
+    Raises:
+        SourceError: as ``shards.find_weights``.
+    """
+    root = Path(snapshot.name)  # stands for the repository, in messages too
+
+    def names_in(place: Path) -> list[str] | None:
+        paths = [root / name for name in snapshot.files]
+        names = [path.name for path in paths if path.parent == place]
+        return sorted(name for name in names if _PLAIN.fullmatch(name)) or None
+
+    any_name = component in _TRANSFORMERS
+    found = find_weights(
+        root / component, WEIGHT_NAMES[library], root if beside else None, any_name, names_in
+    )
+    return found.relative_to(root).as_posix()
+
+
+def _config(snapshot: Snapshot, component: str, weights: str) -> str | None:
     """The file that holds a component's config; None if weights of the original naming have none."""
     plain, beside = f"{component}/config.json", Path(weights).with_name("config.json").as_posix()
     published = weights.startswith(tuple(f"{component}/{base}" for base in WEIGHT_NAMES.values()))
-    return next((name for name in (plain, beside) if repository.holds(name)), plain if published else None)
+    return next((name for name in (plain, beside) if name in snapshot.files), plain if published else None)
 
 
 def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
@@ -200,46 +194,3 @@ def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mappi
                 transformers[folder / file] = config
     if len(transformers) > 1:
         check_same_config(transformers)
-
-
-class _CachedRepository:
-    """A repository as far as the hub's cache holds it, for offline mode.
-
-    Raises:
-        SourceError: from each method, if something is not cached.
-    """
-
-    def __init__(self, repository: str, revision: str) -> None:
-        from huggingface_hub import try_to_load_from_cache
-
-        self.id, self.name = repository, f"{repository} at {revision}"
-        found = try_to_load_from_cache(repository, _INDEX, revision=revision)
-        if not isinstance(found, str):
-            raise self._lacks([_INDEX])
-        self.folder = Path(found).parent
-        self.commit = self.folder.name
-
-    def _lacks(self, names: Sequence[str]) -> SourceError:
-        return SourceError(
-            f"the hub's cache lacks {', '.join(names)} of {self.name}, and offline mode is on",
-            remedy="unset HF_HUB_OFFLINE to download it",
-        )
-
-    def holds(self, name: str) -> bool:
-        return (self.folder / name).is_file()
-
-    def find_weights(self, component: str, base: str, *, beside: bool, any_name: bool) -> str:
-        # Plain names alone: another tool may have cached one of several variants, and which ones the
-        # repository has is not known offline.
-        for suffix in (".safetensors.index.json", ".safetensors"):
-            if self.holds(name := f"{component}/{base}{suffix}"):
-                return name
-        raise self._lacks([f"{component}/{base}.safetensors or its index"])
-
-    def fetch(self, names: Iterable[str], *, large: bool = False) -> None:
-        lacking = [name for name in names if not self.holds(name)]
-        if lacking:
-            raise self._lacks(lacking)
-
-    def check(self) -> None:
-        """There is nothing to compare with; a file that is cut off is noticed when it is opened."""

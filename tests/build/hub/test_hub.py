@@ -1,10 +1,12 @@
-"""Sources on the hub: what is downloaded and how it goes on, against a small hub on loopback."""
+"""Sources on the hub: what is downloaded, what goes on and what fails, against a small hub on loopback."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,17 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from helpers import UNPRIVILEGED
-from helpers.hub_server import Hub, Repository, read_folder, serve
-from wanbuild.hub import download as hub_download
+from helpers.hub_server import LARGE, Hub, Repository, read_folder, serve
+from wanbuild.hub.errors import explained
 from wanbuild.hub.repository import Located, locate_source
 from wanbuild.source.checkpoint import open_source
+from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import Progress
@@ -46,6 +49,7 @@ EXTRAS = {
     "image_encoder/model.safetensors": b"unlisted",
 }
 NOT_READ = {"tokenizer/special_tokens_map.json", "wanbuild_toy.json", *EXTRAS}
+LOCATE = "import sys; from wanbuild.hub.repository import locate_source; locate_source(sys.argv[1])"
 
 Files = dict[str, bytes]
 
@@ -61,21 +65,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the hub, and no token."""
-    from huggingface_hub import constants
-
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # it keeps whole chunks of what arrived
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # the pieces in which a file arrives
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def hub(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with one repository, owner/toy."""
-    from huggingface_hub import constants
-
     with serve() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         # huggingface_hub makes it of the environment when it is imported.
@@ -91,25 +92,26 @@ def toy(hub: Hub) -> Repository:
     return hub.repositories[ID]
 
 
+@pytest.fixture
+def offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Switches offline mode on."""
+    return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
 def _environment(hub: Hub, cache: Path) -> dict[str, str]:
     """Environment variables of a command that uses this hub and this cache."""
-    home = cache.parent / "home"
-    return {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_HUB_CACHE": str(cache),
-        "HF_HUB_OFFLINE": "0",
-        "HF_TOKEN": "",
-    }
+    home = str(cache.parent / "home")
+    names = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_CACHE": str(cache)}
+    return {**names, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "HF_HUB_DOWNLOAD_TIMEOUT": "3"}
 
 
-def _quiet(line: str) -> None:
-    """A report that shows nothing."""
+def _locate(revision: str | None = None) -> Located:
+    return locate_source(ID, revision, lambda line: None)
 
 
 def _refused(message: str, source: str = ID, revision: str | None = None) -> str:
     with pytest.raises(SourceError, match=message) as caught:
-        locate_source(source, revision, _quiet)
+        locate_source(source, revision, lambda line: None)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -117,13 +119,13 @@ def _refused(message: str, source: str = ID, revision: str | None = None) -> str
 def _check_folder(located: Located, files: Files) -> None:
     """The folder holds the served bytes and opens as a checkpoint."""
     wanted = files.keys() - NOT_READ
-    assert read_folder(located.path).keys() == wanted
-    assert all((located.path / name).read_bytes() == files[name] for name in wanted)
+    assert read_folder(located.path) == {name: files[name] for name in wanted}
     open_source(located.path, located.repository, located.revision).close()
 
 
-def _partial(cache: Path, data: bytes) -> Path:
-    return cache / "models--owner--toy" / "blobs" / f"{hashlib.sha256(data).hexdigest()}.incomplete"
+def _contents(hub: Hub) -> list[tuple[str, str | None]]:
+    """The large files that were asked for, each with its range."""
+    return [(request.name, request.range) for request in hub.requests if request.at_content]
 
 
 # What is downloaded.
@@ -135,188 +137,136 @@ def test_only_what_is_read_is_downloaded(
     lines: list[str] = []
     located = locate_source(ID, report=lines.append)
     assert hub.names == files.keys() - NOT_READ
-    assert hub.listings == 1
     assert (located.repository, located.revision) == (ID, toy.branches["main"])
     _check_folder(located, files)
-    assert len(lines) == 1 and "7 files" in lines[0] and ID in lines[0]
-    output = capsys.readouterr()
-    assert (output.out, output.err) == ("", "")  # no bar of huggingface_hub's either
+    assert len(lines) == 2 and "7 files" in lines[0] and ID in lines[0] and "digests" in lines[1]
+    hub.forget()
+    assert locate_source(ID, report=lines.append) == located
+    assert (hub.listings, hub.requests, len(lines)) == (1, [], 2)
+    assert capsys.readouterr() == ("", "")  # no bar of huggingface_hub's either
 
 
 def test_what_images_need_is_downloaded_too(hub: Hub, toy: Repository, tmp_path: Path) -> None:
     """The image encoder and its processor, whose settings are checked before any weight is asked for."""
-    from wanbuild.source.images import FILE
-
     write_toy(tmp_path / "toy", "wan2.1-i2v")
     files = read_folder(tmp_path / "toy")
     toy.commit(files)
-    located = locate_source(ID, report=_quiet)
     wanted = files.keys() - (NOT_READ - {"image_encoder/model.safetensors"})
+    located = _locate()
     assert read_folder(located.path) == {name: files[name] for name in wanted}
     open_source(located.path).close()
     hub.forget()
-    toy.commit({**files, f"image_processor/{FILE}": b'{"resample": 0}'})
+    processor = f"image_processor/{IMAGE_PROCESSOR_FILE}"
+    toy.commit({**files, processor: b'{"resample": 0}'})
     _refused("resample is 0 and only 3 is supported")
-    assert not any(name.endswith(".safetensors") for name in hub.names)
-    del files[f"image_processor/{FILE}"]
+    del files[processor]
     toy.commit(files)
-    _refused(FILE)
-
-
-def test_cached_files_are_not_asked_for_again(hub: Hub, files: Files) -> None:
-    first = locate_source(ID, report=_quiet)
-    hub.forget()
-    lines: list[str] = []
-    assert locate_source(ID, report=lines.append) == first
-    assert (hub.listings, hub.requests, lines) == (1, [], [])
-
-
-def test_a_download_of_huggingface_hub_is_used(hub: Hub, toy: Repository, cache: Path) -> None:
-    from huggingface_hub import hf_hub_download
-
-    hf_hub_download(ID, FIRST, endpoint=hub.url, cache_dir=cache, revision=toy.branches["main"])
-    hub.forget()
-    locate_source(ID, report=_quiet)
-    assert FIRST not in hub.names and SECOND in hub.names
+    _refused(f"lacks {processor}")
+    assert _contents(hub) == []
 
 
 def test_revisions(hub: Hub, toy: Repository, files: Files) -> None:
-    main = toy.branches["main"]
-    other = toy.commit({**files, SECOND: files[SECOND][::-1]}, "refs/pr/1")
-    locate_source(ID, report=_quiet)
+    main, changed = toy.branches["main"], {**files, SECOND: files[SECOND][::-1]}
+    other = toy.commit(changed, "refs/pr/1")
+    _locate()
     hub.forget()
-    located = locate_source(ID, "refs/pr/1", _quiet)
+    located = _locate("refs/pr/1")
     assert located.revision == other and located.path.name == other
-    assert (located.path / SECOND).read_bytes() == files[SECOND][::-1]
-    assert {request.name for request in hub.requests if request.at_content} == {SECOND}
-    assert locate_source(ID, main, _quiet).revision == main
+    assert (located.path / SECOND).read_bytes() == changed[SECOND]
+    assert _contents(hub) == [(SECOND, None)]
+    assert _locate(main).revision == main
     assert "has no revision nothing" in _refused("nothing", revision="nothing")
 
 
-def test_a_branch_that_moves_meanwhile(hub: Hub, toy: Repository, files: Files) -> None:
+def test_a_branch_that_moves_meanwhile(toy: Repository, files: Files) -> None:
     """All files are of the commit that was listed."""
     main = toy.branches["main"]
     changed = {name: data if name == "model_index.json" else b"{}" for name, data in files.items()}
     located = locate_source(ID, report=lambda line: toy.commit(changed))
-    assert toy.branches["main"] != main
-    assert located.revision == main
+    assert toy.branches["main"] != main == located.revision
     _check_folder(located, files)
-
-
-def test_files_of_the_same_content(hub: Hub, toy: Repository, files: Files) -> None:
-    same = b'{"any": "settings"}'
-    names = {"scheduler/scheduler_config.json": same, "tokenizer/tokenizer_config.json": same}
-    toy.commit({**files, **names, SECOND: files[FIRST]})
-    located = locate_source(ID, report=_quiet)
-    assert all((located.path / name).read_bytes() == same for name in names)
-    assert (located.path / SECOND).read_bytes() == (located.path / FIRST).read_bytes() == files[FIRST]
-    assert len(hub.ranges(FIRST)) + len(hub.ranges(SECOND)) == 1
-    assert sum(r.method == "GET" and r.name in names for r in hub.requests) == 1
 
 
 def test_one_file_and_a_sole_variant(hub: Hub, toy: Repository, toy_checkpoint: Path) -> None:
     files = read_folder(toy_checkpoint)
-    plain = "vae/diffusion_pytorch_model.safetensors"
     variant = "vae/diffusion_pytorch_model.fp32.safetensors"
-    files[variant] = files.pop(plain)
+    files[variant] = files.pop("vae/diffusion_pytorch_model.safetensors")
     toy.commit(files)
-    located = locate_source(ID, report=_quiet)
-    with open_source(located.path) as source:
+    with open_source(_locate().path) as source:
         assert [path.name for path in source.component("vae").files] == [Path(variant).name]
     toy.commit({**files, "vae/diffusion_pytorch_model.fp16.safetensors": files[variant]})
     hub.forget()
-    message = _refused("more than one set of weights")
-    assert "fp16" in message and "fp32" in message and "vae of owner/toy" in message
-    assert hub.names == {"model_index.json"}
+    message = _refused("owner/toy at [0-9a-f]*/vae holds more than one set of weights")
+    assert "fp16" in message and "fp32" in message and hub.names == {"model_index.json"}
 
 
 # Repositories that are refused, before their weights are downloaded.
 
 
-def _edited(files: Files, name: str, change: Callable[[dict[str, Any]], object]) -> Files:
-    data = json.loads(files[name])
-    change(data)
-    return {**files, name: json.dumps(data).encode()}
+def _edited(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Files], Files]:
+    def edit(files: Files) -> Files:
+        data = json.loads(files[name])
+        change(data)
+        return {**files, name: json.dumps(data).encode()}
+
+    return edit
+
+
+def _indexed(**entries: Any) -> Callable[[Files], Files]:
+    return _edited("model_index.json", lambda data: data.update(entries))
+
+
+def _without(pattern: str) -> Callable[[Files], Files]:
+    return lambda files: {name: data for name, data in files.items() if not re.fullmatch(pattern, name)}
 
 
 def _with_expert(files: Files) -> Files:
     """With a second expert, like the first."""
     second = {n.replace("/", "_2/", 1): data for n, data in files.items() if n.startswith("transformer/")}
-    entries = {"transformer_2": ["diffusers", "WanTransformer3DModel"], "boundary_ratio": 0.875}
-    return _edited({**files, **second}, "model_index.json", lambda d: d.update(entries))
+    expert = ["diffusers", "WanTransformer3DModel"]
+    return _indexed(transformer_2=expert, boundary_ratio=0.875)({**files, **second})
 
 
+def _mapped(name: str) -> Callable[[Files], Files]:
+    return _edited(INDEX, lambda data: data["weight_map"].update(x=name))
+
+
+VACE = ["diffusers", "WanVACETransformer3DModel"]
 REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
-    "no model_index.json": (
-        lambda files: {name: data for name, data in files.items() if name != "model_index.json"},
-        "name ends in -Diffusers",
-    ),
-    "another pipeline": (
-        lambda files: _edited(files, "model_index.json", lambda d: d.update(_class_name="FluxPipeline")),
-        "'FluxPipeline'",
-    ),
+    "no model_index.json": (_without("model_index.json"), "name ends in -Diffusers"),
+    "another pipeline": (_indexed(_class_name="FluxPipeline"), "'FluxPipeline'"),
     "another component": (
-        lambda files: _edited(
-            files, "model_index.json", lambda d: d.update(adapter=["diffusers", "Adapter"])
-        ),
+        _indexed(adapter=["diffusers", "Adapter"]),
         "adapter .diffusers.Adapter. is not supported",
     ),
     "an unknown field": (
-        lambda files: _edited(files, "vae/config.json", lambda d: d.update(is_odd=True)),
+        _edited("vae/config.json", lambda data: data.update(is_odd=True)),
         "unknown field is_odd",
     ),
     "a boundary and no second expert": (
-        lambda files: _edited(files, "model_index.json", lambda d: d.update(boundary_ratio=0.875)),
+        _indexed(boundary_ratio=0.875),
         "boundary_ratio and transformer_2 contradict each other",
     ),
     "a transformer of another class than the index says": (
-        lambda files: _edited(
-            files,
-            "model_index.json",
-            lambda d: d.update(
-                _class_name="WanVACEPipeline", transformer=["diffusers", "WanVACETransformer3DModel"]
-            ),
-        ),
+        _indexed(_class_name="WanVACEPipeline", transformer=VACE),
         "another class; expected WanVACETransformer3DModel; found 'WanTransformer3DModel'",
     ),
     "experts that differ": (
-        lambda files: _edited(
-            _with_expert(files), "transformer_2/config.json", lambda d: d.update(ffn_dim=57)
+        lambda files: _edited("transformer_2/config.json", lambda data: data.update(ffn_dim=57))(
+            _with_expert(files)
         ),
         "expected ffn_dim 56; found ffn_dim 57",
     ),
     "an expert of pickled weights": (
-        lambda files: {
-            name: data
-            for name, data in _with_expert(files).items()
-            if not (name.startswith("transformer_2/") and "safetensors" in name)
-        },
-        "transformer_2 of owner/toy .* is a pickled checkpoint",
+        lambda files: _without("transformer_2/.*safetensors.*")(_with_expert(files)),
+        "owner/toy at .*/transformer_2/.* is a pickled checkpoint",
     ),
-    "no config": (
-        lambda files: {name: data for name, data in files.items() if name != "vae/config.json"},
-        "lacks vae/config.json",
-    ),
-    "no weights but pickled ones": (
-        lambda files: {
-            name: data
-            for name, data in files.items()
-            if not (name.startswith("transformer/") and "safetensors" in name)
-        },
-        "pickled checkpoint",
-    ),
-    "a shard that is not there": (
-        lambda files: {name: data for name, data in files.items() if name != SECOND},
-        f"lacks {SECOND}",
-    ),
-    "a shard outside the folder": (
-        lambda files: _edited(files, INDEX, lambda d: d["weight_map"].update(x="../../evil.safetensors")),
-        "outside its folder",
-    ),
-    "a pickled shard": (
-        lambda files: _edited(files, INDEX, lambda d: d["weight_map"].update(x="evil.bin")),
-        "pickled checkpoint",
-    ),
+    "no config": (_without("vae/config.json"), "lacks vae/config.json"),
+    "no weights but pickled ones": (_without("transformer/.*safetensors.*"), "pickled checkpoint"),
+    "a shard that is not there": (_without(SECOND), f"lacks {SECOND}"),
+    "a shard outside the folder": (_mapped("../../evil.safetensors"), "outside its folder"),
+    "a shard that is a pattern": (_mapped("*.safetensors"), "outside its folder"),
+    "a pickled shard": (_mapped("evil.bin"), "pickled checkpoint"),
 }
 
 
@@ -325,198 +275,152 @@ def test_refused_before_the_weights(case: str, hub: Hub, toy: Repository, files:
     change, message = REFUSED[case]
     toy.commit(change(files))
     _refused(message)
-    assert not any(request.at_content for request in hub.requests)
+    assert _contents(hub) == []
     assert not any(name.endswith((".bin", ".safetensors")) for name in hub.names)
 
 
-def test_a_full_disk(hub: Hub, files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too little room is noticed before the weights; what is cached, in part too, does not count."""
-    large = {name for name in files.keys() - NOT_READ if name.endswith((".safetensors", "tokenizer.json"))}
-    needed = sum(len(files[name]) for name in large)
-    usage = shutil.disk_usage(cache.parent)
-    free = needed - 1
-
-    def fake(path: object) -> Any:
-        return usage._replace(free=free)
-
-    monkeypatch.setattr(shutil, "disk_usage", fake)
+def test_a_full_disk(hub: Hub, toy: Repository, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little room is noticed before the weights; those that another revision has cached need none."""
+    _locate()
+    hub.forget()
+    toy.commit({**files, SECOND: files[SECOND][::-1]})
+    usage = shutil.disk_usage("/")
+    free = len(files[SECOND]) - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
     assert "HF_HOME" in _refused("too full")
-    assert not any(request.at_content for request in hub.requests)
-    _partial(cache, files[FIRST]).write_bytes(files[FIRST][:1])
-    locate_source(ID, report=_quiet)
+    assert _contents(hub) == []
+    free += 1
+    _locate()
+
+
+def test_a_file_that_needs_xet(hub: Hub, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(files[FIRST]) - 1)
+    assert "hf download owner/toy" in _refused("too large")
+    assert _contents(hub) == []
 
 
 # Transfers that break off.
 
 
-class _Counted(Progress):
-    """Keeps what was announced and done."""
-
-    seen: list[list[int]] = []  # noqa: RUF012  emptied by the test
-
-    def __init__(self, total: int, *args: Any, **options: Any) -> None:
-        super().__init__(total, *args, **options)
-        self.seen.append([total, 0])
-
-    def advance(self, n: int = 1) -> None:
-        self.seen[-1][1] += n
-        super().advance(n)
-
-
-@pytest.fixture
-def progress(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Bytes announced and done, of each download."""
-    monkeypatch.setattr(hub_download, "Progress", _Counted)
-    monkeypatch.setattr(_Counted, "seen", [])
-    return _Counted.seen
-
-
-def _break_off(toy: Repository, files: Files, cache: Path) -> int:
-    """A run in which one shard breaks off half-way for good; returns how many bytes of it are kept."""
-    toy.faults[FIRST] = [("cut", len(files[FIRST]) // 2), ("status", 503)]
-    assert "answered HTTP 503" in _refused("what has arrived is kept")
-    assert toy.faults[FIRST] == []
-    kept = _partial(cache, files[FIRST]).read_bytes()
-    assert kept == files[FIRST][: len(kept)] and len(kept) > len(files[FIRST]) // 2 - 4096
-    return len(kept)
-
-
-def test_the_next_run_goes_on(
-    hub: Hub, toy: Repository, files: Files, cache: Path, progress: list[list[int]]
-) -> None:
-    kept = _break_off(toy, files, cache)
-    hub.forget()
-    located = locate_source(ID, report=_quiet)
-    assert hub.ranges(FIRST) == [f"bytes={kept}-"]
-    _check_folder(located, files)
-    assert not list(cache.rglob("*.incomplete"))
-    assert progress[-1][0] == progress[-1][1] >= len(files[FIRST])
-
-
-def test_a_server_that_starts_over(
-    hub: Hub, toy: Repository, files: Files, cache: Path, progress: list[list[int]]
-) -> None:
-    _break_off(toy, files, cache)
-    toy.ranges = False
-    _check_folder(locate_source(ID, report=_quiet), files)
-    assert progress[-1][0] == progress[-1][1]
-
-
-@pytest.mark.parametrize("fault", ["cut", "reset"])
+@pytest.mark.parametrize("fault", ["cut", "stall"])
 def test_a_lost_connection_is_taken_up_in_the_same_run(
-    fault: str, hub: Hub, toy: Repository, files: Files, capsys: pytest.CaptureFixture[str]
+    fault: str,
+    hub: Hub,
+    toy: Repository,
+    files: Files,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    toy.faults[FIRST] = [(fault, 50_000), (fault, 50_000)]
-    _check_folder(locate_source(ID, report=_quiet), files)
-    first, second, third = hub.ranges(FIRST)
-    assert first is None and second is not None and third is not None
-    assert 40_000 < int(second[6:-1]) <= 50_000 < int(third[6:-1]) <= 100_000
-    assert all(line.startswith("warning: ") for line in capsys.readouterr().err.splitlines())
+    seen: list[int] = []
+    monkeypatch.setattr(Progress, "advance", lambda progress, n: seen.append(n))
+    toy.faults[FIRST] = [(fault, 50_000)]
+    _check_folder(_locate(), files)
+    first, second = hub.ranges(FIRST)
+    assert first is None and second is not None and 40_000 < int(second[6:-1]) <= 50_000
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ")
+    assert sum(seen) == sum(len(files[name]) for name in files.keys() - NOT_READ if name.endswith(LARGE))
 
 
-@pytest.mark.parametrize("damage", ["other bytes", "too long", "a bit of a whole file"])
-def test_a_partial_file_that_is_damaged(
-    damage: str, hub: Hub, toy: Repository, files: Files, cache: Path
+@pytest.mark.parametrize(
+    ("fault", "value", "message"),
+    [
+        ("reset", 50_000, "cannot be reached: ReadError.*files that are whole are kept"),
+        ("status", 503, "answered HTTP 503 Service Unavailable.*files that are whole are kept"),
+        ("status", 404, f"lists a file and does not have it.*{FIRST}"),
+        ("damage", 50_000, f"{FIRST} of .* was damaged on the way"),
+    ],
+)
+def test_the_next_run_goes_on(
+    fault: str, value: int, message: str, hub: Hub, toy: Repository, files: Files
 ) -> None:
-    kept = _break_off(toy, files, cache)
-    partial, data = _partial(cache, files[FIRST]), files[FIRST]
-    if damage == "too long":
-        partial.write_bytes(data + b"more")
-        _check_folder(locate_source(ID, report=_quiet), files)
-        return
-    partial.write_bytes(data[::-1][:kept] if damage == "other bytes" else data[:-1] + bytes([data[-1] ^ 1]))
-    assert FIRST in _refused("damaged on the way")
-    _check_folder(locate_source(ID, report=_quiet), files)
+    """With the file that failed, which starts over, and not with those that are whole."""
+    toy.faults[FIRST] = [(fault, value)]
+    _refused(message)
+    hub.forget()
+    located = _locate()
+    assert (FIRST, None) in _contents(hub) and len(_contents(hub)) < 7
+    _check_folder(located, files)
 
 
-def test_a_cached_file_that_is_cut_off(hub: Hub, toy: Repository, files: Files) -> None:
-    located = locate_source(ID, report=_quiet)
-    blob = (located.path / FIRST).resolve()
+def test_a_cached_file_that_is_cut_off(hub: Hub, files: Files) -> None:
+    blob = (_locate().path / FIRST).resolve()
     blob.write_bytes(files[FIRST][:-1])
-    message = _refused("cut off")
-    assert f"delete {blob}" in message
+    assert f"delete {blob}" in _refused("cut off")
     blob.unlink()
-    _check_folder(locate_source(ID, report=_quiet), files)
+    _check_folder(_locate(), files)
 
 
-LOCATE = "import sys; from wanbuild.hub.repository import locate_source; locate_source(sys.argv[1])"
-
-
-def _start(hub: Hub, cache: Path) -> subprocess.Popen[str]:
+def _partly_done(
+    hub: Hub, cache: Path, data: bytes, command: list[str]
+) -> tuple[subprocess.Popen[str], Path]:
+    """Runs a command until it has written the first 10 MiB of a shard; returns it and the partial file."""
+    digest = hashlib.sha256(data).hexdigest()
     environment = {**os.environ, **_environment(hub, cache)}
-    return subprocess.Popen(
-        [sys.executable, "-c", LOCATE, ID],
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
+    process = subprocess.Popen(command, env=environment, stderr=-1, stdout=-1, text=True)
+    deadline, blobs = time.monotonic() + 60, cache / "models--owner--toy" / "blobs"
+    while not (parts := [p for p in blobs.glob(f"{digest}.*.incomplete") if p.stat().st_size >= 10 * 2**20]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return process, parts[0]
 
 
-def test_killed_and_interrupted_runs(hub: Hub, toy: Repository, files: Files, cache: Path) -> None:
-    """kill -9 keeps what has arrived; Ctrl-C does not wait for a connection that has fallen silent."""
-    data = os.urandom(24_000_000)  # the library hands on chunks of 10 MiB
-    content = {**files, FIRST: data}
-    toy.commit(content)
-    partial = _partial(cache, data)
-    for signal_number in (signal.SIGKILL, signal.SIGINT):
-        before = partial.stat().st_size if partial.exists() else 0
-        toy.faults[FIRST] = [("stall", 11 * 2**20)]
-        process = _start(hub, cache)
-        _wait_for(lambda before=before: partial.exists() and partial.stat().st_size >= before + 10 * 2**20)
-        process.send_signal(signal_number)
-        started = time.monotonic()
-        process.communicate(timeout=30)
-        assert time.monotonic() - started < 5  # the silent connection is given up after 10 s
-        assert process.returncode == -signal_number
-    kept = partial.stat().st_size
-    assert kept >= 20 * 2**20
+@pytest.mark.parametrize(
+    ("number", "code", "faults"),
+    [
+        (signal.SIGKILL, -9, [("stall", 11 * 2**20)]),
+        (signal.SIGINT, 130, [("stall", 11 * 2**20), *[("stall", 1000)] * 6]),
+        (signal.SIGTERM, 143, [("slow", 500_000)]),
+    ],
+)
+def test_stopped_runs(
+    number: signal.Signals,
+    code: int,
+    faults: list[tuple[str, int]],
+    hub: Hub,
+    toy: Repository,
+    files: Files,
+    cache: Path,
+    tmp_path: Path,
+) -> None:
+    """Whole files are kept; the one in transfer starts over. kill -9 leaves its part, Ctrl-C does not."""
+    data = os.urandom(24_000_000)
+    toy.commit({**files, FIRST: data})
+    toy.faults[FIRST] = faults
+    wanbuild = str(Path(sys.executable).with_name("wanbuild"))
+    command = [wanbuild, "convert", ID, "--artifact", str(tmp_path / "artifact")]
+    process, part = _partly_done(hub, cache, data, command)
+    process.send_signal(number)
+    started = time.monotonic()
+    error = process.communicate(timeout=60)[1]
+    assert time.monotonic() - started < 12  # one silence of 3 s; all six would be 23
+    last_line = {-9: [], 130: ["interrupted"], 143: ["terminated"]}
+    assert (process.returncode, error.splitlines()[-1:]) == (code, last_line[code])
+    assert part.exists() == (number == signal.SIGKILL)
     hub.forget()
-    located = locate_source(ID, report=_quiet)
-    assert hub.ranges(FIRST) == [f"bytes={kept}-"]
-    assert (located.path / FIRST).read_bytes() == data
-
-
-def test_two_runs_at_once(hub: Hub, files: Files) -> None:
-    hub.delay_seconds = 0.3
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: locate_source(ID, report=_quiet), range(2))
-    assert first == second
-    assert len(hub.ranges(FIRST)) == len(hub.ranges(SECOND)) == 1
-    _check_folder(first, files)
+    toy.faults.clear()
+    folder = _locate().path
+    assert _contents(hub) == [(FIRST, None)]
+    assert (folder / FIRST).read_bytes() == data
 
 
 # Who may read.
 
 
 @pytest.mark.parametrize("gate", ["files", "metadata"])
-def test_without_a_token(gate: str, hub: Hub, toy: Repository) -> None:
-    if gate == "files":
-        toy.token = "hf_right"
-    else:
-        toy.faults["api"] = [("status", 401)]
-    message = _refused("accept the licence")
-    assert f"{hub.url}/{ID}" in message and "set HF_TOKEN" in message and "without a token" in message
-
-
-@pytest.mark.parametrize("gate", ["files", "metadata"])
-def test_with_a_token_that_is_refused(
-    gate: str, hub: Hub, toy: Repository, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token", [None, "hf_wrong"])
+def test_access_is_refused(
+    gate: str, token: str | None, hub: Hub, toy: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
     if gate == "files":
         toy.token = "hf_right"
     else:
-        toy.faults["api"] = [("status", 403)]
-    message = _refused("refuses the token that was sent")
-    assert "accept the licence" in message and "hf_wrong" not in message
+        toy.faults["api"] = [("status", 401 if token is None else 403)]
+    message = _refused("accept the licence")
+    assert f"{hub.url}/{ID}" in message and "hf_wrong" not in message
+    assert ("without a token" if token is None else "refuses the token that was sent") in message
 
 
 def test_with_the_right_token(
@@ -525,97 +429,65 @@ def test_with_the_right_token(
     """It is sent to the hub, and not to the content network."""
     toy.token = "hf_right"
     monkeypatch.setenv("HF_TOKEN", "hf_right")
-    _check_folder(locate_source(ID, report=_quiet), files)
-    assert {request.token for request in hub.requests if not request.at_content} == {"Bearer hf_right"}
-    assert {request.token for request in hub.requests if request.at_content} == {None}
+    _check_folder(_locate(), files)
+    tokens = {(request.at_content, request.token) for request in hub.requests}
+    assert tokens == {(False, "Bearer hf_right"), (True, None)}
 
 
-# A hub that does not answer.
+# A hub that does not answer, and a cache that does not take.
 
 
-def test_no_such_repository(hub: Hub) -> None:
-    message = _refused("no folder owner/nothing, and no repository", "owner/nothing")
-    assert f"{hub.url}/owner/nothing" in message
-
-
-def test_a_failing_hub(hub: Hub, toy: Repository) -> None:
-    toy.faults["api"] = [("status", 503)]
-    assert "Service Unavailable" in _refused("answered HTTP 503")
-
-
-def test_something_else_than_a_hub(hub: Hub, toy: Repository) -> None:
-    toy.commits[toy.branches["main"]] = {}
-    toy.faults["api"] = [("status", 200)]
-    _refused("does not answer as the hub does")
-
-
-@pytest.mark.parametrize("listing", ["sha", "size", "blobId"])
-def test_a_listing_that_is_not_understood(
-    listing: str, hub: Hub, files: Files, monkeypatch: pytest.MonkeyPatch
+def test_a_hub_that_does_not_answer(
+    hub: Hub, toy: Repository, files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from helpers import hub_server
-
-    def listed(name: str, data: bytes) -> dict[str, Any]:
-        entry = hub_server_listed(name, data)
-        changes: dict[str, Any] = {"size": -1, "blobId": "../../evil"}
-        return {**entry, **({listing: changes[listing]} if listing in changes else {})}
-
-    hub_server_listed = hub_server._listed
-    monkeypatch.setattr(hub_server, "_listed", listed)
-    if listing == "sha":
-        repository = hub.repositories[ID]
-        repository.commits["../../../evil"] = files
-        repository.branches["main"] = "../../../evil"
+    assert f"{hub.url}/owner/nothing" in _refused("no folder owner/nothing, and no repo", "owner/nothing")
+    toy.faults["api"] = [("status", 503), ("status", 200)]
+    _refused("answered HTTP 503 Service Unavailable")
     _refused("does not answer as the hub does")
-
-
-def test_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
-        message = _refused("cannot be reached: ConnectError")
-    assert "HF_HUB_OFFLINE=1" in message
-
-
-def test_a_silent_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
+    toy.commits["../../../evil"], toy.branches["main"] = files, "../../../evil"
+    _refused("does not answer as the hub does")
     hub.silent = True
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
     _refused("cannot be reached: ReadTimeout")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        assert "HF_HUB_OFFLINE=1" in _refused("cannot be reached: ConnectError")
+    assert not cache.exists()
 
 
 def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
+    """It is an error unless everything is there."""
+
+    def locate_unprivileged() -> subprocess.CompletedProcess[str]:
+        for path in (cache, *cache.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        command = [sys.executable, UNPRIVILEGED, sys.executable, "-c", LOCATE, ID]
+        environment = {**os.environ, **_environment(hub, cache)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
     cache.mkdir()
-    cache.chmod(0o500)
-    result = subprocess.run(
-        [sys.executable, UNPRIVILEGED, sys.executable, "-c", LOCATE, ID],
-        env={**os.environ, **_environment(hub, cache)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    message = result.stderr.splitlines()[-1]
+    message = locate_unprivileged().stderr.splitlines()[-1]
     assert "SourceError" in message and "cannot be written: Permission denied" in message
-
-
-def test_a_cache_that_is_a_file(hub: Hub, cache: Path) -> None:
+    cache.rmdir()
     cache.write_text("")
     assert "HF_HOME" in _refused("cannot be written")
+    cache.unlink()
+    _locate()
+    result = locate_unprivileged()
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(errno.ENOSPC, "is full; free some space"), (errno.EDQUOT, "is full"), (errno.EROFS, "be written")],
+)
+def test_a_disk_that_fails_meanwhile(number: int, message: str) -> None:
+    with pytest.raises(SourceError, match=message), explained(ID, "main"):
+        raise OSError(number, os.strerror(number))
 
 
 # Offline.
-
-
-@pytest.fixture
-def offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Switches offline mode on."""
-    from huggingface_hub import constants
-
-    return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1", "commit"])
@@ -624,10 +496,10 @@ def test_offline_with_everything(
 ) -> None:
     toy.branches["v1"] = toy.branches["main"]
     revision = toy.branches["main"] if revision == "commit" else revision
-    online = locate_source(ID, revision, _quiet)
+    online = _locate(revision)
     hub.forget()
     offline()
-    assert locate_source(ID, revision, _quiet) == online
+    assert _locate(revision) == online
     _check_folder(online, files)
     assert (hub.listings, hub.requests) == (0, [])
 
@@ -636,27 +508,18 @@ def test_offline_with_everything(
     "name", ["model_index.json", INDEX, SECOND, "vae/config.json", "tokenizer/tokenizer.json"]
 )
 def test_offline_with_a_file_missing(name: str, hub: Hub, offline: Callable[[], None]) -> None:
-    (locate_source(ID, report=_quiet).path / name).unlink()
+    """Another tool's half-precision variant is not taken for the weights either."""
+    folder = _locate().path
+    (folder / name).rename(folder / "transformer/diffusion_pytorch_model.fp16.safetensors")
     hub.forget()
     offline()
-    message = _refused("offline mode is on")
-    assert name.removesuffix(".index.json") in message and "unset HF_HUB_OFFLINE" in message
+    assert "unset HF_HUB_OFFLINE" in _refused(f"lacks {name} of .* and offline mode is on")
     assert (hub.listings, hub.requests) == (0, [])
 
 
-def test_offline_with_another_tools_variant(
-    hub: Hub, files: Files, cache: Path, offline: Callable[[], None]
-) -> None:
-    """A half-precision variant in the cache is not taken for the weights."""
-    located = locate_source(ID, report=_quiet)
-    (located.path / INDEX).rename(located.path / "transformer/diffusion_pytorch_model.fp16.safetensors")
+def test_offline_with_nothing(offline: Callable[[], None]) -> None:
     offline()
-    assert "transformer/diffusion_pytorch_model.safetensors" in _refused("lacks")
-
-
-def test_offline_with_nothing(hub: Hub, offline: Callable[[], None]) -> None:
-    offline()
-    assert "model_index.json of owner/toy at main" in _refused("offline mode is on")
+    _refused("lacks the list of files of owner/toy at main, and offline mode is on")
 
 
 # Folders.
@@ -671,37 +534,23 @@ def test_a_folder_is_returned_as_it_is(toy_checkpoint: Path, monkeypatch: pytest
         locate_source(name, "main")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "nothing",
-        "./owner/toy",
-        "../owner",
-        "/owner/toy",
-        "a/b/c",
-        "owner/toy/",
-        "~/toy",
-        "owner/-toy",
-        "",
-        "a" * 5000,
-        "owner/wan.safetensors",
-        "https://huggingface.co/owner/toy",
-    ],
-)
+NO_IDS = "nothing ./owner/toy ../owner /owner/toy a/b/c owner/toy/ ~/toy owner/-toy owner/wan.safetensors"
+
+
+@pytest.mark.parametrize("source", [*NO_IDS.split(), "a" * 5000, "https://huggingface.co/owner/toy"])
 def test_what_is_no_hub_id(source: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    if source == "":
-        assert locate_source(source) == Located(Path(), None, None)  # as Path does: the folder one is in
-        return
     assert hub.url not in _refused("there is no folder|cannot be read", source)
     assert (hub.listings, hub.requests) == (0, [])
 
 
-def test_a_file(toy_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_file(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _refused("is not a folder", str(toy_checkpoint / "model_index.json"))
     (tmp_path / "wan.pth").write_bytes(b"pickle")
     _refused("pickled checkpoint", str(tmp_path / "wan.pth"))
+    monkeypatch.chdir(tmp_path)
+    assert locate_source("") == Located(Path(), None, None)  # as Path does: the folder one is in
 
 
 # The command.
@@ -712,26 +561,14 @@ def test_convert(
 ) -> None:
     """The same weights as from the folder; the manifest says where they are from."""
     toy.commit({**read_folder(toy_checkpoint), **EXTRAS}, "v1")
-    environment = _environment(hub, cache)
     cli.succeeds("wanbuild", "convert", toy_checkpoint, "--artifact", tmp_path / "folder")
-    output = cli.succeeds(
-        "wanbuild", "convert", ID, "--revision", "v1", "--artifact", tmp_path / "hub", **environment
-    )
-    assert ID in output
+    command = ("wanbuild", "convert", ID, "--revision", "v1", "--artifact")
+    assert ID in cli.succeeds(*command, tmp_path / "hub", **_environment(hub, cache))
     assert not hub.names & NOT_READ
     folder, downloaded = (read_manifest(tmp_path / name) for name in ("folder", "hub"))
     assert downloaded.source["repository"] == ID
     assert downloaded.source["revision"] == toy.branches["v1"]
     assert downloaded.source["files"] == folder.source["files"]
     assert downloaded.components == folder.components
-    message = cli.fails(
-        4,
-        "wanbuild",
-        "convert",
-        ID,
-        "--artifact",
-        tmp_path / "x",
-        HF_HUB_OFFLINE="1",
-        HF_HOME=str(tmp_path / "none"),
-    )
-    assert "offline mode is on" in message
+    none = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "none")}
+    assert "offline mode is on" in cli.fails(4, *command, tmp_path / "x", **none)
