@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import orbax.checkpoint as ocp
 import pytest
 
-from helpers.damage import USED
+from helpers.damage import USED, own
 
 # Imports of these fail, as they do where the packages are not installed.
 FORBIDDEN = (
@@ -57,31 +59,28 @@ sys.exit(code)
 """
 
 
-def observe(block: bool, artifact: Path, folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """Makes a video; returns its bytes and what was observed."""
+def run_observed(
+    block: bool, artifact: Path, folder: Path, *options: object
+) -> subprocess.CompletedProcess[str]:
+    """Asks for a video o.mp4 in a new folder, with what was observed in report.json."""
     folder.mkdir()
-    output, report = folder / "o.mp4", folder / "report.json"
-    arguments = [
-        "--artifact",
-        artifact,
-        "--prompt",
-        "a fox",
-        "--steps",
-        2,
-        "--output",
-        output,
-        "--no-embedding-cache",
-    ]
-    done = subprocess.run(
+    arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 2, "--output", folder / "o.mp4"]
+    arguments += ["--no-embedding-cache", *options]
+    return subprocess.run(
         [sys.executable, "-c", OBSERVED],
-        input=json.dumps([block, FORBIDDEN, str(report), *map(str, arguments)]),
+        input=json.dumps([block, FORBIDDEN, str(folder / "report.json"), *map(str, arguments)]),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def observe(block: bool, artifact: Path, folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """Makes a video; returns its bytes and what was observed."""
+    done = run_observed(block, artifact, folder)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    return output.read_bytes(), json.loads(report.read_text())
+    return (folder / "o.mp4").read_bytes(), json.loads((folder / "report.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +104,38 @@ def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> 
     assert sorted(events["jaxpr_trace_duration"]) == programs
     assert sorted(events["backend_compile_duration"]) == [f"jit({name})" for name in programs]
     assert len(events["cache_retrieval_time_sec"]) == len(programs)
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/weights", "https://host/weights?key=secret"])
+def test_remote_weights_want_an_extra(toy_artifact: Path, tmp_path: Path, address: str) -> None:
+    """A wrong option, refused before the artifact's programs are looked at or a weight is read."""
+    done = run_observed(True, toy_artifact, tmp_path / "run", "--weights", address)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2, line
+    assert line == (
+        f"error: weights at '{address.partition('?')[0]}' are read through TensorStore; "
+        "found No module named 'tensorstore'; pip install 'wanrun[remote]', or copy them into a folder"
+    )
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["events"] == {}
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
+
+
+def test_weights_in_another_form_want_an_extra(artifact: Path, tmp_path: Path) -> None:
+    """An artifact whose transformer plain Orbax saved again cannot be used without TensorStore."""
+    own(artifact, "weights")
+    folder = artifact / "weights" / "transformer"
+    tree = ocp.PyTreeCheckpointer().restore(folder)
+    shutil.rmtree(folder)
+    ocp.PyTreeCheckpointer().save(folder, tree)
+    done = run_observed(True, artifact, tmp_path / "run")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 3, line
+    assert line == (
+        f"error: the weights in {folder} are not chunk files, which only TensorStore reads; found No module "
+        "named 'tensorstore'; pip install 'wanrun[remote]', or give the weights that wanbuild wrote"
+    )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
 
 
 def test_the_blocker_blocks() -> None:

@@ -28,6 +28,9 @@ class Loading:
             ('all'), the 'artifact' ones, or 'none'.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
         lazy: load nothing before it is used.
+
+    Raises:
+        UsageError: for a choice that there is not, or weights that cannot be had.
     """
 
     allow_compile: bool = False
@@ -52,3 +55,7 @@ class Loading:
                     f"{name} cannot be {getattr(self, name)!r}",
                     expected="one of " + ", ".join(choices),
                 )
+        if self.weights is not None:
+            from wanrun.loading.tensorstore_reader import weights_location
+
+            weights_location(self.weights)

@@ -2,8 +2,8 @@
 
 That is weights which plain Orbax saved again (with other chunks, compressed, zarr or zarr3, inside an
 OCDBT database or not), and weights that lie in an object store or behind a web server. Every row is
-checked against the manifest, as for chunk files. TensorStore is imported when the first such component
-is opened.
+checked against the manifest, as for chunk files. TensorStore is the ``remote`` extra: nothing else needs it,
+and it is imported when the first such component is opened.
 
 A storage that does not answer is given up after ``RETRIES``: about 8 s for one that refuses, about 110 s
 for one that accepts a connection and then says nothing. TensorStore by itself would try for hours.
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import numpy as np
 from crc32c import crc32c
@@ -87,6 +87,39 @@ def needs_tensorstore(folder: Path, layout: ArrayLayout) -> bool:
         return False
 
 
+def weights_location(weights: str) -> Path | SplitResult:
+    """Where the weights lie if they are not in the artifact: a local folder, or a URL.
+
+    Cheap: nothing is read, so that a wrong ``--weights`` is refused before anything long is done.
+
+    Args:
+        weights: a local folder or a URL that holds what the artifact's ``weights`` folder would.
+
+    Raises:
+        UsageError: if the local folder is not there, the URL is of a kind that is not supported, or
+            TensorStore is missing.
+    """
+    try:
+        url = urlsplit(weights)
+    except ValueError as error:
+        raise UsageError(f"{weights!r} is not a URL: {error}", remedy="check --weights") from None
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", weights) or (url.scheme, url.netloc) == ("file", ""):
+        path = Path(unquote(url.path) if url.scheme == "file" else weights).expanduser().resolve()
+        if not weights or not path.is_dir():
+            raise UsageError(
+                f"there are no weights at {weights!r}", expected="a folder", remedy="check --weights"
+            )
+        return path
+    if url.scheme not in SCHEMES or not url.netloc:
+        raise UsageError(
+            f"weights cannot be read from {weights!r}",
+            expected="a folder, file:///FOLDER, or the URL of one with " + ", ".join(SCHEMES),
+            remedy="check --weights",
+        )
+    _import_tensorstore(urlunsplit(url))
+    return url
+
+
 def component_location(weights: str, folder: str) -> Path | str:
     """Where a component lies if the weights are not in the artifact.
 
@@ -98,27 +131,40 @@ def component_location(weights: str, folder: str) -> Path | str:
         A path for a local folder, which may hold plain chunk files, and a URL for anything else.
 
     Raises:
-        UsageError: if the local folder is not there, or the URL is of a kind that is not supported.
+        UsageError: as ``weights_location``.
     """
-    name = folder.removeprefix("weights/")
+    name, location = folder.removeprefix("weights/"), weights_location(weights)
+    if isinstance(location, Path):
+        return location / name
+    return urlunsplit(location._replace(path=f"{location.path.rstrip('/')}/{name}", fragment=""))
+
+
+def _import_tensorstore(location: Path | str) -> Any:
+    """The module, with limits on its transfers.
+
+    Raises:
+        UsageError: where it is not installed and the weights are remote.
+        ArtifactError: where it is not installed and a local folder holds weights in another form.
+    """
+    for variable, value in CURL_LIMITS.items():
+        os.environ.setdefault(variable, value)
     try:
-        url = urlsplit(weights)
-    except ValueError as error:
-        raise UsageError(f"{weights!r} is not a URL: {error}", remedy="check --weights") from None
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", weights) or (url.scheme, url.netloc) == ("file", ""):
-        path = Path(unquote(url.path) if url.scheme == "file" else weights).expanduser().resolve()
-        if not weights or not path.is_dir():
-            raise UsageError(
-                f"there are no weights at {weights!r}", expected="a folder", remedy="check --weights"
-            )
-        return path / name
-    if url.scheme not in SCHEMES or not url.netloc:
+        import tensorstore
+    except ImportError as error:
+        remedy = "pip install 'wanrun[remote]'"
+        if isinstance(location, Path):
+            raise ArtifactError(
+                f"the weights in {location} are not chunk files, which only TensorStore reads",
+                found=error,
+                remedy=f"{remedy}, or give the weights that wanbuild wrote",
+            ) from None
+        address = urlunsplit(urlsplit(location)._replace(query="", fragment=""))  # a query may hold a key
         raise UsageError(
-            f"weights cannot be read from {weights!r}",
-            expected="a folder, file:///FOLDER, or the URL of one with " + ", ".join(SCHEMES),
-            remedy="check --weights",
-        )
-    return urlunsplit(url._replace(path=f"{url.path.rstrip('/')}/{name}", fragment=""))
+            f"weights at {address!r} are read through TensorStore",
+            found=error,
+            remedy=f"{remedy}, or copy them into a folder",
+        ) from None
+    return tensorstore
 
 
 class TensorStoreReader:
@@ -129,14 +175,12 @@ class TensorStoreReader:
         name: the component's name, for messages.
 
     Raises:
-        UsageError: for a URL that TensorStore does not understand.
+        UsageError: for a URL that TensorStore does not understand, or a remote one where it is not installed.
+        ArtifactError: for a local folder, where it is not installed.
     """
 
     def __init__(self, location: Path | str, name: str) -> None:
-        for variable, value in CURL_LIMITS.items():
-            os.environ.setdefault(variable, value)
-        import tensorstore
-
+        tensorstore = _import_tensorstore(location)
         self._tensorstore, self._name = tensorstore, name
         self._context = tensorstore.Context(
             {

@@ -29,6 +29,7 @@ from helpers.stored_weights import (
 from wanrun.artifact.manifest import Parameter
 from wanrun.errors import UsageError
 from wanrun.loading import tensorstore_reader as tensorstore_restore
+from wanrun.loading.policy import Loading
 from wanrun.loading.restore import Restore
 from wanrun.loading.tensorstore_reader import TensorStoreReader, component_location
 
@@ -277,3 +278,17 @@ def test_an_address_that_only_tensorstore_understands() -> None:
     location = component_location("gs://A/x", "weights/vae")
     with pytest.raises(UsageError, match=r"cannot be read from 'gs://A/x/vae'; found .*; check --weights"):
         TensorStoreReader(location, "vae")
+
+
+def test_weights_are_looked_at_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``load`` begins with its options: a wrong address costs nothing."""
+    for weights in ("missing", "ftp://host/x"):
+        with pytest.raises(UsageError, match="check --weights"):
+            Loading(weights=weights)
+    assert Loading(weights="gs://bucket/a").weights == "gs://bucket/a"
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(UsageError, match=r"weights at 's3://bucket' .* pip install 'wanrun\[remote\]'"):
+        Loading(weights="s3://bucket?key=x")
+    with pytest.raises(UsageError, match="'wanrun"):
+        TensorStoreReader("s3://bucket/vae", "vae")
+    assert Loading(weights="/").weights == "/"  # chunk files are read without it

@@ -1,0 +1,101 @@
+"""What the packages import is what pyproject.toml installs with them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+BUILD_ONLY = frozenset({"flax", "orbax-checkpoint", "safetensors", "huggingface-hub"})
+
+EXTRAS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
+    {
+        "runtime/wanrun": ((), ("remote", "torch")),
+        "build/wanbuild": (("build",), ("test",)),
+    }
+)
+"""By package, the extras that it is installed with, and those that a function may ask for besides."""
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def normal(name: str) -> str:
+    """A distribution's name in one spelling (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed(extras: tuple[str, ...]) -> set[str]:
+    """The distributions that ``pip install wanrun[extras]`` names, those of nested extras too."""
+    data, names = project(), set()
+    requirements = [*data["dependencies"], *(r for e in extras for r in data["optional-dependencies"][e])]
+    for requirement in requirements:
+        name, inner = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", requirement).groups()  # type: ignore[union-attr]
+        if name == data["name"]:
+            names |= installed(tuple(inner.split(",")))
+            continue
+        names.add(normal(name))
+        if (name, inner) == ("imageio", "ffmpeg"):
+            names.add("imageio-ffmpeg")
+    return names
+
+
+def imports(tree: ast.Module, everywhere: bool) -> Iterator[str]:
+    """The modules that a file imports; at its top alone, or inside functions and for the type checker too."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if everywhere or not (function or typing):
+            waiting += ast.iter_child_nodes(node)
+
+
+def foreign(folder: str, everywhere: bool) -> dict[str, str]:
+    """The distributions that a package imports, and one of the files that does."""
+    names = packages_distributions()
+    found = {}
+    for file in sorted((REPOSITORY / folder).rglob("*.py")):
+        for module in imports(ast.parse(file.read_text(encoding="utf-8")), everywhere):
+            top = module.partition(".")[0]
+            if top not in sys.stdlib_module_names and top not in ("wanrun", "wanbuild"):
+                assert top in names, f"{file} imports {module}, which is not installed"
+                found[normal(names[top][0])] = str(file.relative_to(REPOSITORY))
+    return found
+
+
+@pytest.mark.parametrize("folder", EXTRAS)
+def test_imports_are_declared(folder: str) -> None:
+    always, asked = EXTRAS[folder]
+    for everywhere, extras in ((False, always), (True, (*always, *asked))):
+        found = foreign(folder, everywhere)
+        assert {"numpy", "click"} <= found.keys()  # they are seen at all
+        assert {name: file for name, file in found.items() if name not in installed(extras)} == {}
+
+
+def test_the_runtime_installs_nothing_of_the_build() -> None:
+    assert installed(("build",)) >= BUILD_ONLY
+    assert not installed(("remote",)) & BUILD_ONLY
+    assert "tensorstore" in installed(("remote",)) & installed(("build",)) - installed(())
+
+
+def test_versions_are_pinned() -> None:
+    """constraints.txt has an exact version of whatever pyproject.toml names."""
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").split()
+    pinned = {normal(line.partition("==")[0]) for line in lines if "==" in line}
+    assert len(pinned) == len(lines)
+    assert installed(("test", "torch", "remote")) - pinned == set()
