@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,38 @@ def test_flags_in_the_arguments(
     )
 
 
-def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path) -> None:
+NO_CPU = r"there is no cpu device; found JAX_PLATFORMS='cuda'.*; unset JAX_PLATFORMS, or set it to cpu"
+
+
+@pytest.mark.parametrize(("named", "option"), [("cuda", "--overwrite"), ("tpu", "--allow-compile")])
+def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path, named: str, option: str) -> None:
     command = ("wanrun", "--artifact", toy_artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
-    line = cli.fails(3, *command, JAX_PLATFORMS="tpu")
-    assert "there is no cpu device" in line and "tpu" in line
+    line = cli.fails(3, *command, option, JAX_PLATFORMS=named)
+    assert re.fullmatch("error: " + NO_CPU.replace("cuda", named), line)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_such_platform_on_another_machine(cli: Any, artifact: Path, tmp_path: Path) -> None:
+    """It is listed with what else differs."""
+    edit_environment(artifact, machine="riscv64")
+    command = ("wanrun", "--artifact", artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
+    line = cli.fails(3, *command, JAX_PLATFORMS="cuda")
+    assert "machine: expected riscv64" in line
+    assert "platform: expected cpu, found JAX_PLATFORMS='cuda'" in line
+    assert line.endswith("(unset JAX_PLATFORMS, or set it to cpu)")
+
+
+def test_no_such_platform_to_build_on(cli: Any, artifact: Path) -> None:
+    before = (artifact / "manifest.json").read_bytes()
+    line = cli.fails(
+        2, "wanbuild", "compile", "--artifact", artifact, "--target", "cpu", JAX_PLATFORMS="cuda"
+    )
+    assert re.fullmatch(f"error: target cpu cannot be compiled here: {NO_CPU}", line)
+    line = cli.fails(2, "wanbuild", "compile", "--artifact", artifact, JAX_PLATFORMS="cuda")
+    assert line.startswith("error: target local cannot be compiled here: there is no")
+    line = cli.fails(3, "wanbuild", "embed", "--artifact", artifact, "--prompt", "new", JAX_PLATFORMS="cuda")
+    assert re.fullmatch(f"error: {NO_CPU}", line)
+    assert (artifact / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("many", [False, True])

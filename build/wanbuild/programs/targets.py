@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.programs.options import Kernels
-from wanrun.artifact.environment import device_environment, host_environment
-from wanrun.errors import UsageError
+from wanrun.artifact.environment import device_environment, host_environment, open_devices
+from wanrun.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     import jax
@@ -56,13 +56,16 @@ def resolve_target(name: str) -> TargetSpec:
         name: 'local' for what this machine has, or 'cpu'.
 
     Raises:
-        UsageError: for a target that is not known.
+        UsageError: for a target that is not known, or without a device here.
     """
-    import jax
-
     if name not in ("local", "cpu"):
         raise UsageError(f"target {name} is not known", expected="local or cpu", found=name)
-    devices = jax.devices() if name == "local" else jax.devices("cpu")
+    try:
+        devices = open_devices(None if name == "local" else name)
+    except ArtifactError as error:
+        raise UsageError(
+            f"target {name} cannot be compiled here: {error.what}", found=error.found, remedy=error.remedy
+        ) from None
     platform = devices[0].platform
     if platform != "cpu":
         raise UsageError(

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.errors import Mismatch
+from wanrun.errors import ArtifactError, Mismatch
 
 if TYPE_CHECKING:
     import jax
@@ -231,13 +231,36 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
             return []
         return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
     try:
+        return device_mismatches(built, open_devices(platform_name))
+    except ArtifactError as error:
+        return [Mismatch("platform", platform_name, error.found, str(error.remedy))]
+
+
+def open_devices(platform_name: str | None = None) -> list[jax.Device]:
+    """The devices of a platform, with the flags of ``configure_jax``.
+
+    Args:
+        platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, and no flags.
+
+    Raises:
+        ArtifactError: if JAX cannot start the platform, or another that JAX_PLATFORMS names.
+    """
+    try:
         import jax
 
-        configure_jax(platform_name)
-        return device_mismatches(built, jax.devices(platform_name))
-    except RuntimeError as error:  # also what jax raises for a jaxlib that does not fit it
+        if platform_name is not None:
+            configure_jax(platform_name)
+        return jax.devices(platform_name)
+    # RuntimeError is also what jax raises for a jaxlib that does not fit it. AssertionError: no platform was
+    # started, for without a GPU jax passes over CUDA in silence.
+    except (RuntimeError, AssertionError) as error:
+        kind = f"{platform_name} device" if platform_name else "device that JAX may use"
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
         remedy = "run where there is one, or compile a target for this machine"
-        return [Mismatch("platform", platform_name, f"none: {error}", remedy)]
+        if named := os.environ.get("JAX_PLATFORMS"):
+            reason = ", ".join(filter(None, [f"JAX_PLATFORMS={named!r}", reason]))
+            remedy = f"unset JAX_PLATFORMS, or set it to {platform_name or 'cpu'}"
+        raise ArtifactError(f"there is no {kind}", found=reason or "none", remedy=remedy) from None
 
 
 def configure_jax(platform_name: str) -> None:

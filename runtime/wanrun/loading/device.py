@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wanrun.artifact.environment import configure_jax, device_mismatches
+from wanrun.artifact.environment import device_mismatches, open_devices
 from wanrun.artifact.select import SelectedTarget
-from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
+from wanrun.errors import Mismatch, artifact_mismatch
 from wanrun.timing import Timings
 
 if TYPE_CHECKING:
@@ -43,18 +44,10 @@ def open_device(
         ArtifactError: if there is no such device, or listing every fact that differs.
     """
     with timings.phase("import", "jax"):
-        import jax
-        import jax.export
+        importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
     with timings.phase("device"):
-        configure_jax(platform)
-        try:
-            devices = jax.devices(platform)
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"there is no {platform} device: {error}",
-                remedy="run where there is one, or compile a target for this machine",
-            ) from None
+        devices = open_devices(platform)
     mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
     if mismatches and not allow_compile:
         raise artifact_mismatch(f"target {selected.name}", mismatches)
