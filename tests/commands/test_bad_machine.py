@@ -138,6 +138,11 @@ def test_no_such_platform_to_build_on(cli: Any, artifact: Path) -> None:
     assert line.startswith("error: target local cannot be compiled here: there is no")
     line = cli.fails(3, "wanbuild", "embed", "--artifact", artifact, "--prompt", "new", JAX_PLATFORMS="cuda")
     assert re.fullmatch(f"error: {NO_CPU}", line)
+    for option in ((), ("--record",)):  # before a weight is read
+        result = cli("wanbuild", "verify", "--artifact", artifact, *option, JAX_PLATFORMS="cuda")
+        (line,) = result.stderr.splitlines()
+        assert re.fullmatch(f"error: {NO_CPU.replace('cpu device', 'device that JAX may use')}", line)
+        assert (result.returncode, result.stdout) == (3, "")
     assert (artifact / "manifest.json").read_bytes() == before
 
 

@@ -9,7 +9,6 @@ folder being built becomes durable as a whole, before it gets its name (``wanbui
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +26,11 @@ from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
 from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact.layout import (
-    CHECKPOINT_METADATA,
     CRC_BYTES,
     ArrayLayout,
     array_folder,
-    orbax_metadata,
+    metadata_files,
     plan_layout,
-    zarr_metadata,
 )
 from wanrun.artifact.manifest import Component, Parameter
 from wanrun.errors import SourceError
@@ -214,9 +211,7 @@ class ComponentWriter:
         tasks = []
         for item in self._assignments:
             layout = self._layouts[item.path]
-            folder = self._folder / array_folder(item.path)
-            folder.mkdir(parents=True)
-            (folder / "zarr.json").write_text(json.dumps(zarr_metadata(layout)))
+            (self._folder / array_folder(item.path)).mkdir(parents=True)
             # A file per layer is a task per layer; a source tensor is read by one task, in order.
             step = 1 if item.stacked else layout.chunks
             for first in range(0, layout.chunks, step):
@@ -225,8 +220,8 @@ class ComponentWriter:
 
     def finish(self) -> WrittenComponent:
         """Writes the checkpoint's metadata; every task must have run."""
-        (self._folder / "_METADATA").write_text(json.dumps(orbax_metadata(self._layouts)))
-        (self._folder / "_CHECKPOINT_METADATA").write_text(json.dumps(CHECKPOINT_METADATA))
+        for name, content in metadata_files(self._layouts).items():
+            (self._folder / name).write_bytes(content)
         parameters = {}
         for path, layout in sorted(self._layouts.items()):
             rows = [row for chunk in range(layout.chunks) for row in self._work.rows[path, chunk]]

@@ -12,7 +12,9 @@ row, or, when large, several equal slices of axis 0.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +121,7 @@ def zarr_metadata(layout: ArrayLayout) -> dict[str, Any]:
     }
 
 
-def orbax_metadata(layouts: dict[str, ArrayLayout]) -> dict[str, Any]:
+def orbax_metadata(layouts: Mapping[str, ArrayLayout]) -> dict[str, Any]:
     """Content of the checkpoint's ``_METADATA``: the tree of parameters, by path."""
 
     def entry(path: str, layout: ArrayLayout) -> tuple[str, dict[str, Any]]:
@@ -153,3 +155,19 @@ CHECKPOINT_METADATA: dict[str, Any] = {
     "custom_metadata": {},
 }
 """Content of the checkpoint's ``_CHECKPOINT_METADATA``."""
+
+
+def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
+    """Every file of a checkpoint that is not a chunk file, by its name in the checkpoint's folder.
+
+    ``wanbuild verify`` compares them byte for byte, so another spelling is another format version.
+
+    Args:
+        layouts: the component's parameters, by path.
+    """
+    contents = {
+        **{f"{array_folder(path)}/zarr.json": zarr_metadata(layouts[path]) for path in sorted(layouts)},
+        "_METADATA": orbax_metadata(layouts),
+        "_CHECKPOINT_METADATA": CHECKPOINT_METADATA,
+    }
+    return {name: json.dumps(content).encode("ascii") for name, content in contents.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from typing import Any
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 
 from wanrun.artifact import layout as layout_module
 from wanrun.artifact.layout import (
+    CHECKPOINT_METADATA,
     CRC_BYTES,
     ITEM_BYTES,
     LARGE_BYTES,
     SMALL_BYTES,
     ArrayLayout,
     array_folder,
+    metadata_files,
     orbax_metadata,
     plan_layout,
     zarr_metadata,
@@ -138,3 +141,16 @@ def test_the_metadata_names_every_parameter() -> None:
     assert list(tree) == ["('a',)", "('b', 'c', '0')"]
     assert [key["key"] for key in tree["('b', 'c', '0')"]["key_metadata"]] == ["b", "c", "0"]
     assert array_folder("b/c/0") == "b.c.0"
+
+
+def test_metadata_files() -> None:
+    """All that Orbax reads beside the chunk files, the same bytes whatever order the parameters come in."""
+    layouts = {"b/c/0": plan_layout((3, 4), "float32", True), "a": plan_layout((5,), "bfloat16", False)}
+    files = metadata_files(layouts)
+    assert files == metadata_files(dict(reversed(layouts.items())))
+    assert {name: json.loads(content) for name, content in files.items()} == {
+        "a/zarr.json": zarr_metadata(layouts["a"]),
+        "b.c.0/zarr.json": zarr_metadata(layouts["b/c/0"]),
+        "_METADATA": orbax_metadata(layouts),
+        "_CHECKPOINT_METADATA": CHECKPOINT_METADATA,
+    }

@@ -1,0 +1,187 @@
+"""Checks an artifact's weights: the manifest's files and no others, as wanrun and as plain Orbax read them.
+
+Memory does not grow with a component: parameters are read in batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from crc32c import crc32c
+
+from wanrun.artifact.layout import array_folder, metadata_files
+from wanrun.artifact.manifest import Component, Manifest, Parameter
+from wanrun.errors import ArtifactError
+from wanrun.files import check_digest, digest_found, sha256_of
+from wanrun.loading.buffers import DTYPES
+from wanrun.loading.restore import REBUILD, Restore, default_threads, nest
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
+BATCH_BYTES = 256 * 2**20
+"""Parameters that are read at a time; a larger parameter is a batch of its own."""
+
+Report = Callable[[str], None]
+
+
+def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Reads every file in weights/ and checks it; a batch of parameters is in memory at a time.
+
+    Args:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+        report: told one line a component.
+
+    Raises:
+        ArtifactError: naming the first file that is missing, damaged or not listed.
+    """
+    check_names(artifact, manifest)
+    for component in manifest.components.values():
+        check_metadata(artifact, component)
+    with ThreadPoolExecutor(default_threads()) as pool:
+        for name, component in manifest.components.items():
+            started = time.perf_counter()
+            for batch in batches(component):
+                Restore(artifact, name, batch, pool, verify="sha256").result()
+            report(f"{_line(name, component, started)}, intact")
+
+
+def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Restores every component with plain Orbax, and compares the bits with the manifest's row checksums.
+
+    At most two times a batch is in memory: its arrays, and chunks that TensorStore has read and not copied to
+    their place yet. Measured: 0.53 GB for 1200 parameters in batches of 0.27 GB, and 0.67 to 1.03 GB for an
+    array of 0.63 GB. The largest parameter of the 14B models has 5.7 GB.
+
+    Args:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+        report: told one line a component.
+
+    Raises:
+        ArtifactError: naming the first parameter that Orbax does not restore, or restores to other bits.
+    """
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler()
+    with ocp.Checkpointer(handler) as checkpointer, ThreadPoolExecutor(default_threads()) as pool:
+        for name, component in manifest.components.items():
+            started = time.perf_counter()
+            for batch in batches(component):
+                tree = _restore(checkpointer, artifact, name, component, batch)
+                for path, parameter in batch.parameters.items():
+                    array = functools.reduce(operator.getitem, path.split("/"), tree)
+                    _compare(f"{name}/{path}", parameter, array, pool)
+                del tree, array
+            report(f"{_line(name, component, started)}, the same through plain Orbax")
+
+
+def batches(component: Component) -> Iterator[Component]:
+    """The component in parts of at most ``BATCH_BYTES``, or of one parameter."""
+    batch: dict[str, Parameter] = {}
+    nbytes = 0
+    for path, parameter in sorted(component.parameters.items()):
+        if batch and nbytes + parameter.layout.nbytes > BATCH_BYTES:
+            yield dataclasses.replace(component, parameters=batch)
+            batch, nbytes = {}, 0
+        batch[path] = parameter
+        nbytes += parameter.layout.nbytes
+    if batch:
+        yield dataclasses.replace(component, parameters=batch)
+
+
+def check_names(artifact: Path, manifest: Manifest) -> None:
+    """Refuses a file or folder in weights/ that the manifest does not imply.
+
+    Raises:
+        ArtifactError: naming one.
+    """
+    implied: set[str] = set()
+    for component in manifest.components.values():
+        layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
+        chunks = (
+            f"{array_folder(path)}/{layout.chunk_file(index)}"
+            for path, layout in layouts.items()
+            for index in range(layout.chunks)
+        )
+        implied |= {f"{component.folder}/{name}" for name in (*metadata_files(layouts), *chunks)}
+    implied |= {str(parent) for name in implied for parent in PurePosixPath(name).parents}
+    # Through links, as the restore reads; a loop of links has a name that is not implied.
+    for folder, folders, files in os.walk(artifact / "weights", followlinks=True):
+        for path in (Path(folder, name) for name in sorted((*folders, *files))):
+            if path.relative_to(artifact).as_posix() not in implied:
+                raise ArtifactError(
+                    f"{path} does not belong to the artifact",
+                    expected="nothing in weights/ that the manifest does not list",
+                    remedy="remove it",
+                )
+
+
+def check_metadata(artifact: Path, component: Component) -> None:
+    """Compares what Orbax reads beside the chunk files with what wanbuild writes, byte for byte.
+
+    Raises:
+        ArtifactError: naming the first file that is missing or damaged.
+    """
+    layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
+    for name, content in metadata_files(layouts).items():
+        path = artifact / component.folder / name
+        check_digest(digest_found(path), sha256_of(content), f"{path} is damaged", REBUILD)
+
+
+def _restore(
+    checkpointer: ocp.Checkpointer, artifact: Path, name: str, component: Component, batch: Component
+) -> Any:
+    """The component's tree with the batch's arrays, and placeholders for the others."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    def leaf(path: str, parameter: Parameter) -> Any:
+        if path not in batch.parameters:
+            return ocp.PLACEHOLDER
+        return jax.ShapeDtypeStruct(parameter.layout.shape, DTYPES[parameter.layout.dtype])
+
+    item = nest({path: leaf(path, parameter) for path, parameter in component.parameters.items()})
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    folder = (artifact / component.folder).absolute()
+    try:
+        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item, restore_args=as_numpy))
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        first, last = min(batch.parameters), max(batch.parameters)
+        paths = first if first == last else f"{first} to {last}"
+        reason, *_ = str(error).strip().splitlines() or [""]
+        raise ArtifactError(
+            f"plain Orbax does not restore {name} in {folder} ({paths})",
+            found=f"{type(error).__name__}: {reason}",
+            remedy=f"{REBUILD}, or install the Orbax that wanbuild is tested with",
+        ) from error
+
+
+def _compare(name: str, parameter: Parameter, array: np.ndarray, pool: ThreadPoolExecutor) -> None:
+    """Raises ArtifactError unless the array has the parameter's shape, dtype and bits."""
+    layout, what = parameter.layout, f"plain Orbax restores {name} to something else"
+    expected, found = f"{layout.dtype} {layout.shape}", f"{array.dtype.name} {array.shape}"
+    if found != expected:
+        raise ArtifactError(what, expected=expected, found=found, remedy=REBUILD)
+    data = array.reshape(-1).view(np.uint8).data
+    starts = range(0, layout.nbytes, layout.row_bytes)
+    checksums = pool.map(lambda start: f"{crc32c(data[start : start + layout.row_bytes]):08x}", starts)
+    for row, (checksum, listed) in enumerate(zip(checksums, parameter.crc32c, strict=True)):
+        if checksum != listed:
+            where = f"row {row} with crc32c"
+            raise ArtifactError(what, expected=f"{where} {listed}", found=checksum, remedy=REBUILD)
+
+
+def _line(name: str, component: Component, started: float) -> str:
+    rate = component.nbytes / 1e9 / (time.perf_counter() - started)
+    return f"{name:<14} {len(component.parameters):>4} parameters, {rate:.2f} GB/s"

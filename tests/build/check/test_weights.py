@@ -1,0 +1,249 @@
+"""``wanbuild verify`` on an artifact's weights: damage of every kind, plain Orbax beside it, memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from helpers.damage import flip, linked, one_error, own
+from wanbuild.check import weights
+from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanrun.artifact import layout
+from wanrun.artifact.manifest import Component, read_manifest
+from wanrun.console import run
+from wanrun.errors import ArtifactError
+from wanrun.loading.restore import Restore
+
+
+def silent(line: str) -> None:
+    del line
+
+
+@pytest.fixture(scope="module")
+def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact without programs, bfloat16 and float32, with a chunk file per layer. Not to be changed."""
+    artifact = tmp_path_factory.mktemp("converted") / "artifact"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "SMALL_BYTES", 0)
+        patch.setattr(layout, "LARGE_BYTES", 4096)
+        convert(ConvertRequest(toy_checkpoint, artifact))
+    return artifact
+
+
+@pytest.fixture
+def damaged(converted: Path, tmp_path: Path) -> Path:
+    """The same for the test to damage."""
+    artifact = linked(converted, tmp_path / "artifact")
+    own(artifact, "weights")
+    return artifact
+
+
+STACK = "transformer/blocks.attn1.to_q.weight"
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+
+
+# --- an artifact that is whole ------------------------------------------------------------------------------
+
+
+def test_a_whole_artifact(converted: Path) -> None:
+    manifest = read_manifest(converted)
+    lines: list[str] = []
+    weights.check_weights(converted, manifest, lines.append)
+    weights.check_with_orbax(converted, manifest, lines.append)
+    assert [(line.split()[0], line.rpartition(", ")[2]) for line in lines] == [
+        (name, outcome)
+        for outcome in ("intact", "the same through plain Orbax")
+        for name in ("text_encoder", "transformer", "vae")
+    ]
+
+
+def test_through_links(converted: Path, tmp_path: Path) -> None:
+    """The weights may lie on another file system."""
+    artifact = linked(converted, tmp_path / "artifact")
+    (artifact / "weights").unlink()
+    (artifact / "weights").mkdir()
+    for folder in (converted / "weights").iterdir():
+        (artifact / "weights" / folder.name).symlink_to(folder)
+    manifest = read_manifest(artifact)
+    weights.check_weights(artifact, manifest, silent)
+    weights.check_with_orbax(artifact, manifest, silent)
+
+
+@pytest.mark.parametrize("limit", [1, 20_000, 10**9])
+def test_orbax_has_a_batch_at_a_time(converted: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain Orbax never holds more than a batch, and every parameter is in one."""
+    monkeypatch.setattr(weights, "BATCH_BYTES", limit)
+    restore, sizes, seen = ocp.Checkpointer.restore, [], []
+
+    def watched(self: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
+        tree = restore(self, folder, *arguments, **options)
+        arrays = [leaf for leaf in jax.tree.leaves(tree) if leaf is not ocp.PLACEHOLDER]
+        assert all(type(array) is np.ndarray for array in arrays)
+        sizes.append(sum(array.nbytes for array in arrays))
+        seen.append(len(arrays))
+        return tree
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", watched)
+    manifest = read_manifest(converted)
+    component = manifest.components["transformer"]
+    manifest = manifest.changed(components={"transformer": component})
+    weights.check_with_orbax(converted, manifest, silent)
+    parameters = component.parameters.values()
+    largest = max(parameter.layout.nbytes for parameter in parameters)
+    assert sum(seen) == len(parameters) and sum(sizes) == component.nbytes
+    assert max(sizes) <= max(limit, largest)
+    assert (len(sizes) == len(parameters)) == (limit == 1) and (len(sizes) == 1) == (limit == 10**9)
+
+
+def test_wanrun_s_reader_has_a_batch_at_a_time(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Watched(Restore):
+        def __init__(
+            self, artifact: Path, name: str, component: Component, *rest: Any, **options: Any
+        ) -> None:
+            sizes.append(component.nbytes)
+            super().__init__(artifact, name, component, *rest, **options)
+
+    monkeypatch.setattr(weights, "Restore", Watched)
+    monkeypatch.setattr(weights, "BATCH_BYTES", 20_000)
+    manifest = read_manifest(converted)
+    weights.check_weights(converted, manifest, silent)
+    parameters = [p for component in manifest.components.values() for p in component.parameters.values()]
+    assert sum(sizes) == sum(parameter.layout.nbytes for parameter in parameters)
+    assert max(sizes) <= max(20_000, *(parameter.layout.nbytes for parameter in parameters))
+
+
+# --- what Orbax reads beside the chunk files ----------------------------------------------------------------
+
+
+def _spaces(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+
+
+METADATA_DAMAGES: Mapping[str, Callable[[Path], object]] = MappingProxyType(
+    {
+        "a flipped bit": lambda path: flip(path, 40),
+        "cut off": lambda path: os.truncate(path, 20),
+        "empty": lambda path: os.truncate(path, 0),
+        "missing": lambda path: path.unlink(),
+        "another spelling": _spaces,
+    }
+)
+
+
+@pytest.mark.parametrize("kind", METADATA_DAMAGES)
+@pytest.mark.parametrize("name", [f"{STACK}/zarr.json", "transformer/_METADATA", "vae/_CHECKPOINT_METADATA"])
+def test_damaged_metadata(damaged: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = damaged / "weights" / name
+    METADATA_DAMAGES[kind](path)
+    assert run(wanbuild, ["verify", "--artifact", str(damaged)]) == 3
+    line = one_error(capsys)
+    assert line.startswith(f"error: {path} is damaged; expected sha256 ")
+    assert ("found No such file" in line) == (kind == "missing") and "copy the artifact again" in line
+
+
+def test_a_folder_in_place_of_metadata(damaged: Path) -> None:
+    path = damaged / "weights" / "transformer" / "_METADATA"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ArtifactError, match=r"_METADATA is damaged; .* found Is a directory"):
+        weights.check_weights(damaged, read_manifest(damaged), silent)
+
+
+# --- what does not belong there -----------------------------------------------------------------------------
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir, _loop])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "vae/manifest.ocdbt", f"{STACK}/.zarray", f"{STACK}/c/3", f"{STACK}/c/0/1"]
+)
+def test_a_name_that_is_not_listed(
+    damaged: Path, name: str, make: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = damaged / "weights" / name
+    make(path)
+    assert run(wanbuild, ["verify", "--artifact", str(damaged)]) == 3
+    line = one_error(capsys)
+    assert f"error: {path} does not belong to the artifact; expected nothing in weights/" in line
+    assert line.endswith("; remove it")
+
+
+# --- what plain Orbax notices by itself ---------------------------------------------------------------------
+
+
+def _no_longer_listed(weights_folder: Path) -> None:
+    change(
+        weights_folder / "transformer" / "_METADATA",
+        lambda data: data["tree_metadata"].pop(str(("blocks", "attn1", "to_q", "weight"))),
+    )
+
+
+def _exchange(weights_folder: Path) -> None:
+    folder = weights_folder / STACK / "c"
+    for old, new in (("0", "spare"), ("1", "0"), ("spare", "1")):
+        (folder / old).rename(folder / new)
+
+
+def _in_zarr(key: str, value: Any) -> Callable[[Path], None]:
+    return lambda folder: change(folder / STACK / "zarr.json", lambda data: data.update({key: value}))
+
+
+ORBAX_DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = MappingProxyType(
+    {
+        "a flipped bit": (lambda folder: flip(folder / STACK / "c/1/0/0", 7), "does not restore transformer"),
+        "cut off": (lambda folder: os.truncate(folder / STACK / "c/1/0/0", 7), "does not restore"),
+        "a missing chunk": (lambda folder: (folder / STACK / "c/1/0/0").unlink(), "does not restore"),
+        "a missing array": (lambda folder: shutil.rmtree(folder / STACK), "does not restore"),
+        "a missing component": (lambda folder: shutil.rmtree(folder / "vae"), "does not restore vae"),
+        "chunks that changed places": (_exchange, "row 0 with crc32c"),
+        "another dtype": (_in_zarr("data_type", "float16"), "expected bfloat16 (3, 40, 40); found float16"),
+        "another shape": (
+            _in_zarr("shape", [2, 40, 40]),
+            "expected bfloat16 (3, 40, 40); found bfloat16 (2,",
+        ),
+        "other codecs": (
+            _in_zarr("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}]),
+            "does not restore",
+        ),
+        "no JSON": (lambda folder: os.truncate(folder / STACK / "zarr.json", 9), "does not restore"),
+        "a parameter that is not in the tree": (_no_longer_listed, "does not restore"),
+        "no tree": (lambda folder: (folder / "transformer/_METADATA").unlink(), "does not restore"),
+    }
+)
+
+
+@pytest.mark.parametrize("kind", ORBAX_DAMAGES)
+def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without our own checks before it, which are more exact about what is wrong."""
+    # One array a batch: where Orbax stops at an error, others' reads would end in a closed event loop.
+    monkeypatch.setattr(weights, "BATCH_BYTES", 1)
+    manifest = read_manifest(damaged)
+    damage, message = ORBAX_DAMAGES[kind]
+    damage(damaged / "weights")
+    with pytest.raises(ArtifactError) as caught:
+        weights.check_with_orbax(damaged, manifest, silent)
+    line = str(caught.value)
+    assert line.startswith("plain Orbax ") and message in line and "copy the artifact again" in line
+    with pytest.raises(ArtifactError):
+        weights.check_weights(damaged, manifest, silent)
