@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,37 @@ import click
 from wanbuild.variants import FAMILIES
 from wanrun import __version__
 from wanrun.console import SIZE, run
+from wanrun.errors import UsageError
+
+BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub")
+"""What the extra ``build`` installs, as modules. Help, ``inspect`` and ``embed`` need none of it."""
 
 _ARTIFACT = click.option(
     "--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder."
 )
 _DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
 _STORED = click.Choice(["bfloat16", "float32"])
+
+
+class _Building(click.Command):
+    """A command that needs the build extra, and looks for all of it before anything long is done."""
+
+    def invoke(self, context: click.Context) -> Any:
+        if missing := [name for name in BUILD_EXTRA if not _installed(name)]:
+            raise UsageError(
+                f"wanbuild {self.name} needs the build extra",
+                found=", ".join(f"no {name}" for name in missing),
+                remedy="pip install 'wanrun[build]'",
+            )
+        return super().invoke(context)
+
+
+def _installed(name: str) -> bool:
+    """Whether a module can be imported; it is not."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # there is no such parent, or sys.modules holds None
+        return False
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -27,7 +53,7 @@ def wanbuild() -> None:
     """Turns a published Wan checkpoint into an artifact that wanrun executes."""
 
 
-@wanbuild.command()
+@wanbuild.command(cls=_Building)
 @click.argument("source")
 @_ARTIFACT
 @click.option("--revision", help="Branch, tag or commit, where SOURCE is a hub id.  [default: main]")
@@ -91,7 +117,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     click.echo(f"converted {source} to {artifact}: {size / 1e9:.3f} GB, {manifest.content_digest}")
 
 
-@wanbuild.command("compile")
+@wanbuild.command("compile", cls=_Building)
 @_ARTIFACT
 @click.option(
     "--target", "targets", multiple=True, default=["local"], show_default=True, help="local or cpu."
@@ -161,7 +187,7 @@ def _compile(artifact: Path, **options: Any) -> None:
     compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), click.echo)
 
 
-@wanbuild.command()
+@wanbuild.command(cls=_Building)
 @_ARTIFACT
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
 @click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
@@ -173,7 +199,6 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
     import json
 
     from wanbuild.check import verify as verification
-    from wanrun.errors import UsageError
     from wanrun.files import replace_file
 
     outcome: dict[str, Any]
@@ -234,7 +259,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
             click.echo(line)
 
 
-@wanbuild.command()
+@wanbuild.command(cls=_Building)
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
 @_DEBUG
@@ -249,7 +274,7 @@ def build(recipe: Path, force: bool) -> None:
     record(plan.artifact, click.echo)
 
 
-@wanbuild.command()
+@wanbuild.command(cls=_Building)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--variant", type=click.Choice(list(FAMILIES)), default="wan2.1-t2v", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
