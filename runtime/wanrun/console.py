@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, TextIO
@@ -88,7 +88,7 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return "interrupted", 130
     if isinstance(error, WanError):
-        return f"error: {_one_line(str(error))}", error.exit_code
+        return f"error: {_one_line(error.spelled(flags(command)))}", error.exit_code
     if isinstance(error, click.ClickException):
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
             return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
@@ -100,6 +100,12 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
     text = _one_line(str(error).strip().partition("\n")[0])
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
+
+
+def flags(command: click.Command) -> Callable[[str], str]:
+    """Spells an option's Python name as the command's flag, for ``WanError.spelled``."""
+    own = {param.name: param.opts[0] for param in command.params if isinstance(param, click.Option)}
+    return lambda name: own.get(name, f"--{name.replace('_', '-')}")
 
 
 def _one_line(text: str) -> str:

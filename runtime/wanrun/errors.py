@@ -5,13 +5,24 @@ Every message is one line that names what is wrong, what was expected, what was 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
+
+_FIELD = re.compile("\x02(\\w+)\x03")
+
+
+def field(name: str) -> str:
+    """A generation option in the text of an error, by its Python name: ``WanError.spelled`` spells it."""
+    return f"\x02{name}\x03"
 
 
 class WanError(Exception):
     """A failure that a user can act on.
+
+    An error carries the options it is about as fields (``field``). ``str`` gives their Python names. Who
+    prints the error for somebody who wrote a command line or a JSON line calls ``spelled``.
 
     Args:
         what: what is wrong, naming the file, parameter or option.
@@ -26,9 +37,28 @@ class WanError(Exception):
         self, what: str, *, expected: object = None, found: object = None, remedy: str | None = None
     ) -> None:
         self.what, self.expected, self.found, self.remedy = what, expected, found, remedy
-        super().__init__(self._message())
+        super().__init__(self.text)
 
-    def _message(self) -> str:
+    def __str__(self) -> str:
+        return self.spelled(str)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The Python names of the options that the message names, each once."""
+        return tuple(dict.fromkeys(_FIELD.findall(self.text)))
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The message, with each option's Python name put through ``spell``."""
+        return _FIELD.sub(lambda match: spell(match[1]), self.text)
+
+    def located(self, where: str) -> Self:
+        """The same error, said of a line of a file."""
+        what = f"{where}: {self.what}"
+        return type(self)(what, expected=self.expected, found=self.found, remedy=self.remedy)
+
+    @property
+    def text(self) -> str:
+        """The message with its fields, to be a part of another error's text."""
         parts = [self.what]
         if self.expected is not None:
             parts.append(f"expected {self.expected}")

@@ -41,6 +41,11 @@ def own(artifact: Path, folder: str) -> None:
         shutil.copytree(original, path)
 
 
+def flag(name: str) -> str:
+    """How the command line spells an option, for ``WanError.spelled``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
     output = capsys.readouterr()
     (line,) = output.err.splitlines()

@@ -11,8 +11,8 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.denoising.schedule import transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS
-from wanrun.errors import ArtifactError, UsageError
-from wanrun.media.types import OVERLAPS, spelled
+from wanrun.errors import ArtifactError, UsageError, field
+from wanrun.media.types import OVERLAPS
 
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 """Options of a generation that only a model with two experts has."""
@@ -73,12 +73,11 @@ def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
         raise UsageError("the initial latents are not finite", expected="numbers", found="NaN or infinity")
 
 
-def check_numbers(given: Mapping[str, Any], prefix: str = "") -> None:
+def check_numbers(given: Mapping[str, Any]) -> None:
     """Refuses numbers that no artifact and no video can have.
 
     Args:
         given: options by name; one that is absent or None is the artifact's default.
-        prefix: what stands before an option's name in messages: ``--`` on the command line.
 
     Raises:
         UsageError: naming the option that is out of range.
@@ -86,26 +85,23 @@ def check_numbers(given: Mapping[str, Any], prefix: str = "") -> None:
     for name, (least, most, expected) in _RANGES.items():
         value = given.get(name)
         if value is not None and not least <= value <= most:  # NaN too
-            raise UsageError(f"{spelled(name, prefix)} is out of range", expected=expected, found=value)
+            raise UsageError(f"{field(name)} is out of range", expected=expected, found=value)
     overlap = given.get("segment_overlap")
     if overlap is not None and overlap not in OVERLAPS:
-        raise UsageError(
-            f"{spelled('segment_overlap', prefix)} is out of range", expected="1 or 5", found=overlap
-        )
+        raise UsageError(f"{field('segment_overlap')} is out of range", expected="1 or 5", found=overlap)
     for name in ("steps", "num_steps"):
         value = given.get(name)
         if value is not None and value > MAX_STEPS:
             raise UsageError("the number of steps is too large", expected=f"at most {MAX_STEPS}", found=value)
 
 
-def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any], prefix: str = "") -> None:
+def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any]) -> None:
     """Refuses options of the low-noise expert that would have no effect.
 
     Args:
         manifest: the artifact's manifest.
         guidance: whether guidance is on, which ``guidance_scale`` alone decides.
         given: options by name; one that is absent or None was not given.
-        prefix: what stands before an option's name in messages.
 
     Raises:
         UsageError: for one of ``EXPERT_OPTIONS`` with a single transformer, or a ``guidance_scale_2`` above 1
@@ -114,27 +110,26 @@ def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any], 
     for name in EXPERT_OPTIONS:
         if given.get(name) is not None and len(transformers(manifest)) == 1:
             raise UsageError(
-                f"{spelled(name, prefix)} has no effect: this model has one transformer",
+                f"{field(name)} has no effect: this model has one transformer",
                 remedy="leave it out; it is for models with two experts",
             )
     scale = given.get("guidance_scale_2")
     if scale is not None and scale > 1 and not guidance:
-        first = spelled("guidance_scale", prefix)
+        first = field("guidance_scale")
         raise UsageError(
-            f"{spelled('guidance_scale_2', prefix)} has no effect: guidance is off",
+            f"{field('guidance_scale_2')} has no effect: guidance is off",
             expected=f"{first} above 1 and a profile with guidance, for both experts",
             found=scale,
             remedy=f"raise {first}, or leave the other out",
         )
 
 
-def check_task_options(manifest: Manifest, given: Mapping[str, Any], prefix: str = "") -> None:
+def check_task_options(manifest: Manifest, given: Mapping[str, Any]) -> None:
     """Refuses options that the models of another task have.
 
     Args:
         manifest: the artifact's manifest.
         given: options by name; one that is absent or None was not given.
-        prefix: what stands before an option's name in messages.
 
     Raises:
         UsageError: for one of ``TASK_OPTIONS`` that this model does not have.
@@ -142,7 +137,7 @@ def check_task_options(manifest: Manifest, given: Mapping[str, Any], prefix: str
     for name, (task, models) in _OPTION_TASKS.items():
         if given.get(name) is not None and manifest.model.get("task") != task:
             raise UsageError(
-                f"{spelled(name, prefix)} has no effect: this is no {models} model",
+                f"{field(name)} has no effect: this is no {models} model",
                 remedy=f"leave it out; it is for {models} models",
             )
 
@@ -160,14 +155,14 @@ def loop_forms(profile: Profile) -> tuple[str, ...]:
     return tuple(form for form, program in LOOP_PROGRAMS.items() if program in built)
 
 
-def resolve_loop(profile: Profile, loop: str | None, prefix: str = "") -> str:
+def resolve_loop(profile: Profile, loop: str | None) -> str:
     """The form of the denoising loop to run: the given one, or the preferred one where it is None.
 
     Raises:
         UsageError: if there is no such form.
         ArtifactError: if the profile is not built with it, saying which it is built with.
     """
-    name, built = spelled("loop", prefix), loop_forms(profile)
+    name, built = field("loop"), loop_forms(profile)
     if loop is not None and loop not in LOOP_PROGRAMS:
         raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(LOOP_PROGRAMS))
     form = loop or next(iter(built), "step")
@@ -192,15 +187,12 @@ def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
         )
 
 
-def resolve_options(
-    manifest: Manifest, profile: Profile, prefix: str = "", /, **given: Any
-) -> dict[str, Any]:
+def resolve_options(manifest: Manifest, profile: Profile, /, **given: Any) -> dict[str, Any]:
     """The options of a generation with the manifest's defaults filled in: what the metadata records.
 
     Args:
         manifest: the artifact's manifest.
         profile: the chosen one. Without guidance its guidance scales are 1, and it has no negative prompt.
-        prefix: what stands before an option's name in messages.
         given: keywords of ``Pipeline.generate`` by name, ``guidance_scale`` and ``num_steps`` among them.
             None is the default, and so is the absence of ``loop`` or of one of ``EXPERT_OPTIONS`` and
             ``TASK_OPTIONS``. The default of ``guidance_scale_2`` is the given ``guidance_scale``; where
@@ -215,15 +207,15 @@ def resolve_options(
             scan form is built for.
         ArtifactError: for a form of the loop that is not built.
     """
-    check_numbers(given, prefix)
+    check_numbers(given)
     model, scale = manifest.model, given["guidance_scale"]
     defaults = {**model["defaults"], "boundary": model.get("boundary_ratio")}
     if scale is None:
         scale = defaults["guidance_scale"]
     else:
         defaults["guidance_scale_2"] = scale
-    check_experts(manifest, profile.guidance and scale > 1, given, prefix)
-    check_task_options(manifest, given, prefix)
+    check_experts(manifest, profile.guidance and scale > 1, given)
+    check_task_options(manifest, given)
     experts = EXPERT_OPTIONS if len(transformers(manifest)) > 1 else ()
     names = [name for name in given if name not in (*EXPERT_OPTIONS, *TASK_OPTIONS)]
     for name in experts:
@@ -245,6 +237,6 @@ def resolve_options(
     if not profile.guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}
-    options["loop"] = resolve_loop(profile, given.get("loop"), prefix)
+    options["loop"] = resolve_loop(profile, given.get("loop"))
     _check_max_steps(profile, options["loop"], options["num_steps"])
     return options

@@ -19,7 +19,6 @@ from wanrun.generation.options import EXPERT_OPTIONS, TASK_OPTIONS
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.preflight import Plan
-from wanrun.jobs.requests import located
 from wanrun.media.write_video import write_video
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Batch:
             except WanError as error:
                 if not self._plan.many:
                     raise
-                self._fail(located(error, job.request.where))
+                self._fail(error.located(job.request.where))
             else:
                 self._made += 1
         self._where = ""

@@ -14,7 +14,7 @@ from wanrun import __version__
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.solvers import solver_table
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 from wanrun.generation.options import check_numbers, resolve_options
 from wanrun.jobs.media_sets import Checked, MediaSets
 from wanrun.jobs.outputs import (
@@ -27,7 +27,7 @@ from wanrun.jobs.outputs import (
     video_paths,
 )
 from wanrun.jobs.requests import Request
-from wanrun.media.types import check_media, spelled
+from wanrun.media.types import check_media
 from wanrun.media.write_video import metadata_sidecar
 
 
@@ -164,7 +164,7 @@ class JobMaker:
         """Notes that what these requests read must not be written; to be called before the first job."""
         for request in requests:
             for name, path in request.media_files:
-                self.reserve(path, f"{request.where} ({name})" if self._many else spelled(name, "--"))
+                self.reserve(path, f"{request.where} ({name})" if self._many else field(name))
 
     def check_shared(self, shared: Request, requests: Sequence[Request]) -> None:
         """Checks what the requests of a prompts file have in common, so that it is said once.
@@ -181,7 +181,7 @@ class JobMaker:
         if shared.steps is None and any(request.steps is not None for request in requests):
             # Whether the artifact's default suits the loop is then a matter of the lines that have no other.
             shared = dataclasses.replace(shared, steps=1)
-        self._resolve(shared, "--")
+        self._resolve(shared)
         for option in ("output", "save_latents"):
             users = [request for request in requests if option != "output" or request.output is None]
             if not users or self._options[option] is None:
@@ -224,8 +224,8 @@ class JobMaker:
                 cannot be written or is there already.
             ArtifactError: for a form of the loop that is not built.
         """
-        options = self._resolve(request, self._prefix)
-        check_media(self._manifest, request.media, self._prefix)
+        options = self._resolve(request)
+        check_media(self._manifest, request.media)
         if request.output is None:
             path = self._path(request, "output")
         else:
@@ -250,7 +250,7 @@ class JobMaker:
         """
         request, options, videos, latents = draft.request, draft.options, draft.videos, draft.latents
         read = self._media.digest if draft.there else self._media.check
-        media = read(request.media, self._prefix)
+        media = read(request.media)
         with usable_names():
             metadata = self._metadata(request, options, media)
             missing = self._missing(videos, metadata) if self._compared else tuple(range(len(videos)))
@@ -261,11 +261,6 @@ class JobMaker:
         if not job.finished:
             self._media.keep(request.media)
         return job
-
-    @property
-    def _prefix(self) -> str:
-        """What stands before an option's name in messages."""
-        return "" if self._many else "--"
 
     @property
     def _compared(self) -> bool:
@@ -290,17 +285,13 @@ class JobMaker:
             **{"video_file" if name == "video" else name: fact for name, fact in media.facts.items()},
         }
 
-    def _resolve(self, request: Request, prefix: str) -> dict[str, Any]:
-        """The request's options with the artifact's defaults filled in, all of them checked.
-
-        Args:
-            prefix: what stands before an option's name in messages.
-        """
-        check_numbers(vars(request), prefix)
+    def _resolve(self, request: Request) -> dict[str, Any]:
+        """The request's options with the artifact's defaults filled in, all of them checked."""
+        check_numbers(vars(request))
         scale = request.guidance_scale
         if scale is not None and (scale > 1) != self._profile.guidance:
             raise UsageError(
-                "guidance_scale does not fit the run's profile",
+                f"{field('guidance_scale')} does not fit the run's profile",
                 expected="more than 1" if self._profile.guidance else "at most 1",
                 found=scale,
                 remedy="the profile is chosen by --guidance-scale: use a file for each kind",
@@ -308,7 +299,6 @@ class JobMaker:
         options = resolve_options(
             self._manifest,
             self._profile,
-            prefix,
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
             seed=request.seed,

@@ -50,19 +50,18 @@ class MediaSets:
         self._kept: tuple[Media, Inputs | None] | None = None
         self._keeps = False
 
-    def check(self, media: Media, prefix: str = "") -> Checked:
+    def check(self, media: Media) -> Checked:
         """Reads media, if that was not done before.
 
         Args:
             media: of one job.
-            prefix: what stands before an option's name in messages.
 
         Raises:
             UsageError: if they are not what the model takes, or cannot be used.
         """
-        return self._once(media, self._checked, self._check, prefix)
+        return self._once(media, self._checked, self._check)
 
-    def digest(self, media: Media, prefix: str = "") -> Checked:
+    def digest(self, media: Media) -> Checked:
         """The same facts, without decoding what need not be: whether media can be used is not known then.
 
         Raises:
@@ -70,7 +69,7 @@ class MediaSets:
         """
         if media in self._checked:
             return self._checked[media]
-        return self._once(media, self._digested, self._digest, prefix)
+        return self._once(media, self._digested, self._digest)
 
     def keep(self, media: Media) -> None:
         """Notes that the first job to be made takes these media, which were checked: from now on what was
@@ -84,13 +83,12 @@ class MediaSets:
         self,
         media: Media,
         found: dict[Media, Checked],
-        find: Callable[[Media, str], Checked],
-        prefix: str,
+        find: Callable[[Media], Checked],
     ) -> Checked:
         """What is found of media, or the error that was raised when it was looked for first."""
         if media not in found and media not in self._refused:
             try:
-                found[media] = find(media, prefix)
+                found[media] = find(media)
             except UsageError as error:
                 self._refused[media] = partial(
                     UsageError, error.what, expected=error.expected, found=error.found, remedy=error.remedy
@@ -99,22 +97,22 @@ class MediaSets:
             raise self._refused[media]()
         return found[media]
 
-    def _check(self, media: Media, prefix: str) -> Checked:
+    def _check(self, media: Media) -> Checked:
         if not self._keeps:
             self._kept = None  # not two in memory
-        inputs = self._read(media, prefix)
+        inputs = self._read(media)
         if not self._keeps:
             self._kept = media, inputs
         return self._facts(media, inputs)
 
-    def _digest(self, media: Media, prefix: str) -> Checked:
+    def _digest(self, media: Media) -> Checked:
         facts = None
         if self._manifest.model.get("inputs"):
             with self._timings.phase("read_media"):
                 from wanrun.media.prepare import media_facts  # imports Pillow
 
-                facts = media_facts(self._manifest, self._profile, media, prefix)
-        return self.check(media, prefix) if facts is None else Checked(facts)
+                facts = media_facts(self._manifest, self._profile, media)
+        return self.check(media) if facts is None else Checked(facts)
 
     def inputs(self, media: Media) -> Inputs | None:
         """What the pipeline takes of media that were found good; None where there is nothing to take.
@@ -125,7 +123,7 @@ class MediaSets:
         checked = self.check(media)
         if self._kept is None or self._kept[0] != media:
             self._kept = None  # not two in memory
-            inputs = self._read(media, "")
+            inputs = self._read(media)
             _check_unchanged(checked.facts, self._facts(media, inputs).facts)
             self._kept = media, inputs
         return self._kept[1]
@@ -138,14 +136,14 @@ class MediaSets:
             segments = num_segments(inputs.num_frames, self._profile.num_frames, media.segment_overlap)
         return Checked(dict(inputs.facts), inputs.num_frames, segments)
 
-    def _read(self, media: Media, prefix: str) -> Inputs | None:
+    def _read(self, media: Media) -> Inputs | None:
         if not self._manifest.model.get("inputs"):
-            check_media(self._manifest, media, prefix)
+            check_media(self._manifest, media)
             return None
         with self._timings.phase("read_media"):
             from wanrun.media.prepare import load_media
 
-            inputs = load_media(self._manifest, self._profile, media, prefix)
+            inputs = load_media(self._manifest, self._profile, media)
         return inputs if inputs.arrays else None
 
 

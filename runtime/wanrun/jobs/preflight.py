@@ -30,7 +30,7 @@ from wanrun.generation.options import (
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.outputs import check_encoder, check_file, check_new_folder, usable_names
-from wanrun.jobs.requests import Request, have_media_of, located, read_requests, request_from_options
+from wanrun.jobs.requests import Request, have_media_of, read_requests, request_from_options
 from wanrun.media.types import Inputs, check_media
 from wanrun.timing import Timings
 
@@ -127,7 +127,7 @@ def _noted(bad: dict[int, UsageError], request: Request, many: bool) -> Iterator
     except UsageError as error:
         if not many:
             raise
-        bad[request.index] = located(error, request.where)
+        bad[request.index] = error.located(request.where)
 
 
 def preflight(artifact: Path, options: Mapping[str, Any], timings: Timings) -> Plan:
@@ -152,14 +152,14 @@ def preflight(artifact: Path, options: Mapping[str, Any], timings: Timings) -> P
             "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
         )
     shared = request_from_options(options, prompt or "")
-    check_numbers(vars(shared), "--")
+    check_numbers(vars(shared))
     manifest = read_manifest(artifact)
     guidance = has_guidance(manifest, shared.guidance_scale)
-    check_experts(manifest, guidance, vars(shared), "--")
-    check_task_options(manifest, vars(shared), "--")
+    check_experts(manifest, guidance, vars(shared))
+    check_task_options(manifest, vars(shared))
     requests, bad = ([shared], {}) if file is None else read_requests(file, options)
     if have_media_of(shared, requests):
-        check_media(manifest, shared.media, "--")
+        check_media(manifest, shared.media)
     profile = select_profile(
         manifest,
         artifact,
@@ -189,7 +189,7 @@ def preflight(artifact: Path, options: Mapping[str, Any], timings: Timings) -> P
     check_encoder(video for draft in drafts for video in draft.videos)
     if drafts and have_media_of(shared, requests):  # so that it is said once
         read = media.digest if all(draft.there for draft in drafts) else media.check
-        read(shared.media, "--")
+        read(shared.media)
     for draft in drafts:
         with _noted(bad, draft.request, many):
             jobs.append(maker.job(draft))

@@ -34,12 +34,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from wanrun.errors import UsageError, WanError
-from wanrun.media.types import MEDIA_KINDS, OVERLAPS, Media, spelled
-
-_Error = TypeVar("_Error", bound=WanError)
+from wanrun.errors import UsageError, field
+from wanrun.media.types import MEDIA_KINDS, OVERLAPS, Media
 
 _MAX_BYTES = 64 << 20  # a prompts file of this size is something else
 
@@ -136,13 +134,6 @@ _RUN_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """What a whole run has one of, and the options that set it."""
 
 
-def located(error: _Error, where: str) -> _Error:
-    """The same error, of the same kind, said of a line of a file."""
-    return type(error)(
-        f"{where}: {error.what}", expected=error.expected, found=error.found, remedy=error.remedy
-    )
-
-
 def request_from_options(options: Mapping[str, Any], prompt: str) -> Request:
     """A prompt with the command line's options.
 
@@ -151,7 +142,7 @@ def request_from_options(options: Mapping[str, Any], prompt: str) -> Request:
     """
     shared = {name: options[name] for name in _KINDS if name not in ("prompt", "output")}
     for name in MEDIA_KINDS:
-        for problem in _bad_names(spelled(name, "--"), shared[name]):
+        for problem in _bad_names(field(name), shared[name]):
             raise problem
     return Request(prompt, **{**shared, "reference_image": tuple(shared["reference_image"])})
 
@@ -186,7 +177,7 @@ def read_requests(path: Path, options: Mapping[str, Any]) -> tuple[list[Request]
         try:
             values = _decode_json(line) if as_json else {"prompt": _decode(line)}
         except UsageError as error:
-            failures[index] = located(error, where)
+            failures[index] = error.located(where)
             continue
         base = request_from_options(options, "")
         requests.append(dataclasses.replace(base, **values, where=where, index=index, total=len(filled)))
@@ -246,7 +237,7 @@ def _decode_json(line: bytes) -> dict[str, Any]:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise UsageError("; ".join(map(str, problems)))
+        raise UsageError("; ".join(problem.text for problem in problems))
     return {key: _value(key, value) for key, value in values.items()}
 
 
@@ -268,11 +259,11 @@ def _problems(key: str, value: Any) -> Iterator[UsageError]:
         wrong = type(value) not in types  # not isinstance: True is an int
         if wrong or (type(value) is list and any(type(item) is not str for item in value)):
             found = "an object" if isinstance(value, _Pairs) else _cut(json.dumps(value))
-            yield UsageError(f"{key} has the wrong type", expected=kind, found=found)
+            yield UsageError(f"{field(key)} has the wrong type", expected=kind, found=found)
         elif key == "output" and not (value and value.isprintable()):
             yield UsageError("output is no file name", found=_cut(json.dumps(value)))
         elif key in MEDIA_KINDS:
-            yield from _bad_names(key, value)
+            yield from _bad_names(field(key), value)
 
 
 def _bad_names(key: str, value: str | Sequence[str] | None) -> Iterator[UsageError]:

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 from wanrun.artifact.manifest import Manifest, Profile
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 from wanrun.media.images import ImageSource, described, file_digest, read_image
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
 from wanrun.media.read_video import VideoSource, read_video, video_digest
-from wanrun.media.types import MEDIA_KINDS, MODES, Inputs, Media, check_media, spelled
+from wanrun.media.types import MEDIA_KINDS, MODES, Inputs, Media, check_media
 from wanrun.media.windows import check_segments, padded_frames, reflected
 
 MAX_BYTES = 8 * 2**30
@@ -24,36 +24,33 @@ MAX_BYTES = 8 * 2**30
 _STEP_BYTES = 2**26  # by which the pose video grows: above this malloc maps pages of their own
 
 
-def load_media(manifest: Manifest, profile: Profile, media: Media, prefix: str = "") -> Inputs:
+def load_media(manifest: Manifest, profile: Profile, media: Media) -> Inputs:
     """Reads, checks and preprocesses everything that is given.
 
     Args:
         manifest: the artifact's.
         profile: the static shape: size, frames (Animate: of a segment) and number of reference images.
         media: what is given.
-        prefix: as of ``check_media``.
 
     Raises:
         UsageError: for what ``check_media`` refuses, and for an image or video that cannot be read or does
             not fit the profile.
     """
-    check_media(manifest, media, prefix)
-    loader = _Loader(manifest, profile, media, prefix)
+    check_media(manifest, media)
+    loader = _Loader(manifest, profile, media)
     load: Callable[[], Inputs] = {"vace": loader.vace, "animate": loader.animate}.get(
         manifest.model["task"], loader.frames
     )
     return load()
 
 
-def media_facts(
-    manifest: Manifest, profile: Profile, media: Media, prefix: str = ""
-) -> Mapping[str, Any] | None:
+def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:
     """The ``facts`` of ``load_media``, where they can be told without decoding: files are digested alone.
 
     Whether the media can be used is not known then. Two that have the same facts are the same.
 
     Args:
-        manifest, profile, media, prefix: as of ``load_media``.
+        manifest, profile, media: as of ``load_media``.
 
     Returns:
         None for Animate, and for images in memory.
@@ -61,14 +58,14 @@ def media_facts(
     Raises:
         UsageError: for what ``check_media`` refuses, and for a file that cannot be read.
     """
-    check_media(manifest, media, prefix)
+    check_media(manifest, media)
     if manifest.model["task"] == "animate":  # how many frames are used of a folder, the pose video decides
         return None
     digests: dict[str, list[str]] = {}
     for name, source in _given(media):
         if not isinstance(source, Path | str):
             return None
-        option = spelled(name, prefix)
+        option = field(name)
         if name in ("video", "mask"):
             digest = video_digest(source, option, profile.num_frames)
         else:
@@ -80,8 +77,8 @@ def media_facts(
 class _Loader:
     """Loads the media of one generation."""
 
-    def __init__(self, manifest: Manifest, profile: Profile, media: Media, prefix: str) -> None:
-        self._model, self._profile, self._media, self._prefix = manifest.model, profile, media, prefix
+    def __init__(self, manifest: Manifest, profile: Profile, media: Media) -> None:
+        self._model, self._profile, self._media = manifest.model, profile, media
         self._width, self._height = profile.width, profile.height
         self._manifest, self._digests = manifest, dict[str, list[str]]()
 
@@ -118,7 +115,7 @@ class _Loader:
                         self._width,
                         self._height,
                         self._model["vae_spatial"],
-                        described(source, self._option("reference_image")),
+                        described(source, field("reference_image")),
                     )
                     for source in media.reference_image
                 ]
@@ -157,24 +154,21 @@ class _Loader:
 
     def _image(self, name: str, source: ImageSource) -> Image.Image:
         digest = hashlib.sha256()
-        image = read_image(source, self._option(name), digest.update)
+        image = read_image(source, field(name), digest.update)
         self._digests.setdefault(name, []).append(digest.hexdigest())
         return image
 
     def _frames(self, name: str, source: VideoSource, max_frames: int) -> Iterator[Image.Image]:
         digest = hashlib.sha256()
-        yield from read_video(source, self._option(name), max_frames, digest.update)
+        yield from read_video(source, field(name), max_frames, digest.update)
         self._digests[name] = [digest.hexdigest()]
 
     def _facts(self) -> dict[str, Any]:
         return _facts(self._manifest, self._media, self._digests)
 
-    def _option(self, name: str) -> str:
-        return spelled(name, self._prefix)
-
     def _title(self, name: str) -> str:
         """The option and its file, for messages."""
-        return described(getattr(self._media, name), self._option(name))
+        return described(getattr(self._media, name), field(name))
 
     def _pixels(self, images: Mapping[str, Image.Image]) -> dict[str, np.ndarray]:
         """What the image encoder takes, where there is one: images as they are read, by option."""
@@ -187,7 +181,7 @@ class _Loader:
     def _check_references(self, found: int) -> None:
         if found != self._profile.num_references:
             raise UsageError(
-                f"{self._option('reference_image')} does not fit the profile",
+                f"{field('reference_image')} does not fit the profile",
                 expected=f"{self._profile.num_references} image(s)",
                 found=found,
                 remedy="the profile is chosen by their number, and a run has one profile",

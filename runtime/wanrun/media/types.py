@@ -5,12 +5,13 @@ Neither NumPy nor Pillow is imported until something is loaded.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,65 +85,57 @@ class Inputs:
         segment_overlap: frames that Animate's segments share, for which the videos are padded.
     """
 
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_frames: int | None = None
     segment_overlap: int = 1
 
 
-def spelled(name: str, prefix: str) -> str:
-    """An option's name as the user writes it: on the command line with dashes."""
-    return prefix + name.replace("_", "-") if prefix else name
-
-
-def check_media(manifest: Manifest, media: Media, prefix: str = "") -> None:
+def check_media(manifest: Manifest, media: Media) -> None:
     """Checks that a task gets the media it needs and no others; reads none.
 
     Args:
         manifest: ``model["inputs"]`` says which are required, optional, or needed to replace.
         media: what is given.
-        prefix: what stands before an option's name in messages: ``--`` for the command line.
 
     Raises:
         UsageError: naming all that are missing, not taken by this task, or contradict each other.
     """
-    problems = list(_problems(manifest, media, prefix))
+    problems = list(_problems(manifest, media))
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise UsageError("; ".join(map(str, problems)))
+        raise UsageError("; ".join(problem.text for problem in problems))
 
 
-def _problems(manifest: Manifest, media: Media, prefix: str) -> Iterator[UsageError]:
+def _problems(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     inputs: Mapping[str, str] = manifest.model.get("inputs", {})
     variant, animate = manifest.model["variant"], manifest.model["task"] == "animate"
-    taken = ", ".join(spelled(name, prefix) for name in inputs) or "a prompt alone"
+    taken = ", ".join(field(name) for name in inputs) or "a prompt alone"
     replace = animate and media.mode == "replace"
     for name, kind in MEDIA_KINDS.items():
         given = getattr(media, name) not in (None, ())
-        option, needs = spelled(name, prefix), inputs.get(name)
+        option, needs = field(name), inputs.get(name)
         if given and needs is None:
             yield UsageError(f"{option} cannot be used with {variant}", expected=taken, remedy="leave it out")
         elif given and needs == "replace" and not replace:
-            mode = spelled("mode", prefix)
+            mode = field("mode")
             yield UsageError(
                 f"{option} has an effect with {mode} replace alone", remedy=f"pass {mode} replace"
             )
         elif not given and (needs == "required" or (needs == "replace" and replace)):
-            with_mode = f" with {spelled('mode', prefix)} replace" if needs == "replace" else ""
+            with_mode = f" with {field('mode')} replace" if needs == "replace" else ""
             yield UsageError(f"{option} is missing: {variant} needs it{with_mode}", expected=kind)
     if media.mask is not None and media.video is None and "mask" in inputs:
-        video = spelled("video", prefix)
-        yield UsageError(
-            f"{spelled('mask', prefix)} is of no use without {video}", remedy=f"pass {video} too"
-        )
+        video = field("video")
+        yield UsageError(f"{field('mask')} is of no use without {video}", remedy=f"pass {video} too")
     if media.mode is not None and (not animate or media.mode not in MODES):
         expected = " or ".join(MODES) if animate else None
-        option = spelled("mode", prefix)
+        option = field("mode")
         what = f"{option} is unknown" if animate else f"{option} cannot be used with {variant}"
         yield UsageError(what, expected=expected, found=media.mode if animate else None)
     if media.segment_overlap not in (OVERLAPS if animate else OVERLAPS[:1]):
-        option = spelled("segment_overlap", prefix)
+        option = field("segment_overlap")
         if animate:
             yield UsageError(f"{option} is not possible", expected="1 or 5", found=media.segment_overlap)
         else:

@@ -156,10 +156,9 @@ def test_the_media_of_a_request() -> None:
 @pytest.mark.parametrize("name", [*(key for key in NO_MEDIA if "image" in key or "video" in key), "mask"])
 def test_a_file_without_a_name_on_the_command_line(name: str) -> None:
     """As from a variable of the shell that is not set; as a path it would be the working directory."""
-    option = "--" + name.replace("_", "-")
     for bad in ("", "a\0.png"):
         value: object = ("r.png", bad) if name == "reference_image" else bad
-        with pytest.raises(UsageError, match=f"^{option} is no file name; found "):
+        with pytest.raises(UsageError, match=f"^{name} is no file name; found "):
             request_from_options({**OPTIONS, name: value}, "a fox")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from helpers.damage import flag
 from helpers.pictures import picture, pictures, same, write_folder, write_video
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.errors import UsageError
@@ -76,20 +77,20 @@ def load(variant: str, media: Media, profile: Profile | None = None) -> Inputs:
     return load_media(manifest_of(variant), profile or profile_of(), media)
 
 
-def check(variant: str, media: Media, prefix: str = "") -> str:
-    """What is wrong with media; empty where nothing is."""
+def check(variant: str, media: Media) -> str:
+    """What is wrong with media, as the command line spells it; empty where nothing is."""
     try:
-        check_media(manifest_of(variant), media, prefix)
+        check_media(manifest_of(variant), media)
     except UsageError as error:
-        return str(error)
+        return error.spelled(flag)
     return ""
 
 
 def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
     with pytest.raises(UsageError) as caught:
-        load_media(manifest_of(variant), profile or profile_of(), media, "--")
+        load_media(manifest_of(variant), profile or profile_of(), media)
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return caught.value.spelled(flag)
 
 
 # -- which media a task takes
@@ -101,7 +102,7 @@ def test_what_is_required_is_enough(variant: str) -> None:
     assert check(variant, Media(**required)) == ""  # type: ignore[arg-type]
     for name in required:
         without = {other: value for other, value in required.items() if other != name}
-        found = check(variant, Media(**without), "--")  # type: ignore[arg-type]
+        found = check(variant, Media(**without))  # type: ignore[arg-type]
         assert found.startswith(f"--{name.replace('_', '-')} is missing: {variant} needs it")
 
 
@@ -110,11 +111,11 @@ def test_what_is_not_taken_is_refused(variant: str) -> None:
     everything = {name for inputs in INPUTS.values() for name in inputs}
     for name in everything - INPUTS[variant].keys():
         value = (A,) if name == "reference_image" else A
-        found = check(variant, Media(**{name: value}), "--")  # type: ignore[arg-type]
+        found = check(variant, Media(**{name: value}))  # type: ignore[arg-type]
         assert f"--{name.replace('_', '-')} cannot be used with {variant}" in found
     if variant != "wan2.2-animate":
-        assert "mode cannot be used" in check(variant, Media(mode="replace"))
-        assert "segment_overlap cannot be used" in check(variant, Media(segment_overlap=5))
+        assert "--mode cannot be used" in check(variant, Media(mode="replace"))
+        assert "--segment-overlap cannot be used" in check(variant, Media(segment_overlap=5))
 
 
 def test_an_artifact_without_the_record_takes_none() -> None:
@@ -126,13 +127,13 @@ def test_an_artifact_without_the_record_takes_none() -> None:
 
 
 def test_all_problems_are_said_at_once() -> None:
-    found = check("wan2.1-flf2v", Media(video="v.mp4", mode="animate"), "--")
+    found = check("wan2.1-flf2v", Media(video="v.mp4", mode="animate"))
     for option in ("--image is missing", "--last-image is missing", "--video cannot", "--mode cannot"):
         assert option in found
 
 
 def test_a_mask_needs_a_video() -> None:
-    assert "--mask is of no use without --video" in check("wan2.1-vace", Media(mask=MOVING), "--")
+    assert "--mask is of no use without --video" in check("wan2.1-vace", Media(mask=MOVING))
     assert check("wan2.1-vace", Media(mask=MOVING, video=MOVING)) == ""
 
 
@@ -141,10 +142,10 @@ def test_replace_needs_background_and_mask() -> None:
     both = replace(animate, background_video=MOVING, mask_video=MOVING)
     assert check("wan2.2-animate", replace(both, mode="replace")) == ""
     assert check("wan2.2-animate", replace(animate, mode="animate")) == ""
-    found = check("wan2.2-animate", replace(both, mask_video=None, mode="replace"), "--")
+    found = check("wan2.2-animate", replace(both, mask_video=None, mode="replace"))
     assert found.startswith("--mask-video is missing") and "with --mode replace" in found
     for mode in (None, "animate"):
-        found = check("wan2.2-animate", replace(both, mode=mode), "--")
+        found = check("wan2.2-animate", replace(both, mode=mode))
         assert "--background-video has an effect with --mode replace alone" in found
         assert "--mask-video has an effect" in found
     assert "found turn" in check("wan2.2-animate", replace(animate, mode="turn"))
@@ -465,8 +466,8 @@ def test_the_same_is_recorded_without_decoding(tmp_path: Path) -> None:
     assert media_facts(manifest_of("wan2.2-i2v"), profile, media) == load("wan2.2-i2v", media).facts
     assert media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=A)) is None
     assert media_facts(manifest_of("wan2.2-animate"), profile, animate()) is None
-    with pytest.raises(UsageError, match=r"--image .*no such file"):
-        media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=tmp_path / "c.png"), "--")
+    with pytest.raises(UsageError, match=r"^image .*no such file"):
+        media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=tmp_path / "c.png"))
 
 
 def test_a_video_is_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
