@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,93 +14,56 @@ import click
 from wanrun import __version__
 from wanrun.console import SIZE, run
 from wanrun.errors import UsageError
+from wanrun.generation.request import Row, rows
 
 if TYPE_CHECKING:
     from wanrun.jobs.batch import Batch
-    from wanrun.jobs.preflight import Plan
+    from wanrun.jobs.plan import Plan
+    from wanrun.jobs.run import RunOptions
     from wanrun.timing import Timings
+
+
+def _click_option(row: Row) -> Callable[[Any], Any]:
+    """The command-line option of an option of a generation."""
+    kind: Any = click.Choice(row.choices) if row.choices and row.base is str else row.base
+    if row.name == "size":
+        kind = SIZE
+    models = f" ({row.models})" if row.models else ""
+    default = f"  [default: {row.default}]" if row.default else ""
+    return click.option(
+        row.flag,
+        row.name,
+        type=kind,
+        multiple=row.many,
+        metavar=None if row.choices and row.base is str else row.value,
+        help=f"{row.help.rstrip('.')}{models}.{default}",
+    )
+
+
+def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a generation, but for the prompt, to a command."""
+    for row in reversed(rows()):
+        if row.name != "prompt":
+            function = _click_option(row)(function)
+    return function
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option("--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit.")
-@click.option("--prompt", help="What to show.")
+@click.option("--prompt", help="What to show; may be empty.")
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="A file of prompts, one a line, or JSON lines with prompt and optionally negative_prompt, seed, "
-    "steps, guidance_scale, guidance_scale_2, boundary, flow_shift, solver, fps, output, and the options "
-    "from --image to --segment-overlap; - reads standard input. What a line leaves out is the option's. A "
-    "line that fails is reported, the others are made; what is there already is skipped.",
+    help="A file of prompts, one a line, or JSON lines with prompt and any of the options from "
+    "--negative-prompt to --fps, and output; - reads standard input. What a line leaves out is the command "
+    "line's. A line that fails is reported, the others are made; what is there already is skipped.",
 )
-@click.option("--negative-prompt", help="What to avoid.  [default: the artifact's]")
-@click.option(
-    "--image",
-    metavar="FILE",
-    help="What the video begins with (Wan I2V, FLF2V, TI2V), or the character (Animate).",
-)
-@click.option(
-    "--last-image", metavar="FILE", help="What the video ends with (FLF2V; Wan 2.2 I2V, which needs none)."
-)
-@click.option(
-    "--video", metavar="DIR|FILE", help="What controls the video, a folder of frames or a file (VACE)."
-)
-@click.option("--mask", metavar="DIR|FILE", help="White where --video is made anew (VACE).  [default: all]")
-@click.option(
-    "--reference-image", metavar="FILE", multiple=True, help="What the video shows; repeatable (VACE)."
-)
-@click.option("--pose-video", metavar="DIR|FILE", help="The poses to take (Animate).")
-@click.option("--face-video", metavar="DIR|FILE", help="The face whose expressions to take (Animate).")
-@click.option(
-    "--background-video", metavar="DIR|FILE", help="What the character is put into (Animate, --mode replace)."
-)
-@click.option(
-    "--mask-video", metavar="DIR|FILE", help="White where the character goes (Animate, --mode replace)."
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["animate", "replace"]),
-    help="Animate the character, or put it in the place of a video's (Animate).  [default: animate]",
-)
-@click.option(
-    "--conditioning-scale",
-    type=float,
-    help="Strength of what controls the video (VACE).  [default: the artifact's]",
-)
-@click.option(
-    "--segment-overlap",
-    type=int,
-    help="Frames that a part of a long video shares with the one before, 1 or 5 (Animate).  [default: 1]",
-)
-@click.option("--size", type=SIZE, help="Width x height in pixels.  [default: the first built]")
-@click.option("--frames", type=int, help="Frames; of Animate, of each part.  [default: the first built]")
-@click.option("--steps", type=int, help="Denoising steps.  [default: the artifact's]")
-@click.option(
-    "--guidance-scale", type=float, help="Guidance; at most 1 turns it off.  [default: the artifact's]"
-)
-@click.option(
-    "--guidance-scale-2",
-    type=float,
-    help="Guidance of the low-noise expert, where --guidance-scale is above 1.  [default: the given "
-    "--guidance-scale, else the artifact's]",
-)
-@click.option(
-    "--boundary",
-    type=float,
-    help="Share of the training timesteps below which the low-noise expert runs, 0 to 1.  [default: the "
-    "artifact's]",
-)
-@click.option("--flow-shift", type=float, help="Shift of the sigmas.  [default: the artifact's]")
-@click.option("--solver", type=click.Choice(["unipc", "dpm++", "euler"]), help="[default: the artifact's]")
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of the initial noise, of every prompt."
-)
-@click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
+@_generation_options
 @click.option(
     "--latents", type=click.Path(path_type=Path), help="Initial noise, float32 .npy (B, C, T, h, w)."
 )
 @click.option("--save-latents", type=click.Path(path_type=Path), help="Write the final latents to this .npy.")
-@click.option("--fps", type=float, help="Frames per second of the video.  [default: the artifact's]")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -107,12 +71,6 @@ if TYPE_CHECKING:
     show_default=True,
     help=".mp4, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the prompt's first "
     "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
-)
-@click.option(
-    "--loop",
-    type=click.Choice(["step", "scan"]),
-    help="How the steps run: an executable called for each, or one for all of an expert's, without progress, "
-    "and Ctrl-C waits for its end.  [default: step if it is built, else scan]",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--target", help="A built target.  [default: the one that matches this machine]")
@@ -177,43 +135,48 @@ def _print_list(artifact: Path) -> None:
 
 def _generate(artifact: Path, options: dict[str, Any]) -> int:
     """Makes what was asked for, and returns the exit code."""
-    from wanrun.jobs.preflight import preflight
+    from wanrun.jobs.plan import make_plan
+    from wanrun.jobs.run import RunOptions
     from wanrun.timing import Timings
 
     timings = Timings()
     timings.add("import", 0.0, timings.now())
-    plan = preflight(artifact, options, timings)
+    names = {row.name for row in rows()} - {"prompt"}
+    given = {name: value for name, value in options.items() if name in names and value not in (None, ())}
+    how = RunOptions(**{name: value for name, value in options.items() if name not in names})
+    plan = make_plan(artifact, how, given, timings)
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
 
-    batch = Batch(plan, options["overwrite"])
+    batch = Batch(plan, how.overwrite)
     batch.report_plan()
     try:
         if plan.jobs:
-            _run(artifact, options, plan, batch, timings)
+            _run(artifact, how, plan, batch, timings)
     except Exception:
-        if options["timing_json"] is not None:
+        if how.timing_json is not None:
             with contextlib.suppress(UsageError):  # what ended the run is what is told
-                timings.write_json(options["timing_json"])
+                timings.write_json(how.timing_json)
         raise
     finally:
         batch.report_count()
-    if options["timing_json"] is not None:
-        timings.write_json(options["timing_json"])
-    if options["timing"]:
+    if how.timing_json is not None:
+        timings.write_json(how.timing_json)
+    if how.timing:
         click.echo(timings.summary())
     return batch.exit_code
 
 
-def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timings: Timings) -> None:
+def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings) -> None:
     """Loads, and makes what is not there yet."""
     with timings.phase("import"):
         from wanrun.generation.pipeline import load
         from wanrun.jobs.batch import tracing
 
-    profile, low, first = plan.profile, options["memory"] == "low", None
+    draft, low, first = plan.jobs[0].draft, how.memory == "low", None
     with contextlib.suppress(UsageError):  # which is told in the job's turn
         first = plan.inputs_of(plan.jobs[0])
+    profile = draft.profile
     with load(
         artifact,
         size=(profile.width, profile.height),
@@ -221,16 +184,16 @@ def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timi
         num_videos=profile.num_videos,
         guidance=profile.guidance,
         num_references=profile.num_references,
-        target=options["target"],
-        allow_compile=options["allow_compile"],
-        verify=options["verify"],
-        memory=options["memory"],
-        loop=plan.loop,
+        target=how.target,
+        allow_compile=how.allow_compile,
+        verify=how.verify,
+        memory=how.memory,
+        loop=draft.options["loop"],
         first_expert=plan.first_expert,
-        text_encoder=options["text_encoder"],
-        text_encoder_device=options["text_encoder_device"],
-        embeddings="artifact" if options["no_embedding_cache"] else "all",
-        weights=options["weights"],
+        text_encoder=how.text_encoder,
+        text_encoder_device=how.text_encoder_device,
+        embeddings="artifact" if how.no_embedding_cache else "all",
+        weights=how.weights,
         # What load is told of is encoded before the first step: all of it where the text encoder goes then.
         prompts=plan.first_prompts(None if low else 1),
         inputs=first,
@@ -238,9 +201,9 @@ def _run(artifact: Path, options: dict[str, Any], plan: Plan, batch: Batch, timi
         warn=batch.warn,
         report=functools.partial(click.echo, err=True),
     ) as pipeline:
-        if options["warmup"]:
+        if how.warmup:
             pipeline.warmup()
-        with tracing(options["trace"]):
+        with tracing(how.trace):
             batch.run(pipeline)
 
 

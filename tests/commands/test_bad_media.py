@@ -337,21 +337,17 @@ def test_lines_with_another_number_of_reference_images(
         {"reference_image": paths[0]},
         {"reference_image": paths[1:]},
     ]
-    # The number of the first line that has any, or of the command line.
-    for order, options, number, good in (
-        (lines, [], 2, (2, 5)),
-        (lines[::-1], ["--reference-image", paths[0]], 1, (2, 5)),
+    # Each line has the profile of its own number; three images have none.
+    for order, options, numbers in (
+        (lines, [], [0, 2, 1, 2]),
+        (lines[::-1], ["--reference-image", paths[0]], [2, 1, 2, 1]),
     ):
+        fake.generations.clear()
         done = wan(order, *options, "--overwrite")
-        bad = _lines(done.err, tmp_path / "p.jsonl")
-        assert sorted(bad) == [index for index in range(1, 6) if index not in good]
-        for index, text in bad.items():
-            given = order[index - 1].get("reference_image", paths[:1] if options else [])
-            found = 1 if isinstance(given, str) else len(given)
-            assert text == (
-                f"reference_image does not fit the profile; expected {number} image(s); found {found}; "
-                "the profile is chosen by their number, and a run has one profile"
-            )
-        assert fake.loads[-1]["num_references"] == number
+        assert _lines(done.err, tmp_path / "p.jsonl").keys() == {3}
+        assert "no profile is built for" in done.err[0] and "3 reference image(s)" in done.err[0]
+        shapes = [made["inputs"].arrays.get("references", np.empty(0)).shape for made in fake.generations]
+        assert [shape[0] for shape in shapes] == numbers
+        assert fake.loads[-1]["num_references"] == numbers[0]
     done = wan([{}, {"reference_image": []}], "--overwrite")
     assert done.code == 0 and fake.loads[-1]["num_references"] == 0

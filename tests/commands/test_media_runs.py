@@ -34,9 +34,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     reads: list[Any] = []
     load = prepare.load_media
 
-    def count(manifest: Any, profile: Any, media: Any, prefix: str) -> Inputs:
+    def count(manifest: Any, profile: Any, media: Any) -> Inputs:
         reads.append(media)
-        return load(manifest, profile, media, prefix)
+        return load(manifest, profile, media)
 
     monkeypatch.setattr(prepare, "load_media", count)
     return reads
@@ -66,7 +66,7 @@ def test_help_has_them(wan: Call) -> None:
     for option in ("video", "mask", "pose-video", "face-video", "background-video", "mask-video"):
         assert f"--{option} DIR|FILE " in shown
     assert "--mode [animate|replace] " in shown
-    assert "--conditioning-scale FLOAT " in shown and "--segment-overlap INTEGER " in shown
+    assert "--conditioning-scale X " in shown and "--segment-overlap 1|5 " in shown
 
 
 def test_an_image_is_read_once_and_given_to_load_and_to_generate(
@@ -294,10 +294,11 @@ def test_what_cannot_be_used_is_let_go(
         raise UsageError("too long", expected=1, found=len(frames), remedy="cut it")
 
     monkeypatch.setattr(prepare, "load_media", load)
-    sets = media_sets.MediaSets(manifest, next(iter(manifest.profiles.values())), Timings())
+    sets = media_sets.MediaSets(manifest, Timings())
+    media = media_sets.MediaSet(next(iter(manifest.profiles)), Media(image=tmp_path / "i.png"))
     for _ in range(2):
         with pytest.raises(UsageError, match="too long; expected 1; found 1000; cut it"):
-            sets.check(Media(image=tmp_path / "i.png"))
+            sets.check(media)
     gc.collect()
     assert len(held) == 1 and held[0]() is None
 

@@ -75,6 +75,8 @@ class Fake:
         random = np.random.default_rng([*prompt.encode(), *(negative_prompt or "").encode(), seed])
         frames = random.integers(0, 256, (self.num_videos, *SIZE), dtype=np.uint8)
         latents = random.standard_normal((self.num_videos, 2), np.float32)
+        for name in ("size", "num_frames", "num_videos"):  # the profile's, which it tells otherwise
+            options.pop(name)
         asked = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
         return Result(frames, latents, asked, self.timings)
 

@@ -8,7 +8,7 @@ from typing import Any
 from wanbuild.models.convolution import Algorithm
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import UsageError
-from wanrun.generation.options import MAX_STEPS
+from wanrun.generation.request import MAX_STEPS
 
 LOOPS = ("both", *LOOP_PROGRAMS)
 """Which forms of the denoising loop a profile has."""

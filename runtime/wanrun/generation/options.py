@@ -3,43 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.select import select_profile
+from wanrun.console import parse_size
 from wanrun.denoising.schedule import transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError, field
-from wanrun.media.types import OVERLAPS
+from wanrun.generation.request import Request, rows
+from wanrun.media.types import MEDIA_KINDS, OVERLAPS
 
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
-"""Options of a generation that only a model with two experts has."""
+"""Options that only a model with two experts has."""
 
 _OPTION_TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"conditioning_scale": ("vace", "VACE"), "segment_overlap": ("animate", "Animate")}
 )
-TASK_OPTIONS = tuple(_OPTION_TASKS)
-"""Options of a generation that only the models of one task have."""
+"""Options that only the models of one task have: the task, and what people call the models."""
 
-MAX_STEPS = 10_000  # a table of ten times more takes seconds, and nothing is gained by it
-_MAX_GUIDANCE = float(np.finfo(np.float32).max)  # a float: NumPy would cast what it is compared with
-
-_RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
-    {
-        "fps": (0.1, 240, "0.1 to 240"),  # what every container can hold
-        "guidance_scale": (-_MAX_GUIDANCE, _MAX_GUIDANCE, "a number"),
-        "guidance_scale_2": (-_MAX_GUIDANCE, _MAX_GUIDANCE, "a number"),
-        "boundary": (0, 1, "0 to 1"),
-        "conditioning_scale": (-_MAX_GUIDANCE, _MAX_GUIDANCE, "a number"),
-    }
-)
+_NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "size", "num_frames", "num_videos", "fps"})
+"""No options of the steps: media, whose digests are recorded, the profile's, and the file's."""
 
 
 def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
     """Whether this guidance scale, the model's own where None, turns guidance on."""
     return bool((manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1)
+
+
+def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Profile:
+    """The profile that a request is made with; where size or frames are left open, the first built that fits.
+
+    Without a guidance scale that is one with the model's own; where none is built with guidance and one is
+    without, that one.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        request: what is asked for.
+
+    Raises:
+        ArtifactError: listing the built profiles, if none fits.
+    """
+    images = request.reference_image
+    references = 1 if isinstance(images, str) else len(images)
+    choose = partial(
+        select_profile,
+        manifest,
+        artifact,
+        None if request.size is None else parse_size(request.size),
+        request.num_frames,
+        request.num_videos,
+        num_references=references if "reference_image" in manifest.model.get("inputs", {}) else 0,
+    )
+    guidance = has_guidance(manifest, request.guidance_scale)
+    try:
+        return choose(guidance=guidance)
+    except ArtifactError:
+        if request.guidance_scale is not None or not guidance:
+            raise
+        with suppress(ArtifactError):
+            return choose(guidance=False)
+        raise
+
+
+def profile_options(profile: Profile) -> dict[str, Any]:
+    """The options of a request that name this profile."""
+    size = f"{profile.width}x{profile.height}"
+    return {"size": size, "num_frames": profile.num_frames, "num_videos": profile.num_videos}
 
 
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
@@ -73,49 +110,32 @@ def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
         raise UsageError("the initial latents are not finite", expected="numbers", found="NaN or infinity")
 
 
-def check_numbers(given: Mapping[str, Any]) -> None:
-    """Refuses numbers that no artifact and no video can have.
-
-    Args:
-        given: options by name; one that is absent or None is the artifact's default.
-
-    Raises:
-        UsageError: naming the option that is out of range.
-    """
-    for name, (least, most, expected) in _RANGES.items():
-        value = given.get(name)
-        if value is not None and not least <= value <= most:  # NaN too
-            raise UsageError(f"{field(name)} is out of range", expected=expected, found=value)
-    overlap = given.get("segment_overlap")
-    if overlap is not None and overlap not in OVERLAPS:
-        raise UsageError(f"{field('segment_overlap')} is out of range", expected="1 or 5", found=overlap)
-    for name in ("steps", "num_steps"):
-        value = given.get(name)
-        if value is not None and value > MAX_STEPS:
-            raise UsageError("the number of steps is too large", expected=f"at most {MAX_STEPS}", found=value)
-
-
-def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any]) -> None:
-    """Refuses options of the low-noise expert that would have no effect.
+def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
+    """Refuses options that would have no effect.
 
     Args:
         manifest: the artifact's manifest.
         guidance: whether guidance is on, which ``guidance_scale`` alone decides.
-        given: options by name; one that is absent or None was not given.
+        request: what is asked for.
 
     Raises:
-        UsageError: for one of ``EXPERT_OPTIONS`` with a single transformer, or a ``guidance_scale_2`` above 1
-            without guidance.
+        UsageError: for an option of two experts with a single transformer, one of another kind of model, or a
+            ``guidance_scale_2`` above 1 without guidance.
     """
     for name in EXPERT_OPTIONS:
-        if given.get(name) is not None and len(transformers(manifest)) == 1:
+        if getattr(request, name) is not None and len(transformers(manifest)) == 1:
             raise UsageError(
                 f"{field(name)} has no effect: this model has one transformer",
                 remedy="leave it out; it is for models with two experts",
             )
-    scale = given.get("guidance_scale_2")
+    for name, (task, models) in _OPTION_TASKS.items():
+        if getattr(request, name) is not None and manifest.model.get("task") != task:
+            raise UsageError(
+                f"{field(name)} has no effect: this is no {models} model",
+                remedy=f"leave it out; it is for {models} models",
+            )
+    scale, first = request.guidance_scale_2, field("guidance_scale")
     if scale is not None and scale > 1 and not guidance:
-        first = field("guidance_scale")
         raise UsageError(
             f"{field('guidance_scale_2')} has no effect: guidance is off",
             expected=f"{first} above 1 and a profile with guidance, for both experts",
@@ -124,29 +144,21 @@ def check_experts(manifest: Manifest, guidance: bool, given: Mapping[str, Any]) 
         )
 
 
-def check_task_options(manifest: Manifest, given: Mapping[str, Any]) -> None:
-    """Refuses options that the models of another task have.
-
-    Args:
-        manifest: the artifact's manifest.
-        given: options by name; one that is absent or None was not given.
-
-    Raises:
-        UsageError: for one of ``TASK_OPTIONS`` that this model does not have.
-    """
-    for name, (task, models) in _OPTION_TASKS.items():
-        if given.get(name) is not None and manifest.model.get("task") != task:
-            raise UsageError(
-                f"{field(name)} has no effect: this is no {models} model",
-                remedy=f"leave it out; it is for {models} models",
-            )
+def _own_options(manifest: Manifest) -> tuple[str, ...]:
+    """The options that this model has, of those that are recorded with a video."""
+    absent = set() if len(transformers(manifest)) > 1 else set(EXPERT_OPTIONS)
+    absent |= {name for name, (task, _) in _OPTION_TASKS.items() if manifest.model.get("task") != task}
+    return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED | absent)
 
 
-def _task_defaults(manifest: Manifest) -> dict[str, Any]:
-    """The defaults of those of ``TASK_OPTIONS`` that this model has."""
+def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
+    """What stands for the options that a request leaves out."""
     model = manifest.model
     defaults = {"conditioning_scale": 1.0, "segment_overlap": OVERLAPS[0], **model["defaults"]}
-    return {name: defaults[name] for name, (task, _) in _OPTION_TASKS.items() if model.get("task") == task}
+    defaults["boundary"] = model.get("boundary_ratio")
+    if request.guidance_scale is not None:
+        defaults["guidance_scale_2"] = request.guidance_scale
+    return defaults
 
 
 def loop_forms(profile: Profile) -> tuple[str, ...]:
@@ -187,56 +199,43 @@ def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
         )
 
 
-def resolve_options(manifest: Manifest, profile: Profile, /, **given: Any) -> dict[str, Any]:
+def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> dict[str, Any]:
     """The options of a generation with the manifest's defaults filled in: what the metadata records.
 
     Args:
         manifest: the artifact's manifest.
         profile: the chosen one. Without guidance its guidance scales are 1, and it has no negative prompt.
-        given: keywords of ``Pipeline.generate`` by name, ``guidance_scale`` and ``num_steps`` among them.
-            None is the default, and so is the absence of ``loop`` or of one of ``EXPERT_OPTIONS`` and
-            ``TASK_OPTIONS``. The default of ``guidance_scale_2`` is the given ``guidance_scale``; where
+        request: what is asked for. The default of ``guidance_scale_2`` is the given ``guidance_scale``; where
             neither is given, both are the manifest's.
 
     Returns:
-        What was given, width, height and num_frames, and loop. ``EXPERT_OPTIONS`` are among them for a model
-        with two experts alone, and each of ``TASK_OPTIONS`` for the models of its task.
+        The options that this model has, and width, height and num_frames.
 
     Raises:
-        UsageError: for a number out of range, an option that would have no effect, or more steps than the
-            scan form is built for.
+        UsageError: for an option that would have no effect, or more steps than the scan form is built for.
         ArtifactError: for a form of the loop that is not built.
     """
-    check_numbers(given)
-    model, scale = manifest.model, given["guidance_scale"]
-    defaults = {**model["defaults"], "boundary": model.get("boundary_ratio")}
-    if scale is None:
-        scale = defaults["guidance_scale"]
-    else:
-        defaults["guidance_scale_2"] = scale
-    check_experts(manifest, profile.guidance and scale > 1, given)
-    check_task_options(manifest, given)
-    experts = EXPERT_OPTIONS if len(transformers(manifest)) > 1 else ()
-    names = [name for name in given if name not in (*EXPERT_OPTIONS, *TASK_OPTIONS)]
-    for name in experts:
-        if given.get(name) is None and type(defaults.get(name)) not in (int, float):
+    defaults = _defaults(manifest, request)
+    scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
+    check_effects(manifest, profile.guidance and scale > 1, request)
+    given = {name: getattr(request, name) for name in _own_options(manifest)}
+    options: dict[str, Any] = {
+        name: defaults.get(name) if value is None else value for name, value in given.items()
+    }
+    for name in EXPERT_OPTIONS:
+        if name in options and type(options[name]) not in (int, float):
             raise ArtifactError(
                 f"the artifact has two experts and no {name}",
                 expected="a number",
-                found=repr(defaults.get(name)),
+                found=repr(options[name]),
                 remedy="convert the checkpoint again",
             )
-    options: dict[str, Any] = {
-        name: defaults.get(name) if given.get(name) is None else given[name] for name in (*names, *experts)
-    }
-    options |= {name: float(options[name]) for name in ("guidance_scale", *experts)}
-    for name, default in _task_defaults(manifest).items():
-        value = default if given.get(name) is None else given[name]
-        options[name] = float(value) if name == "conditioning_scale" else int(value)
+    floats = {row.name for row in rows() if row.base is float} & options.keys()
+    options |= {name: float(options[name]) for name in floats}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
     if not profile.guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
         options |= {name: value for name, value in off.items() if name in options}
-    options["loop"] = resolve_loop(profile, given.get("loop"))
+    options["loop"] = resolve_loop(profile, request.loop)
     _check_max_steps(profile, options["loop"], options["num_steps"])
     return options

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import SelectedTarget, select_profile, select_target
@@ -27,6 +28,7 @@ from wanrun.generation.options import (
     resolve_loop,
     resolve_options,
 )
+from wanrun.generation.request import Request, read_request
 from wanrun.generation.result import Result
 from wanrun.generation.sampler import Sampler
 from wanrun.loading.buffers import DTYPES, Memory
@@ -282,70 +284,38 @@ class Pipeline:
         prompt: str,
         negative_prompt: str | None = None,
         *,
-        seed: int = 0,
-        num_steps: int | None = None,
-        guidance_scale: float | None = None,
-        guidance_scale_2: float | None = None,
-        boundary: float | None = None,
-        flow_shift: float | None = None,
-        solver: str | None = None,
-        conditioning_scale: float | None = None,
-        segment_overlap: int | None = None,
-        loop: str | None = None,
         media: Media | None = None,
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
+        **options: Any,
     ) -> Result:
         """Generates the profile's number of videos for one prompt.
 
         Args:
             prompt: what to show.
             negative_prompt: what to avoid; the manifest's default where None. Unused without guidance.
-            seed: of the initial noise.
-            num_steps: denoising steps; this and the next five are the manifest's defaults where None.
-            guidance_scale: strength of classifier-free guidance, with two experts that of the high-noise one;
-                unused by a profile without guidance.
-            guidance_scale_2: that of the low-noise expert; guidance_scale where that is given alone.
-            boundary: share of the training timesteps below which the low-noise expert takes over.
-            flow_shift: shift of the sigmas towards noise.
-            solver: 'unipc', 'dpm++' or 'euler'.
-            conditioning_scale: how much of a VACE model's control is added.
-            segment_overlap: frames, 1 or 5, that each segment of a long Animate video begins with of the one
-                before.
-            loop: 'step' calls an executable for every step, 'scan' once for all steps of an expert; what
-                ``load`` was given where None.
             media: the images and videos that the model takes, as files or in memory.
             inputs: the same read already, by ``load_media``; given again as they are, they are not encoded
                 again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: told after each call how many of how many steps are done.
+            options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None is the default.
+                Media are files there.
 
         Raises:
-            UsageError: for an option out of range, latents of a wrong shape, or images and videos that are
-                missing, not taken, or cannot be used.
+            UsageError: for an option that is unknown, out of range, or without effect, latents of a wrong
+                shape, or images and videos that are missing, not taken, or cannot be used.
             ArtifactError: if the profile is not built with this form of the loop.
             WanError: if the latents are not finite.
         """
+        named = {"prompt": prompt, "negative_prompt": negative_prompt, "loop": self._loop, **options}
+        request = read_request([item for item in named.items() if item[1] is not None], Request)
+        segment_overlap = request.segment_overlap
         inputs = self._conditioning.read(media, inputs, segment_overlap, self.timings)
         if inputs is not None and self.manifest.model["task"] == "animate":
-            segment_overlap = inputs.segment_overlap
-        options = resolve_options(
-            self.manifest,
-            self.profile,
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            seed=seed,
-            num_steps=num_steps,
-            guidance_scale=guidance_scale,
-            guidance_scale_2=guidance_scale_2,
-            boundary=boundary,
-            flow_shift=flow_shift,
-            solver=solver,
-            loop=loop or self._loop,
-            conditioning_scale=conditioning_scale,
-            segment_overlap=segment_overlap,
-        )
+            request = structs.replace(request, segment_overlap=inputs.segment_overlap)
+        options = resolve_options(self.manifest, self.profile, request)
         table, segments = schedule(options, self.manifest)
         if latents is not None:
             check_latents(latents, self.latents_shape)

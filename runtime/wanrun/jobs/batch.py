@@ -15,27 +15,17 @@ import numpy as np
 from wanrun.console import Progress
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.files import replace_file
-from wanrun.generation.options import EXPERT_OPTIONS, TASK_OPTIONS
+from wanrun.generation.options import profile_options
+from wanrun.generation.request import rows
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
-from wanrun.jobs.preflight import Plan
+from wanrun.jobs.plan import Plan
+from wanrun.jobs.requests import key_of
 from wanrun.media.write_video import write_video
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
-
-
-_GENERATION = (
-    "seed",
-    "num_steps",
-    "guidance_scale",
-    *EXPERT_OPTIONS,
-    "flow_shift",
-    "solver",
-    "loop",
-    *TASK_OPTIONS,
-)
-"""A job's options that ``Pipeline.generate`` takes by keyword."""
+    from wanrun.generation.result import Result
 
 
 class Batch:
@@ -69,12 +59,15 @@ class Batch:
         for failure in self._plan.failures:
             self._fail(failure)
         for job in self._plan.finished:
-            names = ", ".join(map(str, job.videos))
-            click.echo(f"[{job.request.index}/{job.request.total}] {names} is there already")
+            entry, names = job.draft.entry, ", ".join(map(str, job.draft.videos))
+            click.echo(f"[{entry.index}/{entry.total}] {names} is there already")
+        if self._plan.guidance_off:
+            self.warn("no profile is built with guidance, so that guidance is off; pass --guidance-scale 1")
 
     def _fail(self, error: WanError) -> None:
+        """Reports a line that cannot be made, with the options as a JSON line spells them."""
         self._failures.append(error)
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {error.spelled(key_of)}", err=True)
 
     def run(self, pipeline: Pipeline) -> None:
         """Makes what there is to make.
@@ -87,7 +80,7 @@ class Batch:
             WanError: if the prompt of the command line fails.
         """
         for job in self._plan.jobs:
-            self._where = f"{job.request.where}: " if self._plan.many else ""
+            self._where = f"{job.draft.entry.where}: " if self._plan.many else ""
             try:
                 self._make(job, pipeline)
             except ArtifactError:
@@ -95,7 +88,7 @@ class Batch:
             except WanError as error:
                 if not self._plan.many:
                     raise
-                self._fail(error.located(job.request.where))
+                self._fail(error.located(job.draft.entry.where))
             else:
                 self._made += 1
         self._where = ""
@@ -109,41 +102,44 @@ class Batch:
             click.echo(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
-        request, options, plan = job.request, job.options, self._plan
-        started, done = time.monotonic(), 0
+        plan, draft = self._plan, job.draft
+        started, entry = time.monotonic(), draft.entry
+        for path in draft.videos[:1]:  # it may have gone since the start, hours ago
+            check_folder(path.parent)
+        place = f"[{entry.index}/{entry.total}] " if plan.many else ""
+        result = self._generate(job, pipeline, f"{place}denoise")
+        with pipeline.timings.phase("encode_video"):
+            for index in job.missing:
+                facts = {**result.options, **job.metadata, "video": index}
+                write_video(result.frames[index], draft.videos[index], job.fps, facts, self._overwrite)
+        if job.latents is not None:
+            _write_latents(job.latents, result.latents)
+        seconds, start = time.monotonic() - started, f"seed {draft.options['seed']}"
+        if plan.noise is not None:
+            start = f"latents {job.metadata['latents']}"
+        how = f"{start}, {seconds:.1f} s" if plan.many else f"{draft.profile.name}, {start}"
+        for index in job.missing:
+            click.echo(f"{place}wrote {draft.videos[index]} ({how})")
+
+    def _generate(self, job: Job, pipeline: Pipeline, label: str) -> Result:
+        """Makes a job's videos, and shows how far it is."""
+        options, profile = job.draft.options, job.draft.profile
+        inputs, done = self._plan.inputs_of(job), 0
+        names = [row.name for row in rows() if row.name in options.keys() - {"num_frames"}]
 
         def on_step(step: int, total: int) -> None:
             nonlocal done
             progress.advance(step - done)  # the scan form tells of many at once
             done = step
 
-        for path in job.videos[:1]:  # it may have gone since the start, hours ago
-            check_folder(path.parent)
-        inputs = plan.inputs_of(job)
-        label = f"[{request.index}/{request.total}] denoise" if plan.many else "denoise"
         with Progress(options["num_steps"] * job.num_segments, label) as progress:
-            result = pipeline.generate(
-                options["prompt"],
-                options["negative_prompt"],
-                latents=plan.noise,
+            return pipeline.generate(
+                **{name: options[name] for name in names},
+                **profile_options(profile),
+                latents=self._plan.noise,
                 inputs=inputs,
                 on_step=on_step,
-                **{name: options[name] for name in _GENERATION if name in options},
             )
-        with pipeline.timings.phase("encode_video"):
-            for index in job.missing:
-                facts = {**result.options, **job.metadata, "video": index}
-                write_video(result.frames[index], job.videos[index], job.fps, facts, self._overwrite)
-        if job.latents is not None:
-            _write_latents(job.latents, result.latents)
-        start = f"seed {options['seed']}" if plan.noise is None else f"latents {job.metadata['latents']}"
-        seconds = time.monotonic() - started
-        for index in job.missing:
-            if plan.many:
-                place = f"[{request.index}/{request.total}] "
-                click.echo(f"{place}wrote {job.videos[index]} ({start}, {seconds:.1f} s)")
-            else:
-                click.echo(f"wrote {job.videos[index]} ({plan.profile.name}, {start})")
 
 
 def _write_latents(path: Path, latents: np.ndarray) -> None:

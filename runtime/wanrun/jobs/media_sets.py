@@ -32,25 +32,37 @@ class Checked:
     num_segments: int = 1
 
 
+@dataclass(frozen=True)
+class MediaSet:
+    """Media of one job, and the profile that they are brought to.
+
+    Attributes:
+        profile: its name.
+        media: as the user gives them.
+    """
+
+    profile: str
+    media: Media
+
+
 class MediaSets:
     """Reads the media of jobs; those that share media get the same object, so that it is encoded once.
 
     Args:
         manifest: the artifact's manifest.
-        profile: the run's.
         timings: where the time is noted.
     """
 
-    def __init__(self, manifest: Manifest, profile: Profile, timings: Timings) -> None:
-        self._manifest, self._profile, self._timings = manifest, profile, timings
-        self._checked: dict[Media, Checked] = {}
-        self._digested: dict[Media, Checked] = {}
+    def __init__(self, manifest: Manifest, timings: Timings) -> None:
+        self._manifest, self._timings = manifest, timings
+        self._checked: dict[MediaSet, Checked] = {}
+        self._digested: dict[MediaSet, Checked] = {}
         # Not the errors themselves: each holds what was read up to there.
-        self._refused: dict[Media, Callable[[], UsageError]] = {}
-        self._kept: tuple[Media, Inputs | None] | None = None
+        self._refused: dict[MediaSet, Callable[[], UsageError]] = {}
+        self._kept: tuple[MediaSet, Inputs | None] | None = None
         self._keeps = False
 
-    def check(self, media: Media) -> Checked:
+    def check(self, media: MediaSet) -> Checked:
         """Reads media, if that was not done before.
 
         Args:
@@ -61,7 +73,7 @@ class MediaSets:
         """
         return self._once(media, self._checked, self._check)
 
-    def digest(self, media: Media) -> Checked:
+    def digest(self, media: MediaSet) -> Checked:
         """The same facts, without decoding what need not be: whether media can be used is not known then.
 
         Raises:
@@ -71,7 +83,7 @@ class MediaSets:
             return self._checked[media]
         return self._once(media, self._digested, self._digest)
 
-    def keep(self, media: Media) -> None:
+    def keep(self, media: MediaSet) -> None:
         """Notes that the first job to be made takes these media, which were checked: from now on what was
         read last is kept for ``inputs`` if it is theirs, and nothing else is."""
         if not self._keeps:
@@ -81,9 +93,9 @@ class MediaSets:
 
     def _once(
         self,
-        media: Media,
-        found: dict[Media, Checked],
-        find: Callable[[Media], Checked],
+        media: MediaSet,
+        found: dict[MediaSet, Checked],
+        find: Callable[[MediaSet], Checked],
     ) -> Checked:
         """What is found of media, or the error that was raised when it was looked for first."""
         if media not in found and media not in self._refused:
@@ -97,7 +109,7 @@ class MediaSets:
             raise self._refused[media]()
         return found[media]
 
-    def _check(self, media: Media) -> Checked:
+    def _check(self, media: MediaSet) -> Checked:
         if not self._keeps:
             self._kept = None  # not two in memory
         inputs = self._read(media)
@@ -105,16 +117,16 @@ class MediaSets:
             self._kept = media, inputs
         return self._facts(media, inputs)
 
-    def _digest(self, media: Media) -> Checked:
+    def _digest(self, media: MediaSet) -> Checked:
         facts = None
         if self._manifest.model.get("inputs"):
             with self._timings.phase("read_media"):
                 from wanrun.media.prepare import media_facts  # imports Pillow
 
-                facts = media_facts(self._manifest, self._profile, media)
+                facts = media_facts(self._manifest, self._profile(media), media.media)
         return self.check(media) if facts is None else Checked(facts)
 
-    def inputs(self, media: Media) -> Inputs | None:
+    def inputs(self, media: MediaSet) -> Inputs | None:
         """What the pipeline takes of media that were found good; None where there is nothing to take.
 
         Raises:
@@ -128,22 +140,27 @@ class MediaSets:
             self._kept = media, inputs
         return self._kept[1]
 
-    def _facts(self, media: Media, inputs: Inputs | None) -> Checked:
+    def _profile(self, media: MediaSet) -> Profile:
+        return self._manifest.profiles[media.profile]
+
+    def _facts(self, media: MediaSet, inputs: Inputs | None) -> Checked:
         if inputs is None:
             return Checked()
         segments = 1
         if inputs.num_frames is not None:
-            segments = num_segments(inputs.num_frames, self._profile.num_frames, media.segment_overlap)
+            segments = num_segments(
+                inputs.num_frames, self._profile(media).num_frames, media.media.segment_overlap
+            )
         return Checked(dict(inputs.facts), inputs.num_frames, segments)
 
-    def _read(self, media: Media) -> Inputs | None:
+    def _read(self, media: MediaSet) -> Inputs | None:
         if not self._manifest.model.get("inputs"):
-            check_media(self._manifest, media)
+            check_media(self._manifest, media.media)
             return None
         with self._timings.phase("read_media"):
             from wanrun.media.prepare import load_media
 
-            inputs = load_media(self._manifest, self._profile, media)
+            inputs = load_media(self._manifest, self._profile(media), media.media)
         return inputs if inputs.arrays else None
 
 

@@ -15,45 +15,38 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.jobs.requests import Request, have_media_of, read_requests, request_from_options
+from wanrun.jobs.requests import Entry, Line, have_media_of, key_of, media_of, read_entries
 from wanrun.media.types import Media
 
-NO_MEDIA: dict[str, Any] = {
-    **dict.fromkeys(("image", "last_image", "video", "mask", "pose_video", "face_video")),
-    **dict.fromkeys(("background_video", "mask_video", "mode", "conditioning_scale", "segment_overlap")),
-    "reference_image": (),
-}
 OPTIONS: dict[str, Any] = {
-    **NO_MEDIA,
     "negative_prompt": "blurry",
     "seed": 3,
-    "steps": 20,
-    "guidance_scale": None,
-    "guidance_scale_2": None,
+    "num_steps": 20,
     "boundary": 0.5,
-    "flow_shift": None,
     "solver": "euler",
     "fps": 24.0,
 }
+"""Of the command line."""
 
 
-def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Request], dict[int, str]]:
-    """The requests of a file, and what is wrong with the other lines, with the file's name cut off."""
+def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Entry], dict[int, str]]:
+    """The entries of a file, and what is wrong with the other lines, with the file's name cut off."""
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    requests, failures = read_requests(path, OPTIONS)
-    return requests, {index: str(error).removeprefix(f"{path}:") for index, error in failures.items()}
+    requests, failures = read_entries(path, OPTIONS)
+    messages = {index: error.spelled(key_of) for index, error in failures.items()}
+    return requests, {index: message.removeprefix(f"{path}:") for index, message in messages.items()}
 
 
 def test_text(tmp_path: Path) -> None:
     content = b"\xef\xbb\xbfa fox\r\n\n  \t\r\n  two  words \n" + "猫 \x0b\u2028 x".encode() + b"\n{a}"
     requests, failures = read(tmp_path, content)
     assert failures == {}
-    assert [request.prompt for request in requests] == ["a fox", "two  words", "猫 \x0b\u2028 x", "{a}"]
+    assert [request.line.prompt for request in requests] == ["a fox", "two  words", "猫 \x0b\u2028 x", "{a}"]
     assert [request.where.rpartition(":")[2] for request in requests] == ["1", "4", "5", "6"]
     assert [(request.index, request.total) for request in requests] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    first = requests[0]
-    assert (first.negative_prompt, first.seed, first.steps, first.solver) == ("blurry", 3, 20, "euler")
+    first = requests[0].line
+    assert (first.negative_prompt, first.seed, first.num_steps, first.solver) == ("blurry", 3, 20, "euler")
     assert (first.guidance_scale, first.fps, first.output) == (None, 24.0, None)
     assert (first.guidance_scale_2, first.boundary) == (None, 0.5)
 
@@ -94,12 +87,13 @@ def test_json_lines(tmp_path: Path) -> None:
         (full, bare), failures = read(tmp_path, content, name)
         assert failures == {}
         where = str(tmp_path / name)
-        references = {"reference_image": ("one.png", "two.png")}
-        assert full == Request(**{**line, **references}, where=f"{where}:1", index=1, total=2)
+        fields = {**line, "reference_image": ("one.png", "two.png"), "num_steps": line["steps"]}
+        del fields["steps"]
+        assert full == Entry(Line(**fields), f"{where}:1", 1, 2)
         names = ("guidance_scale", "guidance_scale_2", "boundary", "fps", "conditioning_scale")
-        numbers = [getattr(full, name) for name in names]
+        numbers = [getattr(full.line, name) for name in names]
         assert all(type(number) is float for number in numbers)
-        assert bare == Request("", **OPTIONS, where=f"{where}:3", index=2, total=2)
+        assert bare == Entry(Line(prompt="", **OPTIONS), f"{where}:3", 2, 2)
 
 
 def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
@@ -114,15 +108,16 @@ def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
     ]
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps({"prompt": "a", **line}) + "\n" for line in lines))
-    requests, failures = read_requests(path, shared)
+    requests, failures = read_entries(path, shared)
     assert failures == {}
     found = [
-        (request.image, request.pose_video, request.reference_image, request.mode) for request in requests
+        (line.image, line.pose_video, line.reference_image, line.mode)
+        for line in (request.line for request in requests)
     ]
     assert found == [
         ("shared.png", None, ("r.png",), "animate"),
         ("own.png", "p", ("r.png",), "animate"),
-        ("shared.png", None, ("s.png",), "animate"),
+        ("shared.png", None, "s.png", "animate"),
         ("shared.png", None, (), "animate"),
         ("shared.png", None, ("s.png", "t.png"), "replace"),
     ]
@@ -131,17 +126,20 @@ def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
         ("pose_video", Path("p")),
         ("reference_image", Path("r.png")),
     ]
-    of_shared = request_from_options(shared, "another prompt")
+    of_shared = Entry(Line(prompt="another prompt", **shared))
     assert have_media_of(of_shared, requests[:1]) and not have_media_of(of_shared, requests[:2])
     assert not have_media_of(of_shared, [])  # where no line can be read, nothing is to be said of media
 
 
 def test_the_media_of_a_request() -> None:
-    assert Request("a fox", conditioning_scale=2.0).media == Media()
-    media = Request("a", image="i.png", reference_image=("r.png", "s.png"), segment_overlap=5).media
+    assert media_of(Line(prompt="a fox", conditioning_scale=2.0)) == Media()
+    assert media_of(Line(prompt="a", reference_image="r.png")).reference_image == (Path("r.png"),)
+    media = media_of(Line(prompt="a", image="i.png", reference_image=("r.png", "s.png"), segment_overlap=5))
     assert (media.image, media.last_image, media.mode) == (Path("i.png"), None, None)
     assert (media.reference_image, media.segment_overlap) == ((Path("r.png"), Path("s.png")), 5)
-    same = Request("b", seed=3, image="./i.png", reference_image=("r.png", "s.png"), segment_overlap=5).media
+    same = media_of(
+        Line(prompt="b", seed=3, image="./i.png", reference_image=("r.png", "s.png"), segment_overlap=5)
+    )
     assert media == same and hash(media) == hash(same)
     for other in ({"image": "j.png"}, {"reference_image": ("s.png", "r.png")}, {"segment_overlap": 1}):
         fields: dict[str, Any] = {
@@ -149,17 +147,8 @@ def test_the_media_of_a_request() -> None:
             "reference_image": ("r.png", "s.png"),
             "segment_overlap": 5,
         }
-        assert Request("a", **{**fields, **other}).media != media
-    assert Request("a", mode="replace").media == Media(mode="replace", segment_overlap=1)
-
-
-@pytest.mark.parametrize("name", [*(key for key in NO_MEDIA if "image" in key or "video" in key), "mask"])
-def test_a_file_without_a_name_on_the_command_line(name: str) -> None:
-    """As from a variable of the shell that is not set; as a path it would be the working directory."""
-    for bad in ("", "a\0.png"):
-        value: object = ("r.png", bad) if name == "reference_image" else bad
-        with pytest.raises(UsageError, match=f"^{name} is no file name; found "):
-            request_from_options({**OPTIONS, name: value}, "a fox")
+        assert media_of(Line(prompt="a", **{**fields, **other})) != media
+    assert media_of(Line(prompt="a", mode="replace")) == Media(mode="replace", segment_overlap=1)
 
 
 BAD = [
@@ -189,14 +178,16 @@ BAD = [
     ('{"prompt": "a", "output": "a\\u0000.mp4"}', 'output is no file name; found "a\\u0000.mp4"'),
     ('{"prompt": "a", "output": "\\ud800.mp4"}', "output is no file name"),
     ('{"prompt": "a", "prompt": "b"}', "prompt is given twice"),
-    ('{"prompt": "a", "num_steps": 4}', "unknown key 'num_steps'; expected one of prompt, negative_prompt, "),
-    ('{"prompt": "a", "Seed": 4}', "unknown key 'Seed'"),
-    ('{"prompt": "a", "size": "64x64"}', "'size' cannot be set by line: a run has one profile; pass --size"),
-    ('{"prompt": "a", "frames": 9}', "'frames' cannot be set by line: a run has one profile"),
     (
-        '{"prompt": "a", "loop": "scan"}',
-        "'loop' cannot be set by line: a run has one form of the loop; pass --loop, and run wanrun again",
+        '{"prompt": "a", "stepz": 4}',
+        "unknown option 'stepz'; expected one of prompt, negative_prompt, ",
     ),
+    ('{"prompt": "a", "steps": 4, "num_steps": 4}', "steps is given twice"),
+    ('{"prompt": "a", "Seed": 4}', "unknown option 'Seed'"),
+    ('{"prompt": "a", "size": "64"}', 'size is out of range; expected a string such as 832x480; found "64"'),
+    ('{"prompt": "a", "size": [96, 64]}', "size has the wrong type; expected a string; found [96, 64]"),
+    ('{"prompt": "a", "frames": 0}', "frames is out of range; expected an integer, at least 1; found 0"),
+    ('{"prompt": "a", "loop": "while"}', 'loop cannot be used; expected step or scan; found "while"'),
     ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
     ('{"prompt": "a", "image": null}', "image has the wrong type; expected a string; found null"),
     ('{"prompt": "a", "video": ["a.mp4"]}', 'video has the wrong type; expected a string; found ["a.mp4"]'),
@@ -218,7 +209,7 @@ BAD = [
         "conditioning_scale has the wrong type; expected a number",
     ),
     ('{"prompt": "a", "segment_overlap": 5.0}', "segment_overlap has the wrong type; expected an integer"),
-    ('{"prompt": "a", "reference-image": "a"}', "unknown key 'reference-image'; expected one of prompt, "),
+    ('{"prompt": "a", "reference-image": "a"}', "unknown option 'reference-image'; expected one of prompt, "),
     ('{"prompt": "a", "guidance_scale_2": true}', "guidance_scale_2 has the wrong type; expected a number"),
     (
         '{"prompt": "a", "fps": "x", "tint": 1}',
@@ -230,7 +221,8 @@ BAD = [
 def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
     lines = ['{"prompt": "first"}', *(line for line, _ in BAD), '{"prompt": "last"}']
     requests, failures = read(tmp_path, "\n".join(lines), "p.jsonl")
-    assert [(request.prompt, request.index) for request in requests] == [("first", 1), ("last", len(lines))]
+    found = [(request.line.prompt, request.index) for request in requests]
+    assert found == [("first", 1), ("last", len(lines))]
     assert sorted(failures) == list(range(2, len(lines)))
     for index, (line, message) in enumerate(BAD, 2):
         assert failures[index].startswith(f"{index}: {message}"), (line, failures[index])
@@ -239,7 +231,7 @@ def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> N
 
 def test_a_line_that_is_no_utf8(tmp_path: Path) -> None:
     requests, failures = read(tmp_path, b"a fox\n caf\xe9\n\nlast\n")
-    assert [request.prompt for request in requests] == ["a fox", "last"]
+    assert [request.line.prompt for request in requests] == ["a fox", "last"]
     assert failures == {2: "2: the line is not UTF-8; found byte 0xe9; save the file as UTF-8"}
 
 
@@ -253,25 +245,25 @@ def test_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file")):
         with pytest.raises(UsageError, match=f"the prompts file {path} cannot be read; found {reason}"):
-            read_requests(path, OPTIONS)
+            read_entries(path, OPTIONS)
     with pytest.raises(UsageError, match="/dev/zero is too large; expected at most 64 MiB"):
-        read_requests(Path("/dev/zero"), OPTIONS)
+        read_entries(Path("/dev/zero"), OPTIONS)
 
 
 def test_a_pipe_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"a\nb\n",))
     writer.start()
-    requests, _ = read_requests(tmp_path / "pipe", OPTIONS)
+    requests, _ = read_entries(tmp_path / "pipe", OPTIONS)
     writer.join()
-    assert [request.prompt for request in requests] == ["a", "b"]
+    assert [request.line.prompt for request in requests] == ["a", "b"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "c"}\nx')))
-    requests, failures = read_requests(Path("-"), OPTIONS)
-    assert [(request.prompt, request.where) for request in requests] == [("c", "standard input:1")]
+    requests, failures = read_entries(Path("-"), OPTIONS)
+    assert [(request.line.prompt, request.where) for request in requests] == [("c", "standard input:1")]
     assert str(failures[2]).startswith("standard input:2: the line is not JSON")
     monkeypatch.setattr(sys, "stdin", None)  # closed, as with <&-
     with pytest.raises(UsageError, match="standard input has no prompt"):
-        read_requests(Path("-"), OPTIONS)
+        read_entries(Path("-"), OPTIONS)
 
 
 NAMES = ["prompt", "seed", "steps", "fps", "output", "solver", "size", "image", "reference_image", "other"]
@@ -295,13 +287,14 @@ def test_whatever_is_in_a_file(tmp_path: Path, content: list[bytes], as_json: bo
     path = tmp_path / ("p.jsonl" if as_json else "p.txt")
     path.write_bytes(data)
     try:
-        requests, failures = read_requests(path, OPTIONS)
+        requests, failures = read_entries(path, OPTIONS)
     except UsageError:
         assert data[:2] in (b"\xff\xfe", b"\xfe\xff") or not data.removeprefix(b"\xef\xbb\xbf").strip()
         return
     total = sum(1 for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
     assert sorted([*failures, *(request.index for request in requests)]) == list(range(1, total + 1))
-    assert all(request.total == total and type(request.prompt) is str for request in requests)
-    assert all(type(request.seed) is int and type(request.fps) is float for request in requests)
+    assert all(request.total == total and type(request.line.prompt) is str for request in requests)
+    lines = [request.line for request in requests]
+    assert all(type(line.seed) is int and type(line.fps) is float for line in lines)
     files = [path for request in requests for _, path in request.media_files]
     assert all(str(path) and os.fsencode(path) for path in files)

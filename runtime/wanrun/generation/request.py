@@ -1,0 +1,384 @@
+"""What a generation is asked for: one typed record, a row for each option.
+
+The command line, the lines of a prompts file, the keywords of ``Pipeline.generate``, the metadata of a video,
+the table in README.md and a JSON schema derive from ``Request``. A new option is one row here, and the line
+that uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from wanrun.errors import UsageError, field
+
+ARTIFACT = "the artifact's"
+"""How a default is called that the manifest has."""
+
+_MAX_FLOAT32 = 3.4028234663852886e38
+
+MAX_STEPS = 10_000
+"""A table of ten times more steps takes seconds to compute, and nothing is gained by it."""
+
+Steps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
+Seed = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
+"""The bound above does not fit msgspec's: ``wanrun.denoising.noise`` checks it."""
+Scale = Annotated[float, Meta(ge=-_MAX_FLOAT32, le=_MAX_FLOAT32)]
+Positive = Annotated[float, Meta(gt=0, le=_MAX_FLOAT32)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
+Rate = Annotated[float, Meta(ge=0.1, le=240)]
+"""What every container can hold."""
+Path = Annotated[str, Meta(min_length=1)]
+
+
+def _row(
+    help: str, *, default: str | None = None, models: str | None = None, value: str | None = None
+) -> Meta:
+    """What users read about an option.
+
+    Args:
+        help: what it does.
+        default: what stands for it where it is not given, if that is no constant.
+        models: which models have it; None for all.
+        value: what its value is called, with its unit, where its type does not say.
+    """
+    return Meta(description=help, extra={"default": default, "models": models, "value": value})
+
+
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt and its options; None asks for the default.
+
+    Field names are the Python keywords. ``steps`` and ``frames`` are shorter on the command line and in JSON.
+    Files are relative to the working directory. The order is that of the help and of README.md.
+    """
+
+    prompt: Annotated[str, _row("What to show; may be empty.")]
+    negative_prompt: Annotated[str | None, _row("What to avoid.", default=ARTIFACT)] = None
+    image: Annotated[
+        Path | None,
+        _row("First frame of the video; for Animate the character.", models="I2V, FLF2V, TI2V, Animate"),
+    ] = None
+    last_image: Annotated[
+        Path | None, _row("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V")
+    ] = None
+    video: Annotated[
+        Path | None,
+        _row("Video that controls the result.", models="VACE", value="DIR|FILE"),
+    ] = None
+    mask: Annotated[
+        Path | None,
+        _row("White where --video is made anew.", default="all", models="VACE", value="DIR|FILE"),
+    ] = None
+    reference_image: Annotated[
+        Path | tuple[Path, ...], _row("Image of what the video shows; repeatable.", models="VACE")
+    ] = ()
+    pose_video: Annotated[
+        Path | None, _row("Video of the poses to take.", models="Animate", value="DIR|FILE")
+    ] = None
+    face_video: Annotated[
+        Path | None,
+        _row("Video of the face whose expressions to take.", models="Animate", value="DIR|FILE"),
+    ] = None
+    background_video: Annotated[
+        Path | None,
+        _row("Video that the character is put into.", models="Animate with --mode replace", value="DIR|FILE"),
+    ] = None
+    mask_video: Annotated[
+        Path | None,
+        _row("White where the character goes.", models="Animate with --mode replace", value="DIR|FILE"),
+    ] = None
+    mode: Annotated[
+        Literal["animate", "replace"] | None,
+        _row(
+            "Animate the character, or put it in somebody's place in a video.",
+            default="animate",
+            models="Animate",
+        ),
+    ] = None
+    conditioning_scale: Annotated[
+        Scale | None, _row("Strength of the control video.", default=ARTIFACT, models="VACE")
+    ] = None
+    segment_overlap: Annotated[
+        Literal[1, 5] | None,
+        _row(
+            "Frames that a window of a long video shares with the one before.", default="1", models="Animate"
+        ),
+    ] = None
+    size: Annotated[
+        Size | None, _row("Width and height in pixels.", default="the first built", value="WxH")
+    ] = None
+    num_frames: Annotated[
+        Count | None, _row("Frames of the video; for Animate, of a window.", default="the first built")
+    ] = msgspec.field(default=None, name="frames")
+    num_steps: Annotated[Steps | None, _row("Denoising steps.", default=ARTIFACT)] = msgspec.field(
+        default=None, name="steps"
+    )
+    guidance_scale: Annotated[
+        Scale | None,
+        _row(
+            "Strength of guidance; at most 1 turns it off. Of two experts, the high-noise one's.",
+            default=ARTIFACT,
+        ),
+    ] = None
+    guidance_scale_2: Annotated[
+        Scale | None,
+        _row(
+            "Guidance of the low-noise expert, where --guidance-scale is above 1.",
+            default="the given --guidance-scale, else the artifact's",
+            models="two experts",
+        ),
+    ] = None
+    boundary: Annotated[
+        Share | None,
+        _row(
+            "Share of the training timesteps below which the low-noise expert runs.",
+            default=ARTIFACT,
+            models="two experts",
+        ),
+    ] = None
+    flow_shift: Annotated[Positive | None, _row("Shift of the sigmas.", default=ARTIFACT)] = None
+    solver: Annotated[
+        Literal["unipc", "dpm++", "euler"] | None,
+        _row("Solver, on its diffusers class's own grid.", default=ARTIFACT),
+    ] = None
+    loop: Annotated[
+        Literal["step", "scan"] | None,
+        _row(
+            "Form of the loop: an executable for each step, or one for all steps of an expert, which shows "
+            "no progress and ends before Ctrl-C counts.",
+            default="step if it is built, else scan",
+        ),
+    ] = None
+    seed: Annotated[Seed, _row("Seed of the initial noise, as diffusers' CPU generator takes it.")] = 0
+    num_videos: Annotated[Count, _row("Videos per prompt, as built.")] = 1
+    fps: Annotated[Rate | None, _row("Frames per second of the video file.", default=ARTIFACT)] = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One option as users see it.
+
+    Attributes:
+        name: the Python keyword.
+        key: its name in JSON; with dashes, that of the command line.
+        type: what msgspec converts a value to.
+        base: ``str``, ``int`` or ``float``.
+        many: whether several values may be given.
+        choices: the values there are; none for any.
+        bounds: least and most; None where there is none.
+        positive: whether it is above 0.
+        help: what it does.
+        value: what its value is called, with its unit.
+        default: what stands for it, in words; empty where it must be given or has no default.
+        models: which models have it; empty for all.
+    """
+
+    name: str
+    key: str
+    type: Any
+    base: type[Any]
+    many: bool
+    choices: tuple[Any, ...]
+    bounds: tuple[float | None, float | None]
+    positive: bool
+    help: str
+    value: str
+    default: str
+    models: str
+
+    @property
+    def flag(self) -> str:
+        """Its spelling on the command line."""
+        return f"--{self.key.replace('_', '-')}"
+
+    @property
+    def kind(self) -> str:
+        """The type in words."""
+        words = {str: "a string", int: "an integer", float: "a number"}[self.base]
+        return f"{words} or a list of strings" if self.many else words
+
+    @property
+    def expected(self) -> str:
+        """The values in words."""
+        if self.choices:
+            return " or ".join(map(str, self.choices))
+        least, most = self.bounds
+        if None not in self.bounds and most != _MAX_FLOAT32:
+            return f"{least:g} to {most:g}"
+        if self.positive:
+            return "a positive number"
+        if least is not None and least >= 0:
+            return f"{self.kind}, at least {least:g}"
+        return self.kind if self.base is not str else f"{self.kind} such as 832x480"
+
+
+_BASES: Mapping[type[Any], type[Any]] = MappingProxyType(
+    {msgspec.inspect.StrType: str, msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
+)
+
+
+def _bare(info: Any) -> Any:
+    """A type without its metadata, and without what stands beside it: None, or several of it."""
+    while isinstance(info, msgspec.inspect.Metadata):
+        info = info.type
+    if isinstance(info, msgspec.inspect.UnionType):
+        return _bare(info.types[0])
+    return info
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a ``Literal`` inside an annotation, as they are written: msgspec sorts them."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next(filter(None, map(_choices, get_args(annotation))), ())
+
+
+def _row_of(info: msgspec.structs.FieldInfo) -> Row:
+    described = msgspec.inspect.type_info(info.type)
+    assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
+    bare, choices = _bare(described), _choices(info.type)
+    base = type(choices[0]) if choices else _BASES[type(bare)]
+    least, most = getattr(bare, "ge", None), getattr(bare, "le", None)
+    many, extra = isinstance(info.default, tuple), described.extra
+    default = extra["default"]
+    if default is None and info.default not in (None, (), msgspec.NODEFAULT):
+        default = str(info.default)
+    value = "|".join(map(str, choices)) or {str: "TEXT", int: "N", float: "X"}[base]
+    if getattr(bare, "min_length", None):
+        value = "FILE"
+    return Row(
+        name=info.name,
+        key=info.encode_name,
+        type=info.type,
+        base=base,
+        many=many,
+        choices=choices,
+        bounds=(least, most),
+        positive=getattr(bare, "gt", None) == 0,
+        help=(described.extra_json_schema or {})["description"],
+        value=extra["value"] or value,
+        default=default or "",
+        models=extra["models"] or "",
+    )
+
+
+@lru_cache
+def rows(kind: type[Request] = Request) -> tuple[Row, ...]:
+    """The options of a request, or of a kind of request that adds some, in the order of the help."""
+    return tuple(map(_row_of, msgspec.structs.fields(kind)))
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a request; an option that is left out has its default, and null is no value."""
+    whole = msgspec.json.schema(Request)["$defs"][Request.__name__]
+    for item in whole["properties"].values():
+        kinds = [kind for kind in item.pop("anyOf", ()) if kind != {"type": "null"}]
+        if item.get("default") is None:
+            item.pop("default", None)
+        item |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {}
+    return dict(whole)
+
+
+_Kind = TypeVar("_Kind", bound=Request)
+
+
+def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
+    """A request of values by the options' Python names, all of them checked.
+
+    Args:
+        given: names and values, None among none of them: strings, and numbers of Python or NumPy.
+        kind: ``Request``, or a kind of it with more options.
+
+    Raises:
+        UsageError: naming everything that is wrong, in one line.
+    """
+    known = {row.name: row for row in rows(kind)}
+    values: dict[str, Any] = {}
+    problems: list[UsageError] = []
+    for name, value in given:
+        if name in values:
+            problems.append(UsageError(f"{field(name)} is given twice"))
+        elif name not in known:
+            expected = "one of " + ", ".join(map(field, known))
+            problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
+        else:
+            plain = value.item() if hasattr(value, "item") else value
+            if name == "size" and isinstance(plain, tuple):
+                plain = "x".join(map(str, plain))
+            found = list(_problems(known[name], plain))
+            problems += found
+            if not found:
+                plain = msgspec.convert(plain, known[name].type)
+        values[name] = plain if name in known else None
+    if "prompt" not in values:
+        problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
+    raise_all(problems)
+    return kind(**values)
+
+
+def raise_all(problems: Sequence[UsageError]) -> None:
+    """Raises the only problem, or one that names them all; nothing where there are none."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise UsageError("; ".join(problem.text for problem in problems))
+
+
+def _problems(row: Row, value: Any) -> Iterator[UsageError]:
+    """What speaks against a value."""
+    if not _fits(value, row):
+        found = quoted(value)
+        yield UsageError(f"{field(row.name)} has the wrong type", expected=row.kind, found=found)
+        return
+    if row.value in ("FILE", "DIR|FILE"):
+        names = [value] if isinstance(value, str) else value or ()
+        yield from (_no_file(row, name) for name in names if not _names_a_file(name))
+        return
+    try:
+        msgspec.convert(value, row.type)
+    except msgspec.ValidationError:
+        what = "cannot be used" if row.choices and row.base is str else "is out of range"
+        found = value if type(value) is float else quoted(value)
+        yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)
+
+
+def _fits(value: Any, row: Row) -> bool:
+    """Whether a value is of the option's type; True is no number, and 3 may stand for 3.0."""
+    if row.many and isinstance(value, list | tuple):
+        return all(type(item) is str for item in value)
+    return type(value) in ((int, float) if row.base is float else (row.base,))
+
+
+def _names_a_file(name: str) -> bool:
+    """Whether a file can have this name. An empty one would be the working directory."""
+    try:
+        return bool(name) and b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _no_file(row: Row, name: str) -> UsageError:
+    return UsageError(f"{field(row.name)} is no file name", found=quoted(name))
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """The beginning of a text, as a quotation in a message."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def quoted(value: Any, limit: int = 60) -> str:
+    """A value as JSON spells it, for a message; its beginning where it is long."""
+    if isinstance(value, Mapping):
+        return "an object"
+    text = json.dumps(value, default=lambda other: type(other).__name__)
+    return text if len(text) <= limit else text[:limit] + "..."

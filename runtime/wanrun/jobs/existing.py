@@ -1,0 +1,78 @@
+"""Videos that are there already: whether they are those that would be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wanrun.errors import UsageError
+from wanrun.jobs.outputs import check_free
+from wanrun.media.write_video import metadata_sidecar, read_metadata
+
+
+def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of the videos that are not there yet; the others have to be those that would be made.
+
+    Args:
+        videos: the path of each video.
+        metadata: what is written into each, but for its number.
+
+    Raises:
+        UsageError: for a video that is there and is another, or that does not say how it was made.
+    """
+    missing = []
+    for index, video in enumerate(videos):
+        expected = {**metadata, "video": index}
+        if video.exists():
+            check_free([video], overwrite=True)
+            _check_same(video, expected)
+        else:
+            missing.append(index)
+            # What a run leaves that was killed just before it named the video.
+            if not _is_leftover(metadata_sidecar(video), expected):
+                check_free([video], overwrite=False)
+    return tuple(missing)
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata as a file gives it back, without the version, which two runs may differ in."""
+    plain = json.loads(json.dumps(dict(metadata), default=str))
+    plain.pop("wanrun", None)
+    return dict(plain)
+
+
+def _check_same(video: Path, expected: Mapping[str, Any]) -> None:
+    """Raises UsageError unless a video that is there is the one that would be made."""
+    remedy = "pass --overwrite to make all again, or choose another output"
+    try:
+        there = _plain(read_metadata(video))
+    except UsageError as error:
+        raise UsageError(f"the output {video} exists; {error}", remedy=remedy) from None
+    wanted = _plain(expected)
+    if there == wanted:
+        return
+    if not there:
+        raise UsageError(f"the output {video} exists, and does not say how it was made", remedy=remedy)
+    key = next(key for key in sorted({*wanted, *there}) if wanted.get(key, ...) != there.get(key, ...))
+    raise UsageError(
+        f"the output {video} exists, and was made otherwise",
+        expected=f"{key} {_shown(wanted, key)}",
+        found=_shown(there, key),
+        remedy=remedy,
+    )
+
+
+def _shown(metadata: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(metadata[key], ensure_ascii=False) if key in metadata else "none"
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:
+    """Whether a sidecar without its video holds what would be written to it."""
+    try:
+        there = json.loads(sidecar.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(there, dict) and _plain(there) == _plain(expected)

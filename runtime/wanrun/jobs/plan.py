@@ -1,0 +1,245 @@
+"""What a run has to do, found before the work that costs minutes.
+
+First come the checks that cost nothing; then the images and videos are read, which may take seconds.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.denoising.schedule import schedule
+from wanrun.errors import ArtifactError, UsageError, WanError, field
+from wanrun.files import NPY_DAMAGE, sha256_of
+from wanrun.generation.options import check_effects, has_guidance
+from wanrun.generation.request import read_request
+from wanrun.jobs.claims import Claims
+from wanrun.jobs.job import Draft, Job, JobMaker
+from wanrun.jobs.media_sets import MediaSets
+from wanrun.jobs.outputs import (
+    check_encoder,
+    check_file,
+    check_folder,
+    check_new_folder,
+    usable_names,
+    video_paths,
+)
+from wanrun.jobs.requests import Entry, Line, have_media_of, read_entries
+from wanrun.jobs.run import RunOptions
+from wanrun.media.types import Inputs, check_media
+from wanrun.timing import Timings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run has to do.
+
+    Attributes:
+        manifest: the artifact's.
+        jobs: what is to be made, in order.
+        finished: what is there already.
+        failures: what is wrong with the other lines of the prompts file, in order.
+        noise: the initial latents, float32 (B, C, T, h, w), where they were given.
+        many: whether the prompts come from a file.
+        media: reads what the videos are made from, and holds what the first job needs of it, if it was read
+            for it.
+        guidance_off: whether guidance is off because no profile is built with it.
+    """
+
+    manifest: Manifest
+    jobs: Sequence[Job]
+    finished: Sequence[Job]
+    failures: Sequence[WanError]
+    noise: np.ndarray | None
+    many: bool
+    media: MediaSets
+    guidance_off: bool = False
+
+    def inputs_of(self, job: Job) -> Inputs | None:
+        """What the pipeline takes of a job's media: the same object for jobs that share them, one after the
+        other. None where a model takes none, or none of what it could take is given.
+
+        Raises:
+            UsageError: if they cannot be read any more, or were changed since they were checked.
+        """
+        return self.media.inputs(job.draft.media)
+
+    def first_prompts(self, jobs: int | None = None) -> list[str]:
+        """The prompts of the first jobs (None: of all), the negative ones too, each once."""
+        options = [job.draft.options for job in self.jobs[:jobs]]
+        texts = [one[name] for one in options for name in ("prompt", "negative_prompt")]
+        return list(dict.fromkeys(text for text in texts if text is not None))
+
+    @property
+    def first_expert(self) -> str:
+        """The transformer that the first job needs first; there has to be a job."""
+        _, (first, *_) = schedule(self.jobs[0].draft.options, self.manifest)
+        return first.transformer
+
+
+def _read_latents(path: Path) -> np.ndarray:
+    try:
+        # Mapped, so that a header that promises more than the file holds is refused, not allocated.
+        latents = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, zipfile.BadZipFile, *NPY_DAMAGE) as error:
+        raise UsageError(
+            f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"
+        ) from None
+    if not isinstance(latents, np.ndarray):
+        raise UsageError(f"the latents {path} are not one array", remedy="give a float32 .npy file")
+    return latents
+
+
+def _influences(run: RunOptions, noise: np.ndarray | None) -> dict[str, Any]:
+    """What besides a prompt's own options decides what its video shows."""
+    facts: dict[str, Any] = {"text_encoder": run.text_encoder}
+    if noise is not None and run.latents is not None:
+        facts |= {"latents": run.latents.name, "latents_sha256": sha256_of(noise.tobytes())}
+    return facts
+
+
+@contextmanager
+def _noted(bad: dict[int, WanError], entry: Entry, many: bool) -> Iterator[None]:
+    """Notes what is wrong with a line of the prompts file, which does not end the run."""
+    try:
+        yield
+    except (UsageError, ArtifactError) as error:
+        if not many:
+            raise
+        bad[entry.index] = error.located(entry.where)
+
+
+def _read(run: RunOptions, given: Mapping[str, Any]) -> tuple[Entry, list[Entry], dict[int, UsageError]]:
+    """What the command line asks for, the prompts, and by index what is wrong with a line of the file."""
+    if run.prompt is not None and run.prompts is not None:
+        raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
+    if run.prompt is None and run.prompts is None:
+        raise UsageError(
+            "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
+        )
+    shared = Entry(read_request([("prompt", run.prompt or ""), *given.items()], Line))
+    if run.prompts is None:
+        return shared, [shared], {}
+    return shared, *read_entries(run.prompts, given)
+
+
+def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Plan:
+    """Checks everything that can be found wrong before jax is imported and a weight is read.
+
+    Args:
+        artifact: the artifact's folder.
+        run: what the whole run is told.
+        given: the generation's options that the command line gives, by name.
+        timings: where the time is noted that reading media takes.
+
+    Raises:
+        UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
+            file that cannot be read, or an output that cannot be written. What is wrong with one line of the
+            prompts file is a failure of the plan instead.
+        ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
+    """
+    read_request([("prompt", ""), *given.items()], Line)  # before the artifact is looked at
+    manifest = read_manifest(artifact)
+    shared, entries, unread = _read(run, given)
+    bad: dict[int, WanError] = dict(unread)
+    check_effects(manifest, has_guidance(manifest, shared.line.guidance_scale), shared.line)
+    if have_media_of(shared, entries):
+        check_media(manifest, shared.media)
+    many, noise = run.prompts is not None, None if run.latents is None else _read_latents(run.latents)
+    media, claims = MediaSets(manifest, timings), _claims(artifact, run, entries)
+    maker = JobMaker(artifact, manifest, run, many, noise, _influences(run, noise), media, claims)
+    if many:
+        _check_shared(maker, shared, entries)
+    drafts: list[Draft] = []
+    for entry in entries:
+        with _noted(bad, entry, many):
+            drafts.append(maker.draft(entry))
+    check_encoder(video for draft in drafts for video in draft.videos)
+    jobs = _jobs(maker, shared, drafts, bad)
+    return Plan(
+        manifest,
+        [job for job in jobs if not job.finished],
+        [job for job in jobs if job.finished],
+        [bad[index] for index in sorted(bad)],
+        None if noise is None else np.array(noise),
+        many,
+        media,
+        any(_guidance_is_off(manifest, draft) for draft in drafts),
+    )
+
+
+def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims:
+    """The files that the run reads and, of those that it writes, the ones that are no job's."""
+    claims = Claims(artifact, run.prompts is not None)
+    for entry in entries:
+        for name, path in entry.media_files:
+            claims.read(path, f"{entry.where} ({name})" if entry.where else field(name))
+    if run.prompts is not None:
+        claims.read(run.prompts, "--prompts")
+    with usable_names():
+        check_file(run.timing_json, "--timing-json", overwrite=True)
+        check_new_folder(run.trace, "--trace")
+    claims.write([run.timing_json], "--timing-json")
+    claims.write([run.trace], "--trace")
+    return claims
+
+
+def _jobs(maker: JobMaker, shared: Entry, drafts: Sequence[Draft], bad: dict[int, WanError]) -> list[Job]:
+    """The jobs of drafts whose media can be used; what is wrong with the others is noted."""
+    jobs = []
+    if drafts and have_media_of(shared, [draft.entry for draft in drafts]):  # so that it is said once
+        there = all(draft.there for draft in drafts)
+        for media in dict.fromkeys(draft.media for draft in drafts):
+            (maker.media.digest if there else maker.media.check)(media)
+    for draft in drafts:
+        with _noted(bad, draft.entry, maker.many):
+            jobs.append(maker.job(draft))
+    return jobs
+
+
+def _guidance_is_off(manifest: Manifest, draft: Draft) -> bool:
+    """Whether a prompt is made without guidance only because no profile has it."""
+    return draft.entry.line.guidance_scale is None and has_guidance(manifest) and not draft.profile.guidance
+
+
+def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> None:
+    """Checks what the lines of a prompts file have in common, so that it is said once.
+
+    Raises:
+        UsageError: for an option out of range, a name with an unknown field or suffix, or a folder that
+            cannot be written to.
+        ArtifactError: for a profile or a form of the loop that is not built.
+    """
+    own = {name for entry in entries for name in _differs(entry.line, shared.line)}
+    if not own & {"size", "num_frames", "num_videos", "guidance_scale", "reference_image", "loop"}:
+        # Whether the default number of steps suits the loop is a matter of the lines without steps.
+        changes = {"num_steps": 1} if shared.line.num_steps is None and "num_steps" in own else {}
+        maker.resolve(msgspec.structs.replace(shared.line, **changes))
+    for option in ("output", "save_latents"):
+        users = [entry for entry in entries if option != "output" or entry.line.output is None]
+        if not users or getattr(maker.run, option) is None:
+            continue
+        with usable_names():
+            path = maker.path(users[0], option)
+            one_folder = "{" not in str(getattr(maker.run, option).parent)
+            if option == "output":
+                video_paths(path)
+                if one_folder:
+                    check_folder(path.parent)
+            elif one_folder:
+                check_file(path, "--save-latents", overwrite=True)
+
+
+def _differs(line: Line, shared: Line) -> Iterator[str]:
+    """The options that a line has of its own."""
+    for name in line.__struct_fields__:
+        if getattr(line, name) != getattr(shared, name):
+            yield name

@@ -1,0 +1,31 @@
+"""What a whole run is told: how it loads, where its results go, and what else it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of ``wanrun`` that are no options of a generation; its help describes each."""
+
+    prompt: str | None
+    prompts: Path | None
+    latents: Path | None
+    save_latents: Path | None
+    output: Path
+    overwrite: bool
+    target: str | None
+    allow_compile: bool
+    verify: str
+    memory: str
+    text_encoder: str
+    text_encoder_device: str
+    no_embedding_cache: bool
+    weights: str | None
+    warmup: bool
+    timing: bool
+    timing_json: Path | None
+    trace: Path | None
+    debug: bool

@@ -1,0 +1,135 @@
+"""A request: every option is one row, from which each way of asking derives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.damage import flag
+from wanrun.cli import wanrun
+from wanrun.errors import UsageError
+from wanrun.generation.request import Request, read_request, rows, schema
+from wanrun.media.types import MEDIA_KINDS, Media
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        read_request({"prompt": "a fox", **options}.items(), Request)
+    assert set(caught.value.fields) <= options.keys() | {row.name for row in rows()}
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "bad"),
+    [
+        ("boundary", "0 to 1", [-1e-9, 1.0000001, -math.inf, math.inf, math.nan, 875]),
+        ("guidance_scale", "a number", [math.inf, -math.inf, math.nan, 3.5e38]),
+        ("guidance_scale_2", "a number", [math.inf, -math.inf, math.nan, -3.5e38]),
+        ("conditioning_scale", "a number", [math.inf, -math.inf, math.nan, 3.5e38]),
+        ("flow_shift", "a positive number", [0.0, -1.0, math.nan, math.inf]),
+        ("fps", "0.1 to 240", [0, 0.09, 241, math.nan, math.inf]),
+        ("num_steps", "1 to 10000", [0, -1, 10_001]),
+        ("segment_overlap", "1 or 5", [0, 2, 4, 6, -1]),
+        ("num_frames", "an integer, at least 1", [0, -9]),
+        ("seed", "an integer, at least 0", [-1]),
+        ("size", "a string such as 832x480", ["", "64", "0x64", "64x64x64", "１２x64", "64x64\n"]),
+    ],
+)
+def test_out_of_range(name: str, expected: str, bad: list[Any]) -> None:
+    for value in bad:
+        assert refusal(**{name: value}).startswith(f"{name} is out of range; expected {expected}; found ")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("mode", ["swap", ""]), ("loop", ["while", ""]), ("solver", ["ddim"])]
+)
+def test_none_of_the_choices(name: str, bad: list[Any]) -> None:
+    for value in bad:
+        assert refusal(**{name: value}).startswith(f"{name} cannot be used; expected ")
+
+
+def test_wrong_types() -> None:
+    for row in rows():
+        for value in (True, object(), {"a": 1}, b"a"):
+            assert refusal(**{row.name: value}).startswith(
+                f"{row.name} has the wrong type; expected {row.kind}"
+            )
+
+
+def test_all_problems_are_said_at_once() -> None:
+    message = refusal(seed=-1, fps="24", tint=3)
+    for problem in ("seed is out of range", "fps has the wrong type", "unknown option 'tint'"):
+        assert problem in message
+
+
+@given(st.integers(1, 10_000), st.floats(-3e38, 3e38), st.floats(0, 1), st.integers(0, 2**64 - 1))
+def test_numbers_of_python_and_numpy(steps: int, scale: float, boundary: float, seed: int) -> None:
+    given = {"prompt": "a", "num_steps": steps, "guidance_scale": scale, "boundary": boundary, "seed": seed}
+    plain = read_request(given.items(), Request)
+    assert plain == Request(**given)
+    arrays = {
+        **given,
+        "num_steps": np.int64(steps),
+        "boundary": np.float64(boundary),
+        "seed": np.uint64(seed),
+    }
+    assert read_request(arrays.items(), Request) == plain
+    whole = read_request({"prompt": "a", "guidance_scale": steps}.items(), Request)
+    assert type(whole.guidance_scale) is float and whole.guidance_scale == steps
+
+
+def test_a_size_is_a_text_or_a_pair() -> None:
+    for size in ("832x480", (832, 480)):
+        assert read_request({"prompt": "a", "size": size}.items(), Request).size == "832x480"
+
+
+def test_file_names() -> None:
+    for name in (row.name for row in rows() if row.name in MEDIA_KINDS):
+        for bad in ("", "a\0.png", "\ud800.png"):
+            value = ["r.png", bad] if name == "reference_image" else bad
+            assert refusal(**{name: value}).startswith(f"{name} is no file name; found ")
+
+
+# What derives from the rows.
+
+
+def test_media_are_rows() -> None:
+    """What is given as files on the command line is given in memory as ``Media``, under the same names."""
+    names = [row.name for row in rows()]
+    assert set(MEDIA_KINDS) <= set(names)
+    assert set(Media.__dataclass_fields__) == {*MEDIA_KINDS, "mode", "segment_overlap"} <= set(names)
+
+
+def test_the_command_line_has_every_row() -> None:
+    options = {param.name: param for param in wanrun.params}
+    for row in rows():
+        assert options[row.name].opts == [row.flag]
+        assert row.flag == flag(row.key)
+        if row.name != "prompt":
+            assert row.help.rstrip(".") in str(getattr(options[row.name], "help", ""))
+
+
+def test_the_json_schema() -> None:
+    found = schema()
+    assert found["required"] == ["prompt"] and found["additionalProperties"] is False
+    assert set(found["properties"]) == {row.key for row in rows()}
+    assert found["properties"]["steps"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 10_000,
+        "description": "Denoising steps.",
+    }
+    assert found["properties"]["solver"]["enum"] == ["dpm++", "euler", "unipc"]
+    assert found["properties"]["seed"] | {"description": ""} == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**64 - 1,
+        "default": 0,
+        "description": "",
+    }
+    assert "null" not in str(found)
