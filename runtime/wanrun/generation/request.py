@@ -348,7 +348,7 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
         msgspec.convert(value, row.type)
     except msgspec.ValidationError:
         what = "cannot be used" if row.choices and row.base is str else "is out of range"
-        found = value if type(value) is float else quoted(value)
+        found: object = value if type(value) is float else quoted(value)
         yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)
 
 
