@@ -132,6 +132,34 @@ def write_toy(
         UsageError: if an argument is not one of its values, the configs do not fit one another, or the
             folder holds something else.
     """
+    _check_choices(variant, scheduler, dtype, seed, shards)
+    changes: dict[str, Mapping[str, Any]] = {
+        "transformer": transformer or {},
+        "transformer_2": {**(transformer or {}), **(transformer_2 or {})},
+        "vae": vae or {},
+        "text_encoder": text_encoder or {},
+        IMAGE_ENCODER: image_encoder or {},
+    }
+    _check_has(variant, "transformer_2", transformer_2)
+    _check_has(variant, IMAGE_ENCODER, image_encoder)
+    configs = _changed_configs(variant, changes, dtype)
+    directory = Path(directory).resolve()
+    _check_target(directory, force)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.new-", dir=directory.parent) as temporary:
+        staging = Path(temporary) / directory.name
+        for name, config in configs.items():
+            folder, kind = staging / name, _kind(config, name)
+            folder.mkdir(parents=True)
+            write_json(folder / "config.json", config)
+            shapes, base = kind.shapes(config), WEIGHT_NAMES[kind.library]
+            write_weights(folder, name, base, shapes, seed=seed, dtype=dtype, shards=shards, sparse=sparse)
+        _write_settings(staging, variant, configs, scheduler, flow_shift)
+        write_json(staging / MARKER, {"seed": seed, "variant": variant})
+        _move_into_place(staging, directory)
+
+
+def _check_choices(variant: str, scheduler: str, dtype: str, seed: int, shards: int) -> None:
     for what, value, known in (
         ("variant", variant, TOY_VARIANTS),
         ("scheduler", scheduler, SCHEDULER_CONFIGS),
@@ -143,56 +171,46 @@ def write_toy(
         raise UsageError(
             "seed or shards is out of range", expected="seed >= 0, shards >= 1", found=(seed, shards)
         )
-    toy = TOY_VARIANTS[variant]
-    if transformer_2 and "transformer_2" not in toy.configs:
-        raise UsageError(f"{variant} has no transformer_2", remedy="change transformer")
-    if image_encoder and IMAGE_ENCODER not in toy.configs:
-        with_images = [name for name, other in TOY_VARIANTS.items() if IMAGE_ENCODER in other.configs]
+
+
+def _check_has(variant: str, component: str, changes: Mapping[str, Any] | None) -> None:
+    """Refuses changes to a component that the variant does not have."""
+    if changes and component not in TOY_VARIANTS[variant].configs:
+        others = [name for name, other in TOY_VARIANTS.items() if component in other.configs]
         raise UsageError(
-            f"{variant} has no image_encoder", remedy=f"leave it out, or use {' or '.join(with_images)}"
+            f"{variant} has no {component}", remedy=f"leave it out, or use {' or '.join(others)}"
         )
-    changes: dict[str, Mapping[str, Any]] = {
-        "transformer": transformer or {},
-        "transformer_2": {**(transformer or {}), **(transformer_2 or {})},
-        "vae": vae or {},
-        "text_encoder": text_encoder or {},
-        IMAGE_ENCODER: image_encoder or {},
-    }
+
+
+def _changed_configs(
+    variant: str, changes: Mapping[str, Mapping[str, Any]], dtype: str
+) -> dict[str, dict[str, Any]]:
+    """The variant's config.json by component, with fields changed."""
+    toy = TOY_VARIANTS[variant]
     configs = {name: _override(name, base, changes[name]) for name, base in toy.configs.items()}
     for name in {"text_encoder", IMAGE_ENCODER} & configs.keys():
         configs[name]["torch_dtype"] = dtype
     check_toy_configs(variant, configs)
-    directory = Path(directory).resolve()
-    _check_target(directory, force)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.new-", dir=directory.parent) as temporary:
-        staging = Path(temporary) / directory.name
-        for name, config in configs.items():
-            folder = staging / name
-            folder.mkdir(parents=True)
-            write_json(folder / "config.json", config)
-            kind = _kind(config, name)
-            write_weights(
-                folder,
-                name,
-                WEIGHT_NAMES[kind.library],
-                kind.shapes(config),
-                seed=seed,
-                dtype=dtype,
-                shards=shards,
-                sparse=sparse,
-            )
-        scheduler_config = dict(SCHEDULER_CONFIGS[scheduler])
-        scheduler_config["shift" if "shift" in scheduler_config else "flow_shift"] = flow_shift
-        (staging / "scheduler").mkdir()
-        write_json(staging / "scheduler" / "scheduler_config.json", scheduler_config)
-        (staging / "tokenizer").mkdir()
-        write_tokenizer(staging / "tokenizer")
-        if IMAGE_ENCODER in configs:
-            (staging / IMAGE_PROCESSOR).mkdir()
-            processor = toy_image_processor(configs[IMAGE_ENCODER])
-            write_json(staging / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE, processor)
-        index = {**toy.index, "scheduler": ["diffusers", scheduler_config["_class_name"]]}
-        write_json(staging / "model_index.json", index)
-        write_json(staging / MARKER, {"seed": seed, "variant": variant})
-        _move_into_place(staging, directory)
+    return configs
+
+
+def _write_settings(
+    staging: Path,
+    variant: str,
+    configs: Mapping[str, Mapping[str, Any]],
+    scheduler: str,
+    flow_shift: float,
+) -> None:
+    """Writes what holds no weights: scheduler, tokenizer, image processor and model_index.json."""
+    scheduler_config = dict(SCHEDULER_CONFIGS[scheduler])
+    scheduler_config["shift" if "shift" in scheduler_config else "flow_shift"] = flow_shift
+    (staging / "scheduler").mkdir()
+    write_json(staging / "scheduler" / "scheduler_config.json", scheduler_config)
+    (staging / "tokenizer").mkdir()
+    write_tokenizer(staging / "tokenizer")
+    if IMAGE_ENCODER in configs:
+        (staging / IMAGE_PROCESSOR).mkdir()
+        processor = toy_image_processor(configs[IMAGE_ENCODER])
+        write_json(staging / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE, processor)
+    index = {**TOY_VARIANTS[variant].index, "scheduler": ["diffusers", scheduler_config["_class_name"]]}
+    write_json(staging / "model_index.json", index)
