@@ -337,8 +337,8 @@ def raise_all(problems: Sequence[UsageError]) -> None:
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:
     """What speaks against a value."""
     if not _fits(value, row):
-        found = quoted(value)
-        yield UsageError(f"{field(row.name)} has the wrong type", expected=row.kind, found=found)
+        what = f"{field(row.name)} has the wrong type"
+        yield UsageError(what, expected=row.kind, found=quoted(value))
         return
     if row.value in ("FILE", "DIR|FILE"):
         names = [value] if isinstance(value, str) else value or ()
@@ -348,7 +348,7 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
         msgspec.convert(value, row.type)
     except msgspec.ValidationError:
         what = "cannot be used" if row.choices and row.base is str else "is out of range"
-        found: object = value if type(value) is float else quoted(value)
+        found = value if type(value) is float else quoted(value)
         yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)
 
 
