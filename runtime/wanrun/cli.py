@@ -102,7 +102,11 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--no-embedding-cache", is_flag=True, help="Neither read nor write the user's cache of prompt embeddings."
 )
-@click.option("--weights", metavar="URL", help="Where the weights lie.  [default: in the artifact]")
+@click.option(
+    "--weights",
+    metavar="URL",
+    help="Folder, or URL (gs, s3, http; the remote extra), of the weights.  [default: in the artifact]",
+)
 @click.option("--warmup", is_flag=True, help="Execute every program once before the first prompt.")
 @click.option("--timing", is_flag=True, help="Print a timing summary.")
 @click.option("--timing-json", type=click.Path(path_type=Path), help="Write the timings to this file.")

@@ -22,6 +22,7 @@ from wanrun.errors import UsageError
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.options import (
     check_latents,
+    choose_profile,
     has_guidance,
     latents_shape,
     leading_latents,
@@ -200,6 +201,10 @@ class Pipeline:
             future.result()
 
     @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.profile.width, self.profile.height, self.profile.num_frames
+
+    @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
         """Shape (B, C, T, h, w) of the latents."""
         return latents_shape(self.manifest, self.profile)
@@ -315,6 +320,12 @@ class Pipeline:
         inputs = self._conditioning.read(media, inputs, segment_overlap, self.timings)
         if inputs is not None and self.manifest.model["task"] == "animate":
             request = structs.replace(request, segment_overlap=inputs.segment_overlap)
+        if options.keys() & {"size", "num_frames", "num_videos"}:
+            wanted = choose_profile(self.manifest, self.artifact, request)
+            if (wanted.width, wanted.height, wanted.num_frames) != self._shape:
+                raise UsageError(
+                    "this pipeline has another profile", expected=self.profile.name, found=wanted.name
+                )
         options = resolve_options(self.manifest, self.profile, request)
         table, segments = schedule(options, self.manifest)
         if latents is not None:
