@@ -9,7 +9,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Profile
 from wanrun.denoising.conditions import Conditions
-from wanrun.denoising.schedule import Segment
+from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import (
     LOOP_PROGRAMS,
@@ -51,7 +51,7 @@ class ExpertLoop:
         self,
         noise: np.ndarray,
         table: SolverTable,
-        segments: Sequence[Segment],
+        ranges: Sequence[ExpertRange],
         embeddings: np.ndarray,
         conditions: Conditions,
         loop: str,
@@ -59,12 +59,12 @@ class ExpertLoop:
         behind: Callable[[], None] = _nothing,
         on_step: OnStep = _nothing,
     ) -> np.ndarray:
-        """Runs the segments in order.
+        """Runs the experts' ranges in order.
 
         Args:
             noise: initial latents, float32 (B, C, T, h, w); only read.
             table: timesteps and coefficients.
-            segments: which expert takes which steps.
+            ranges: which expert takes which steps.
             embeddings: (P, 512, text_dim), the positive prompt first.
             conditions: what images and videos give.
             loop: 'step' or 'scan'.
@@ -80,14 +80,14 @@ class ExpertLoop:
             WanError: if the latents are not finite.
         """
         state: State = start_state(noise, self._dtype)
-        for index, segment in enumerate(segments):
+        for index, steps in enumerate(ranges):
 
-            def load_behind(rest: Sequence[Segment] = segments[index + 1 :]) -> None:
+            def load_behind(rest: Sequence[ExpertRange] = ranges[index + 1 :]) -> None:
                 self._expect(rest)
                 behind()
 
-            constant = self._prepare(embeddings, conditions, segment, timings)
-            state = self._run(state, constant, table, segment, loop, timings, load_behind, on_step)
+            constant = self._prepare(embeddings, conditions, steps, timings)
+            state = self._run(state, constant, table, steps, loop, timings, load_behind, on_step)
             del constant  # the next expert has its own
         return conditions.finish(final_latents(state))
 
@@ -96,19 +96,19 @@ class ExpertLoop:
         state: State,
         constant: Mapping[str, Any],
         table: SolverTable,
-        segment: Segment,
+        steps: ExpertRange,
         loop: str,
         timings: Timings,
         load_behind: Callable[[], None],
         on_step: OnStep,
     ) -> State:
-        """Takes a segment's steps. When it returns, nothing here holds the expert's weights."""
-        program = self._bound(LOOP_PROGRAMS[loop], segment.transformer)
-        calls: Iterable[Call] = step_calls(table, segment)
+        """Takes an expert's steps. When it returns, nothing here holds the expert's weights."""
+        program = self._bound(LOOP_PROGRAMS[loop], steps.transformer)
+        calls: Iterable[Call] = step_calls(table, steps)
         if loop == "scan":
-            calls = [loop_call(table, segment, self._profile.options["max_steps"])]
-        if loop == "scan" or segment.last - segment.first == 1:
-            load_behind()  # no later call of this segment could hide it
+            calls = [loop_call(table, steps, self._profile.options["max_steps"])]
+        if loop == "scan" or steps.last - steps.first == 1:
+            load_behind()  # no later call of this expert could hide it
 
         def record(call: Call, seconds: float) -> None:
             if loop == "scan":
@@ -125,14 +125,14 @@ class ExpertLoop:
             return run_calls(program, calls, state, constant, record, on_call)
 
     def _prepare(
-        self, embeddings: np.ndarray, conditions: Conditions, segment: Segment, timings: Timings
+        self, embeddings: np.ndarray, conditions: Conditions, steps: ExpertRange, timings: Timings
     ) -> dict[str, Any]:
-        """What every step of a segment takes."""
-        prepare = self._bound("prepare", segment.transformer)
+        """What every step of an expert takes."""
+        prepare = self._bound("prepare", steps.transformer)
         with timings.phase("prepare"):
             constant = {**prepare(embeddings=embeddings, **conditions.prepare), **conditions.steps}
         if self._profile.guidance:
-            constant["guidance_scale"] = np.float32(segment.guidance_scale)
+            constant["guidance_scale"] = np.float32(steps.guidance_scale)
         return constant
 
     def _bound(self, program: str, expert: str) -> Callable[..., Mapping[str, Any]]:
@@ -143,9 +143,9 @@ class ExpertLoop:
                     self._loader.release(other)
         return self._loader.bound(program, transformer=expert)
 
-    def _expect(self, segments: Sequence[Segment]) -> None:
-        """Starts to read the experts of segments to come, as far as there is room."""
-        names = [segment.transformer for segment in segments]
+    def _expect(self, ranges: Sequence[ExpertRange]) -> None:
+        """Starts to read the experts of ranges to come, as far as there is room."""
+        names = [steps.transformer for steps in ranges]
         if self._placement == "both":
             self._loader.request(components=names)
         elif self._placement == "host":

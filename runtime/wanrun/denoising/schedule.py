@@ -13,7 +13,7 @@ from wanrun.denoising.solvers import SolverTable, solver_table
 
 
 @dataclass(frozen=True)
-class Segment:
+class ExpertRange:
     """Steps in a row that one expert takes.
 
     Attributes:
@@ -34,15 +34,15 @@ def transformers(manifest: Manifest) -> tuple[str, ...]:
     return tuple(name for name in TRANSFORMERS if name in manifest.components)
 
 
-def segments(
+def expert_ranges(
     table: SolverTable,
     names: Sequence[str],
     boundary: float | None,
     guidance_scale: float,
     guidance_scale_2: float | None,
     num_train_timesteps: int,
-) -> tuple[Segment, ...]:
-    """The segments of a denoising loop, in order: one or two, never an empty one.
+) -> tuple[ExpertRange, ...]:
+    """The experts' ranges of a denoising loop, in order: one or two, never an empty one.
 
     The high-noise expert takes the steps whose timestep is at least boundary x num_train_timesteps, compared
     in float32 as the reference does (diffusers' WanPipeline).
@@ -57,17 +57,17 @@ def segments(
     """
     total = len(table.timesteps)
     if len(names) == 1:
-        return (Segment(names[0], 0, total, guidance_scale),)
+        return (ExpertRange(names[0], 0, total, guidance_scale),)
     assert boundary is not None and guidance_scale_2 is not None  # as resolved options have them
     high = int(np.count_nonzero(table.timesteps >= np.float32(boundary * num_train_timesteps)))
     both = (
-        Segment(names[0], 0, high, guidance_scale),
-        Segment(names[1], high, total, guidance_scale_2),
+        ExpertRange(names[0], 0, high, guidance_scale),
+        ExpertRange(names[1], high, total, guidance_scale_2),
     )
-    return tuple(segment for segment in both if segment.first < segment.last)
+    return tuple(part for part in both if part.first < part.last)
 
 
-def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[Segment, ...]]:
+def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
     """The solver's table of a generation whose options are resolved, and who takes which of its steps.
 
     Raises:
@@ -75,7 +75,7 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     """
     num_train_timesteps = manifest.model["num_train_timesteps"]
     table = solver_table(options["solver"], options["num_steps"], options["flow_shift"], num_train_timesteps)
-    parts = segments(
+    parts = expert_ranges(
         table,
         transformers(manifest),
         options.get("boundary"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.denoising.schedule import Segment
+from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
 from wanrun.errors import WanError
 
@@ -42,28 +42,28 @@ class Call:
     last: int
 
 
-def step_calls(table: SolverTable, segment: Segment) -> Iterator[Call]:
+def step_calls(table: SolverTable, steps: ExpertRange) -> Iterator[Call]:
     """A call of ``denoise_step`` for every step: what comes between can be seen, and interrupted."""
-    for index in range(segment.first, segment.last):
+    for index in range(steps.first, steps.last):
         row, timestep = table.coefficients[index], table.timesteps[index]
         yield Call({"coefficients": row, "timestep": timestep}, index, index + 1)
 
 
-def loop_call(table: SolverTable, segment: Segment, max_steps: int) -> Call:
-    """The one call of ``denoise_loop`` for a segment.
+def loop_call(table: SolverTable, steps: ExpertRange, max_steps: int) -> Call:
+    """The one call of ``denoise_loop`` for an expert's steps.
 
     Args:
         table: timesteps and coefficients.
-        segment: which of its steps.
+        steps: which of its steps.
         max_steps: rows that the program's table has.
     """
     arguments = {
         "coefficients": _padded(table.coefficients, max_steps),
         "timesteps": _padded(table.timesteps, max_steps),
-        "first": np.int32(segment.first),
-        "last": np.int32(segment.last),
+        "first": np.int32(steps.first),
+        "last": np.int32(steps.last),
     }
-    return Call(arguments, segment.first, segment.last)
+    return Call(arguments, steps.first, steps.last)
 
 
 def run_calls(

@@ -16,7 +16,7 @@ from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import SelectedTarget, select_profile, select_target
 from wanrun.denoising.expert_loop import ExpertLoop
 from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.schedule import Segment, schedule, transformers
+from wanrun.denoising.schedule import ExpertRange, schedule, transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS, OnStep, velocity_table
 from wanrun.errors import UsageError
 from wanrun.generation.conditioning import Conditioning
@@ -252,10 +252,10 @@ class Pipeline:
             float32 of latents' shape, as exact as the dtype that the profile keeps latents in. A frame that
             is held has no velocity.
         """
-        segment, embeddings = Segment(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
+        steps, embeddings = ExpertRange(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
         table, conditions = velocity_table(timestep), self._conditioning(inputs, timings=Timings())
         return latents - self._expert_loop(
-            latents, table, [segment], embeddings, conditions, self._loop, Timings()
+            latents, table, [steps], embeddings, conditions, self._loop, Timings()
         )
 
     def image_tokens(self, inputs: Inputs) -> np.ndarray:
@@ -278,9 +278,9 @@ class Pipeline:
             conditions = self._conditioning.blank(Timings())
             # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
             for expert in sorted(self._transformers, key=lambda name: name == self._first_expert):
-                segment = Segment(expert, 0, 1, 1.0)
+                steps = ExpertRange(expert, 0, 1, 1.0)
                 latents = self._expert_loop(
-                    noise, table, [segment], embeddings, conditions, self._loop, Timings()
+                    noise, table, [steps], embeddings, conditions, self._loop, Timings()
                 )
             self.decode(latents[:1])
 
@@ -327,7 +327,7 @@ class Pipeline:
                     "this pipeline has another profile", expected=self.profile.name, found=wanted.name
                 )
         options = resolve_options(self.manifest, self.profile, request)
-        table, segments = schedule(options, self.manifest)
+        table, ranges = schedule(options, self.manifest)
         if latents is not None:
             check_latents(latents, self.latents_shape)
         prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
@@ -335,7 +335,7 @@ class Pipeline:
         frames, final = self._sampler(
             options,
             table,
-            segments,
+            ranges,
             embeddings,
             inputs,
             latents,

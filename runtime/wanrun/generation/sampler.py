@@ -10,7 +10,7 @@ import numpy as np
 from wanrun.artifact.manifest import Profile
 from wanrun.denoising.expert_loop import ExpertLoop
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import Segment
+from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.steps import OnStep
 from wanrun.generation.conditioning import Conditioning
@@ -68,7 +68,7 @@ class Sampler:
         self,
         options: Mapping[str, Any],
         table: SolverTable,
-        segments: Sequence[Segment],
+        ranges: Sequence[ExpertRange],
         embeddings: np.ndarray,
         inputs: Inputs | None,
         latents: np.ndarray | None,
@@ -81,7 +81,7 @@ class Sampler:
         Args:
             options: of the generation, resolved.
             table: timesteps and coefficients.
-            segments: which expert takes which steps.
+            ranges: which expert takes which steps.
             embeddings: of the prompts.
             inputs: images and videos; None for text alone.
             latents: initial noise of the first window, instead of the seed's.
@@ -112,7 +112,7 @@ class Sampler:
             final = self._expert_loop(
                 start,
                 table,
-                segments,
+                ranges,
                 embeddings,
                 conditions,
                 options["loop"],

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wanrun.denoising.schedule import Segment, segments
+from wanrun.denoising.schedule import ExpertRange, expert_ranges
 from wanrun.denoising.solvers import SOLVERS, solver_table
 
 NAMES = ("transformer", "transformer_2")
@@ -31,7 +31,7 @@ def by_the_reference(solver: str, steps: int, shift: float, boundary: float) -> 
 )
 def test_the_rule_of_the_reference(solver: str, steps: int, shift: float, boundary: float) -> None:
     table = solver_table(solver, steps, shift)
-    parts = segments(table, NAMES, boundary, 4.0, 3.0, 1000)
+    parts = expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000)
     taken = [part.transformer for part in parts for _ in range(part.first, part.last)]
     assert taken == by_the_reference(solver, steps, shift, boundary)
     assert [part.first for part in parts] == [0, *(part.last for part in parts)][:-1]
@@ -45,17 +45,17 @@ def test_the_boundary_may_be_at_a_timestep() -> None:
     table = solver_table("unipc", 10, 5.0)
     index = 4
     boundary = float(table.timesteps[index]) / 1000
-    assert segments(table, NAMES, boundary, 4.0, 3.0, 1000)[0].last == index + 1
+    assert expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000)[0].last == index + 1
 
 
 @pytest.mark.parametrize(("boundary", "name"), [(0.0, NAMES[0]), (1.0, NAMES[1])])
 def test_one_expert_may_take_all(boundary: float, name: str) -> None:
     table = solver_table("unipc", 7, 3.0)
     scale = 4.0 if name == NAMES[0] else 3.0
-    assert segments(table, NAMES, boundary, 4.0, 3.0, 1000) == (Segment(name, 0, 7, scale),)
+    assert expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000) == (ExpertRange(name, 0, 7, scale),)
 
 
 def test_one_transformer() -> None:
     table = solver_table("euler", 7, 3.0)
-    assert segments(table, NAMES[:1], None, 5.0, None, 1000) == (Segment(NAMES[0], 0, 7, 5.0),)
+    assert expert_ranges(table, NAMES[:1], None, 5.0, None, 1000) == (ExpertRange(NAMES[0], 0, 7, 5.0),)
     assert np.all(table.timesteps > 0)
