@@ -80,6 +80,12 @@ class Component:
         return cls(plain_relative(data["folder"], "a component"), parameters)
 
 
+def aval(text: str) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape of an array that is described as ``float32[2,3]``."""
+    dtype, _, sizes = text.removesuffix("]").partition("[")
+    return dtype, tuple(int(size) for size in sizes.split(",") if size)
+
+
 @dataclass(frozen=True)
 class Program:
     """One exported program.
@@ -102,8 +108,7 @@ class Program:
 
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Dtype and shape of an input that is one array."""
-        dtype, _, sizes = self.avals["inputs"][name].removesuffix("]").partition("[")
-        return dtype, tuple(int(size) for size in sizes.split(",") if size)
+        return aval(self.avals["inputs"][name])
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,17 @@ from wanrun.artifact.manifest import Profile
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
+from wanrun.denoising.state import State, final_latents, start_state
 from wanrun.denoising.steps import (
-    LOOP_PROGRAMS,
     Call,
+    LoopProgram,
     OnStep,
-    State,
-    final_latents,
-    loop_call,
+    Rule,
+    full_program,
+    loop_calls,
     run_calls,
-    start_state,
     step_calls,
 )
-from wanrun.loading.buffers import DTYPES
 from wanrun.loading.weights import Loader
 from wanrun.timing import Timings
 
@@ -45,7 +44,6 @@ class ExpertLoop:
     def __init__(self, loader: Loader, profile: Profile, names: Sequence[str], placement: str) -> None:
         self._loader, self._profile = loader, profile
         self._names, self._placement = tuple(names), placement
-        self._dtype = DTYPES[profile.options["scheduler_dtype"]]
 
     def __call__(
         self,
@@ -58,6 +56,7 @@ class ExpertLoop:
         timings: Timings,
         behind: Callable[[], None] = _nothing,
         on_step: OnStep = _nothing,
+        rule: Rule | None = None,
     ) -> np.ndarray:
         """Runs the experts' ranges in order.
 
@@ -71,6 +70,7 @@ class ExpertLoop:
             timings: where steps are recorded.
             behind: called when what comes after the steps can be loaded behind them; more than once.
             on_step: told after each call how many of how many steps are done.
+            rule: names the program of each step; the full one where None.
 
         Returns:
             The final latents, float32 (B, C, T, h, w).
@@ -79,36 +79,9 @@ class ExpertLoop:
             ArtifactError: if a program or weights cannot be loaded.
             WanError: if the latents are not finite.
         """
-        state: State = start_state(noise, self._dtype)
-        for index, steps in enumerate(ranges):
-
-            def load_behind(rest: Sequence[ExpertRange] = ranges[index + 1 :]) -> None:
-                self._expect(rest)
-                behind()
-
-            constant = self._prepare(embeddings, conditions, steps, timings)
-            state = self._run(state, constant, table, steps, loop, timings, load_behind, on_step)
-            del constant  # the next expert has its own
-        return conditions.finish(final_latents(state))
-
-    def _run(
-        self,
-        state: State,
-        constant: Mapping[str, Any],
-        table: SolverTable,
-        steps: ExpertRange,
-        loop: str,
-        timings: Timings,
-        load_behind: Callable[[], None],
-        on_step: OnStep,
-    ) -> State:
-        """Takes an expert's steps. When it returns, nothing here holds the expert's weights."""
-        program = self._bound(LOOP_PROGRAMS[loop], steps.transformer)
-        calls: Iterable[Call] = step_calls(table, steps)
-        if loop == "scan":
-            calls = [loop_call(table, steps, self._profile.options["max_steps"])]
-        if loop == "scan" or steps.last - steps.first == 1:
-            load_behind()  # no later call of this expert could hide it
+        plans = [self._calls(table, steps, loop, rule or full_program(loop)) for steps in ranges]
+        names = dict.fromkeys(call.program for calls in plans for call in calls)
+        state: State = start_state(noise, [self._loader.programs[name] for name in names])
 
         def record(call: Call, seconds: float) -> None:
             if loop == "scan":
@@ -117,12 +90,34 @@ class ExpertLoop:
                 timings.step(seconds)
             timings.mark_first_step()
 
-        def on_call(call: Call) -> None:
-            load_behind()
-            on_step(call.last, len(table.timesteps))
+        for index, (steps, calls) in enumerate(zip(ranges, plans, strict=True)):
 
-        with timings.phase("denoise"):
-            return run_calls(program, calls, state, constant, record, on_call)
+            def load_behind(rest: Sequence[ExpertRange] = ranges[index + 1 :]) -> None:
+                self._expect(rest)
+                behind()
+
+            def on_call(call: Call, load_behind: Callable[[], None] = load_behind) -> None:
+                load_behind()
+                on_step(call.last, len(table.timesteps))
+
+            constant = self._prepare(embeddings, conditions, steps, timings)
+            programs = self._programs(calls, steps.transformer)
+            if len(calls) == 1:
+                load_behind()  # no later call of this expert could hide it
+            with timings.phase("denoise"):
+                state = run_calls(programs, calls, state, constant, record, on_call)
+            del constant, programs  # the next expert has its own
+        return conditions.finish(final_latents(state))
+
+    def _calls(self, table: SolverTable, steps: ExpertRange, loop: str, rule: Rule) -> list[Call]:
+        """The calls for an expert's steps."""
+        if loop == "scan":
+            return list(loop_calls(table, steps, rule, self._profile.options["max_steps"]))
+        return list(step_calls(table, steps, rule))
+
+    def _programs(self, calls: Sequence[Call], expert: str) -> dict[str, LoopProgram]:
+        """The programs of these calls by name, with an expert's weights."""
+        return {name: self._bound(name, expert) for name in dict.fromkeys(call.program for call in calls)}
 
     def _prepare(
         self, embeddings: np.ndarray, conditions: Conditions, steps: ExpertRange, timings: Timings
@@ -141,7 +136,8 @@ class ExpertLoop:
             for other in self._names:
                 if other != expert:
                     self._loader.release(other)
-        return self._loader.bound(program, transformer=expert)
+        takes_weights = "transformer" in self._loader.programs[program].inputs
+        return self._loader.bound(program, **{"transformer": expert} if takes_weights else {})
 
     def _expect(self, ranges: Sequence[ExpertRange]) -> None:
         """Starts to read the experts of ranges to come, as far as there is room."""

@@ -1,4 +1,4 @@
-"""The denoising loop, in two forms: an executable called once a step, or once for all steps of an expert."""
+"""The calls of the denoising loop, in two forms: a call for every step, or one for all steps of an expert."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import numpy as np
 
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
-from wanrun.errors import WanError
+from wanrun.denoising.state import State, check_finite
 
 LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
-"""The forms of the denoising loop, the preferred one first, and the program of each."""
+"""The forms of the denoising loop, the preferred one first, and the full program of each."""
 
-HISTORY = ("last", "m1", "m2")
-"""Solver history: the last corrected sample and the two newest data predictions."""
+LoopProgram = Callable[..., Mapping[str, Any]]
+"""An executable with its weights. It takes its inputs by name and returns its part of the state."""
 
-Program = Callable[..., Mapping[str, Any]]
-State = Mapping[str, Any]
-"""``latents`` (B, C, T, h, w) and ``history``, a dict of arrays like it."""
+Rule = Callable[[int], str]
+"""Names the program of a step by the step's index: the full program, or a cheaper one of the same form.
+
+The state goes on from one expert to the next. A program that reuses what an earlier step left there must not
+be an expert's first.
+"""
 
 OnStep = Callable[[int, int], None]
 
@@ -32,42 +35,58 @@ class Call:
     """One call of a program of the loop.
 
     Attributes:
-        arguments: which steps it takes, as the program's form wants to be told.
+        program: its name.
+        arguments: which steps it takes, in the form that the program has them.
         first: index of its first step.
         last: one past its last step.
     """
 
+    program: str
     arguments: Mapping[str, Any]
     first: int
     last: int
 
 
-def step_calls(table: SolverTable, steps: ExpertRange) -> Iterator[Call]:
-    """A call of ``denoise_step`` for every step: what comes between can be seen, and interrupted."""
-    for index in range(steps.first, steps.last):
-        row, timestep = table.coefficients[index], table.timesteps[index]
-        yield Call({"coefficients": row, "timestep": timestep}, index, index + 1)
+def full_program(loop: str) -> Rule:
+    """The rule that gives every step to the full program of a form of the loop."""
+    return lambda index: LOOP_PROGRAMS[loop]
 
 
-def loop_call(table: SolverTable, steps: ExpertRange, max_steps: int) -> Call:
-    """The one call of ``denoise_loop`` for an expert's steps.
+def step_calls(table: SolverTable, steps: ExpertRange, rule: Rule) -> Iterator[Call]:
+    """A call for every step: what comes between can be seen, and interrupted.
 
     Args:
         table: timesteps and coefficients.
         steps: which of its steps.
-        max_steps: rows that the program's table has.
+        rule: names the program of each.
     """
-    arguments = {
-        "coefficients": _padded(table.coefficients, max_steps),
-        "timesteps": _padded(table.timesteps, max_steps),
-        "first": np.int32(steps.first),
-        "last": np.int32(steps.last),
-    }
-    return Call(arguments, steps.first, steps.last)
+    for index in range(steps.first, steps.last):
+        row, timestep = table.coefficients[index], table.timesteps[index]
+        yield Call(rule(index), {"coefficients": row, "timestep": timestep}, index, index + 1)
+
+
+def loop_calls(table: SolverTable, steps: ExpertRange, rule: Rule, max_steps: int) -> Iterator[Call]:
+    """A call for all steps in a row that have the same program.
+
+    Args:
+        table: timesteps and coefficients.
+        steps: which of its steps.
+        rule: names the program of each.
+        max_steps: rows that the programs' tables have.
+    """
+    coefficients, timesteps = _padded(table.coefficients, max_steps), _padded(table.timesteps, max_steps)
+    names = [rule(index) for index in range(steps.first, steps.last)]
+    first = steps.first
+    for last, (name, following) in enumerate(zip(names, [*names[1:], None], strict=True), steps.first + 1):
+        if name == following:
+            continue
+        rows = {"coefficients": coefficients, "timesteps": timesteps}
+        yield Call(name, {**rows, "first": np.int32(first), "last": np.int32(last)}, first, last)
+        first = last
 
 
 def run_calls(
-    program: Program,
+    programs: Mapping[str, LoopProgram],
     calls: Iterable[Call],
     state: State,
     constant: Mapping[str, Any],
@@ -77,9 +96,10 @@ def run_calls(
     """Makes one call after the other.
 
     Args:
-        program: the executable with its weights, taking its inputs by name.
+        programs: the executables with their weights, by name.
         calls: in the order of their steps.
-        state: latents and solver history; donated.
+        state: of all the programs. Each call takes its program's part, which is donated, and puts what the
+            program returns in its place. The rest is kept.
         constant: what every call takes: what ``prepare`` returned, and the guidance scale.
         record: told after each call how many seconds it took, synchronised with the device.
         on_call: told that it was made.
@@ -94,7 +114,7 @@ def run_calls(
 
     for call in calls:
         started = time.perf_counter()
-        state = program(**constant, **state, **call.arguments)
+        state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
         jax.block_until_ready(state)
         record(call, time.perf_counter() - started)
         if call.first == 0:
@@ -108,42 +128,8 @@ def _padded(rows: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def start_state(noise: np.ndarray, dtype: Any = np.float32) -> dict[str, Any]:
-    """Latents and an empty solver history: what the first step takes.
-
-    Args:
-        noise: float32 (B, C, T, h, w).
-        dtype: what the program keeps them in.
-    """
-    latents = noise.astype(dtype, copy=False)
-    return {"latents": latents, "history": {name: np.zeros_like(latents) for name in HISTORY}}
-
-
-def final_latents(state: State) -> np.ndarray:
-    """The latents of a state on the host, float32.
-
-    Raises:
-        WanError: if they are not finite.
-    """
-    check_finite(state, "at the end")
-    return np.asarray(state["latents"]).astype(np.float32, copy=False)
-
-
 def velocity_table(timestep: float) -> SolverTable:
     """One step with σ = 1 that returns the data prediction m0 = x − v: it shows the model's output v."""
     row = np.zeros(len(COLUMNS), np.float32)
     row[[COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
     return SolverTable("velocity", np.array([timestep], np.float32), row[None], np.zeros(2))
-
-
-def check_finite(state: State, when: str) -> None:
-    """Raises WanError for NaN or infinity: checked early, and before anything is decoded from them."""
-    latents = np.asarray(state["latents"]).astype(np.float32, copy=False)
-    wrong = latents.size - np.count_nonzero(np.isfinite(latents))
-    if wrong:
-        raise WanError(
-            f"the latents are not finite {when}",
-            expected="numbers",
-            found=f"{wrong} NaN or infinite of {latents.size} values",
-            remedy="check the weights with wanbuild verify, or build with --dtype float32",
-        )

@@ -1,0 +1,127 @@
+"""Programs of a denoising loop that are small enough to compile for a test: full ones and cheaper ones.
+
+The model is v = scale·tanh(x) + t / 1000. The cheap programs take no weights: they reuse the last v.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wanbuild.programs.compile import _describe, export_program
+from wanbuild.programs.denoiser import HISTORY, solver_step
+from wanbuild.programs.spec import ProgramSpec, program
+from wanrun.artifact.manifest import Program
+from wanrun.denoising.solvers import COLUMNS
+from wanrun.loading.executables import LoadedProgram, lower
+
+SHAPE = (1, 2, 3, 4, 5)
+MAX_STEPS = 16
+SCALES: Mapping[str, float] = {"transformer": 0.5, "transformer_2": -0.25}
+FULL: Mapping[str, str] = {"step": "denoise_step", "scan": "denoise_loop"}
+CHEAP: Mapping[str, str] = {"step": "reuse_step", "scan": "reuse_loop"}
+
+
+def _step(x: Any, v: Any, history: Any, coefficients: Any) -> dict[str, Any]:
+    as_float = [item.astype(jnp.float32) for item in (x, v, *(history[name] for name in HISTORY))]
+    x, v, *past = as_float
+    latents, history = solver_step(x, v, dict(zip(HISTORY, past, strict=True)), coefficients)
+    return {"latents": latents, "history": history, "residual": v}
+
+
+def full_step(
+    transformer: Any, latents: Any, history: Any, residual: Any, coefficients: Any, timestep: Any
+) -> dict[str, Any]:
+    v = transformer["scale"] * jnp.tanh(latents.astype(jnp.float32)) + timestep / 1000
+    state = _step(latents, v, history, coefficients)
+    return jax.tree.map(lambda array: array.astype(latents.dtype), state)
+
+
+def cheap_step(latents: Any, history: Any, residual: Any, coefficients: Any, timestep: Any) -> dict[str, Any]:
+    state = _step(latents, residual, history, coefficients)
+    return jax.tree.map(lambda array: array.astype(latents.dtype), state)
+
+
+def _loop(step: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The loop over the steps [first, last), as the toolchain makes it of a step."""
+
+    def loop(coefficients: Any, timesteps: Any, first: Any, last: Any, **arguments: Any) -> dict[str, Any]:
+        state = {name: arguments.pop(name) for name in ("latents", "history", "residual")}
+
+        def body(index: Any, state: dict[str, Any]) -> dict[str, Any]:
+            return step(**arguments, **state, coefficients=coefficients[index], timestep=timesteps[index])
+
+        return jax.lax.fori_loop(first, last, body, state)  # type: ignore[no-any-return]
+
+    return loop
+
+
+def _specs(dtype: str) -> list[ProgramSpec]:
+    latents, index = jax.ShapeDtypeStruct(SHAPE, jnp.dtype(dtype)), jax.ShapeDtypeStruct((), jnp.int32)
+    state = {"latents": latents, "history": dict.fromkeys(HISTORY, latents), "residual": latents}
+    weights = {"transformer": {"scale": jax.ShapeDtypeStruct((), jnp.float32)}}
+
+    def rows(*length: int) -> dict[str, Any]:
+        names = ("coefficients", "timesteps" if length else "timestep")
+        sizes = ((*length, len(COLUMNS)), length)
+        return {
+            name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in zip(names, sizes, strict=True)
+        }
+
+    bounds = {"first": index, "last": index}
+    return [
+        program(FULL["step"], full_step, {**weights, **state, **rows()}, tuple(state)),
+        program(CHEAP["step"], cheap_step, {**state, **rows()}, tuple(state)),
+        program(
+            FULL["scan"], _loop(full_step), {**weights, **state, **rows(MAX_STEPS), **bounds}, tuple(state)
+        ),
+        program(CHEAP["scan"], _loop(cheap_step), {**state, **rows(MAX_STEPS), **bounds}, tuple(state)),
+    ]
+
+
+@dataclass
+class SmallLoader:
+    """Gives an ``ExpertLoop`` the programs of this module; there is nothing to load.
+
+    Attributes:
+        programs: their records, as a manifest has them.
+        bound_names: what was bound, in order: a program, and its transformer or None.
+    """
+
+    programs: Mapping[str, Program]
+    compiled: Mapping[str, LoadedProgram]
+    bound_names: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
+        self.bound_names.append((name, components.get("transformer")))
+        if name == "prepare":
+            return lambda **inputs: {}
+        weights = {key: {"scale": np.float32(SCALES[value])} for key, value in components.items()}
+        assert weights.keys() == {"transformer"} & set(self.programs[name].inputs)
+        return functools.partial(self.compiled[name], **weights)
+
+    def request(self, *, programs: Sequence[str] = (), components: Sequence[str] = ()) -> list[Any]:
+        return []
+
+
+@functools.cache
+def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgram]]:
+    records, compiled = {}, {}
+    for spec in _specs(dtype):
+        donate = spec.donate_argnums
+        records[spec.name] = Program("", "", spec.inputs, donate, False, _describe(spec))
+        lowered = lower(export_program(spec, "cpu"), spec.name, donate, jax.devices("cpu")[0])
+        compiled[spec.name] = LoadedProgram(lowered.compile(), spec.inputs)
+    records["prepare"] = Program("", "", ("transformer", "embeddings"), (), False, {})
+    return records, compiled
+
+
+def small_loader(dtype: str = "float32") -> SmallLoader:
+    """The programs, with latents and history of this dtype."""
+    return SmallLoader(*_built(dtype))

@@ -1,0 +1,69 @@
+"""The state of the denoising loop, derived from the records of its programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wanrun.artifact.manifest import Program
+from wanrun.denoising.state import check_finite, final_latents, start_state
+from wanrun.errors import ArtifactError, WanError
+
+NOISE = np.random.default_rng(0).standard_normal((1, 2, 3, 4, 5)).astype(np.float32)
+
+
+def record(donated: dict[str, Any], **others: Any) -> Program:
+    """A program that takes ``others`` before what is donated to it."""
+    inputs = {**others, **donated}
+    donate = tuple(range(len(others), len(inputs)))
+    return Program("file", "sha256", tuple(inputs), donate, False, {"inputs": inputs})
+
+
+def latents(dtype: str = "float32") -> str:
+    return f"{dtype}[1,2,3,4,5]"
+
+
+def test_the_donated_inputs_are_the_state() -> None:
+    history = {"last": latents(), "m1": latents()}
+    step = record({"latents": latents(), "history": history}, timestep="float32[]", kv="bfloat16[2,3]")
+    state = start_state(NOISE, [step])
+    assert state.keys() == {"latents", "history"} and state["history"].keys() == {"last", "m1"}
+    assert np.array_equal(state["latents"], NOISE) and state["latents"].dtype == np.float32
+    for array in state["history"].values():
+        assert array.shape == NOISE.shape and array.dtype == np.float32 and not array.any()
+
+
+def test_several_programs_have_the_union() -> None:
+    cache = {"blocks": {"residual": "bfloat16[2,7]", "age": "int32[]"}}
+    full = record({"latents": latents(), "cache": cache, "history": latents()})
+    cheap = record({"latents": latents(), "cache": cache, "count": "uint8[3]"})
+    state = start_state(NOISE, [full, cheap])
+    assert state.keys() == {"latents", "cache", "history", "count"}
+    residual, age = state["cache"]["blocks"]["residual"], state["cache"]["blocks"]["age"]
+    assert (residual.shape, residual.dtype) == ((2, 7), ml_dtypes.bfloat16)
+    assert (age.shape, age.dtype, state["count"].dtype) == ((), np.int32, np.uint8)
+    other = record({"latents": latents(), "cache": {"blocks": "float32[2]"}})
+    with pytest.raises(ArtifactError, match=r"do not carry the same cache; .*; run wanbuild compile"):
+        start_state(NOISE, [full, other])
+
+
+def test_latents_take_the_programs_dtype() -> None:
+    state = start_state(NOISE, [record({"latents": latents("bfloat16"), "history": latents("bfloat16")})])
+    assert state["latents"].dtype == state["history"].dtype == ml_dtypes.bfloat16
+    final = final_latents(state)
+    assert final.dtype == np.float32
+    np.testing.assert_allclose(final, NOISE, rtol=2**-8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite(value: float) -> None:
+    wrong = NOISE.copy()
+    wrong[0, 1, 2, 3, 4] = value
+    with pytest.raises(WanError, match=r"not finite after 3 steps; .*found 1 NaN or infinite of 120 values"):
+        check_finite({"latents": wrong}, "after 3 steps")
+    with pytest.raises(WanError, match="not finite at the end"):
+        final_latents({"latents": wrong})
+    check_finite({"latents": NOISE}, "ever")
