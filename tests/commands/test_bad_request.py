@@ -100,7 +100,7 @@ def test_each_is_refused_before_jax_is_imported(
         (["--size", "large"], ["--size", "'large'", "such as 832x480"]),
         (["--size", "0x64"], ["--size", "'0x64'"]),
         (["--frames", "many"], ["--frames", "'many'"]),
-        (["--solver", "ddim"], ["--solver", "'ddim'", "'unipc', 'dpm++', 'euler'"]),
+        (["--solver", "ddim"], ["--solver", "'ddim'", "'unipc', 'dpm++', 'euler', 'lcm'"]),
         (["--steps", "0"], ["--steps is out of range", "1 to 10000", "found 0"]),
         (["--steps", "-3"], ["--steps is out of range", "found -3"]),
         (["--steps", "10001"], ["--steps is out of range", "1 to 10000", "found 10001"]),

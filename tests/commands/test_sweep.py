@@ -39,6 +39,7 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
     {"guidance_scale": 1.5},
     {"solver": "dpm++"},
     {"solver": "euler"},
+    {"solver": "lcm"},
     {"seed": 4},
     {"negative_prompt": "blurry"},
 )

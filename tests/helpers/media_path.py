@@ -138,7 +138,8 @@ class MediaPath:
             num_frames=self._frames,
             num_inference_steps=case.steps,
             guidance_scale=self._scale,
-            generator=torch.Generator("cpu").manual_seed(case.seed),
+            # torch's own, from which the reference takes the noise of a scheduler's steps too.
+            generator=torch.manual_seed(case.seed),
         )
         with one_thread():
             return run_reference(self.pipe, **{**arguments, **case.reference})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FlowMatchLCMScheduler,
     UniPCMultistepScheduler,
 )
 
@@ -27,6 +29,7 @@ SOLVERS: Mapping[str, Any] = {
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift
     ),
     "euler": lambda config, shift: FlowMatchEulerDiscreteScheduler(shift=shift),
+    "lcm": lambda config, shift: FlowMatchLCMScheduler(shift=shift),
 }
 """By our names, the reference's scheduler from a checkpoint's config and a shift."""
 
@@ -52,6 +55,7 @@ def reference(
     solver: str = "unipc",
     flow_shift: float | None = None,
     boundary: float | None = None,
+    timesteps: Sequence[float] | None = None,
     **options: Any,
 ) -> Reference:
     """One generation of the reference.
@@ -61,12 +65,18 @@ def reference(
         solver: one of ``SOLVERS``; with ``unipc`` and no shift the checkpoint's scheduler as it is.
         flow_shift: instead of the checkpoint's.
         boundary: instead of the checkpoint's boundary_ratio.
-        options: of its call; the prompts are ``PROMPT`` and ``NEGATIVE``.
+        timesteps: explicit ones, which the pipeline has no option for; of ``euler`` or ``lcm``.
+        options: of its call; the prompts are ``PROMPT`` and ``NEGATIVE``. Schedulers are not given the
+            generator: they take noise from torch's own, which ``torch.manual_seed`` returns.
     """
     scheduler, ratio = pipe.scheduler, pipe.config.boundary_ratio
     if solver != "unipc" or flow_shift is not None:
         shift = scheduler.config.flow_shift if flow_shift is None else flow_shift
-        pipe.scheduler = SOLVERS[solver](scheduler.config, shift)
+        pipe.scheduler = SOLVERS[solver](scheduler.config, shift if timesteps is None else 1.0)
+        if timesteps is not None:
+            own = pipe.scheduler.set_timesteps
+            pipe.scheduler.set_timesteps = functools.partial(own, timesteps=list(timesteps))
+            options["num_inference_steps"] = len(timesteps)
     if boundary is not None:
         pipe.register_to_config(boundary_ratio=boundary)
     try:

@@ -11,12 +11,20 @@ import pytest
 
 from helpers.media_path import LOOPS, Case, MediaPath
 from helpers.pictures import picture, pictures, write_folder
+from helpers.whole_path import SOLVERS
 from wanbuild.toy.media import sample_mask
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
-FRAMES = {"animate": 23, "replace": 30, "overlap of five": 19, "one segment": 13, "without guidance": 16}
+FRAMES = {
+    "animate": 23,
+    "replace": 30,
+    "overlap of five": 19,
+    "one segment": 13,
+    "lcm": 30,
+    "without guidance": 16,
+}
 """Of the pose video, and so of the result; segments have 13, of which they share one or five."""
 
 Make = Callable[[bool], MediaPath]
@@ -43,6 +51,8 @@ def path(
             media["mask_video"] = write_folder(sample_mask(96, 64, frames), own / "mask")
         if name == "overlap of five":
             options = {"segment_overlap": 5}
+        if name == "lcm":
+            options = {"solver": "lcm"}
         cases[name] = Case(3, media, seed, options)
     made: dict[bool, MediaPath] = {}
 
@@ -66,7 +76,13 @@ def path(
 @pytest.mark.parametrize("name", FRAMES)
 def test_latents_and_frames(path: Make, name: str, loop: str, record_property: Any) -> None:
     made = path(name != "without guidance")
-    made.check(name, loop, record_property)
+    scheduler = made.pipe.scheduler
+    if name == "lcm":  # every window goes on with the noise of the one before
+        made.pipe.scheduler = SOLVERS["lcm"](scheduler.config, scheduler.config.flow_shift)
+    try:
+        made.check(name, loop, record_property)
+    finally:
+        made.pipe.scheduler = scheduler
     latents, frames = made.ours(name, loop)
     assert latents.shape[2] == 4 + 1 and len(frames) == FRAMES[name]
 

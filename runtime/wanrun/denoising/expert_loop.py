@@ -9,6 +9,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Profile
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
 from wanrun.denoising.state import State, final_latents, start_state
@@ -56,6 +57,7 @@ class ExpertLoop:
         timings: Timings,
         behind: Callable[[], None] = _nothing,
         on_step: OnStep = _nothing,
+        draw: Callable[[Sequence[int]], np.ndarray] | None = None,
         rule: Rule | None = None,
     ) -> np.ndarray:
         """Runs the experts' ranges in order.
@@ -70,6 +72,7 @@ class ExpertLoop:
             timings: where steps are recorded.
             behind: called when what comes after the steps can be loaded behind them; more than once.
             on_step: told after each call how many of how many steps are done.
+            draw: gives noise of a shape, which the solver adds between steps; seed 0's where None.
             rule: names the program of each step; the full one where None.
 
         Returns:
@@ -82,6 +85,8 @@ class ExpertLoop:
         plans = [self._calls(table, steps, loop, rule or full_program(loop)) for steps in ranges]
         names = dict.fromkeys(call.program for calls in plans for call in calls)
         state: State = start_state(noise, [self._loader.programs[name] for name in names])
+
+        draw = draw or Noise(0)
 
         def record(call: Call, seconds: float) -> None:
             if loop == "scan":
@@ -105,7 +110,7 @@ class ExpertLoop:
             if len(calls) == 1:
                 load_behind()  # no later call of this expert could hide it
             with timings.phase("denoise"):
-                state = run_calls(programs, calls, state, constant, record, on_call)
+                state = run_calls(programs, calls, state, constant, draw, record, on_call)
             del constant, programs  # the next expert has its own
         return conditions.finish(final_latents(state))
 

@@ -70,11 +70,22 @@ def expert_ranges(
 def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
     """The solver's table of a generation whose options are resolved, and who takes which of its steps.
 
+    Args:
+        options: explicit ``timesteps`` are the steps. Without them, or where they are None, the steps are the
+            solver's own for ``num_steps`` and ``flow_shift``.
+        manifest: the artifact's manifest.
+
     Raises:
         UsageError: if the solver has no such table.
     """
     num_train_timesteps = manifest.model["num_train_timesteps"]
-    table = solver_table(options["solver"], options["num_steps"], options["flow_shift"], num_train_timesteps)
+    table = solver_table(
+        options["solver"],
+        options["num_steps"],
+        options["flow_shift"],
+        num_train_timesteps,
+        options.get("timesteps"),
+    )
     parts = expert_ranges(
         table,
         transformers(manifest),
@@ -86,12 +97,13 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     return table, parts
 
 
-def boundary_between(manifest: Manifest, steps: int) -> float | None:
+def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | None:
     """A boundary that gives each expert steps of a short run: the model's own if it does, else their middle.
 
     Args:
         manifest: an artifact's manifest.
-        steps: denoising steps, with the artifact's default solver and shift.
+        steps: denoising steps on the solver's own grid.
+        others: options by name; the artifact's default solver and shift where they are not among them.
 
     Returns:
         The share of the training timesteps; None with one transformer.
@@ -99,7 +111,7 @@ def boundary_between(manifest: Manifest, steps: int) -> float | None:
     names, own = transformers(manifest), manifest.model["boundary_ratio"]
     if len(names) == 1:
         return None
-    options = {**manifest.model["defaults"], "num_steps": steps, "boundary": own}
+    options = {**manifest.model["defaults"], "timesteps": None, "boundary": own, **others, "num_steps": steps}
     table, parts = schedule(options, manifest)
     if steps == 1 or len(parts) == 2:
         return float(own)

@@ -6,16 +6,19 @@ With v the model's output at the current sample x, and last, m1, m2 zero at firs
     last = c_x·x + c_last·last + c_0·m0 + c_1·m1 + c_2·m2       corrector
     x    = p_x·last + p_0·m0 + p_1·m1                           predictor
     m1, m2 = m0, m1
+    x    = x + noise·e                                          e: standard normal, new in each step
 
-so that one device program serves every solver, step count and shift. The coefficients depend on the
-sigmas alone: alpha = 1 - sigma, lambda = log(alpha / sigma). They are computed in float64 from sigmas
-rounded to float32, because that is what the reference's samplers hold (diffusers 0.42.1).
+so that one device program serves every solver, step count and shift; the runtime adds the noise between
+calls. Coefficients and weights of the noise depend on the sigmas alone: alpha = 1 - sigma,
+lambda = log(alpha / sigma). They are computed in float64 from sigmas rounded to float32, because that is what
+the reference's samplers hold (diffusers 0.42.1). Timesteps are the solver's own for a number of steps and a
+shift, or explicit ones: those that a distilled model was trained at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -33,54 +36,120 @@ class SolverTable:
 
     Attributes:
         name: the solver, a key of ``SOLVERS``.
-        timesteps: (N,) float32, what the transformer is given; whole numbers but for ``euler``.
+        timesteps: (N,) float32, what the transformer is given.
         coefficients: (N, 9) float32, C-contiguous, one row per step in the order of ``COLUMNS``.
         sigmas: (N + 1,) float64, noise levels, each a float32 value; the last one is 0.
+        noise: (N,) float32, weight of the standard normal noise that is added to the sample after each step.
     """
 
     name: str
     timesteps: np.ndarray
     coefficients: np.ndarray
     sigmas: np.ndarray
+    noise: np.ndarray
 
 
 def solver_table(
-    name: str, num_steps: int, flow_shift: float, num_train_timesteps: int = 1000
+    name: str,
+    num_steps: int,
+    flow_shift: float,
+    num_train_timesteps: int = 1000,
+    timesteps: Sequence[float] | None = None,
 ) -> SolverTable:
     """Computes the table of a solver.
 
     Args:
         name: ``unipc`` (UniPCMultistepScheduler: order 2, bh2), ``dpm++`` (DPMSolverMultistepScheduler:
-            dpmsolver++, order 2, midpoint) or ``euler`` (FlowMatchEulerDiscreteScheduler), each on its
-            own class's grid of flow sigmas.
+            dpmsolver++, order 2, midpoint), ``euler`` (FlowMatchEulerDiscreteScheduler) or ``lcm``
+            (FlowMatchLCMScheduler: every step predicts the clean sample and adds noise anew), each on its own
+            class's grid of flow sigmas. Timesteps of ``unipc`` and ``dpm++`` are whole numbers there.
         num_steps: denoising steps, at least 1.
         flow_shift: how far the grid is pushed towards high noise; positive.
         num_train_timesteps: the timestep of pure noise, at least 2.
+        timesteps: explicit ones instead of the class's grid: above 0, at most ``num_train_timesteps``, each
+            below the one before. There are as many steps, sigma is timestep / ``num_train_timesteps``, and
+            ``num_steps`` and ``flow_shift`` are not used. ``unipc`` lowers a first sigma of 1 by 1e-6, as on
+            its own grid.
 
     Raises:
         UsageError: if a value is out of range, or the grid is too fine for float32.
     """
     if name not in SOLVERS:
         raise UsageError("unknown solver", expected=", ".join(SOLVERS), found=repr(name))
+    if num_train_timesteps < 2:
+        raise UsageError("too few training timesteps", expected="at least 2", found=num_train_timesteps)
+    solver = SOLVERS[name]
+    if timesteps is None:
+        sigmas, given = _own_grid(name, num_steps, flow_shift, num_train_timesteps)
+    else:
+        sigmas, given = _explicit_grid(timesteps, num_train_timesteps, solver.below_one)
+    # float32 sigmas below 1 leave alpha exact and nonzero. Sigma 0 has an infinite lambda, and so has 1.
+    coefficients = np.zeros((len(given), len(COLUMNS)))
+    coefficients[:, 0] = sigmas[:-1]
+    with np.errstate(divide="ignore"):
+        coefficients[:, 1:] = solver.rows(sigmas)
+    noise = sigmas[1:] if solver.adds_noise else np.zeros(len(given))
+    return SolverTable(
+        name, given.astype(np.float32), coefficients.astype(np.float32), sigmas, noise.astype(np.float32)
+    )
+
+
+def _own_grid(
+    name: str, num_steps: int, flow_shift: float, num_train_timesteps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sigmas (N + 1,) and timesteps (N,) of a solver's class; arguments and errors as of ``solver_table``."""
     if num_steps < 1:
         raise UsageError("the number of steps is too small", expected="at least 1", found=num_steps)
     if not (math.isfinite(flow_shift) and flow_shift > 0):
         raise UsageError("the flow shift is out of range", expected="a positive number", found=flow_shift)
-    if num_train_timesteps < 2:
-        raise UsageError("too few training timesteps", expected="at least 2", found=num_train_timesteps)
-    grid, rows = SOLVERS[name]
     with np.errstate(all="ignore"):  # a shift beyond float64 gives sigmas that are refused below
-        sigmas, timesteps = grid(num_steps, float(flow_shift), num_train_timesteps)
+        sigmas, timesteps = SOLVERS[name].grid(num_steps, float(flow_shift), num_train_timesteps)
     if not (np.diff(sigmas) < 0).all():
         raise UsageError(
             f"{num_steps} {name} steps at flow shift {flow_shift:g} are not distinct in float32",
             remedy="use fewer steps or a shift nearer to 1",
         )
-    # float32 sigmas below 1 leave alpha exact and nonzero; only the final sigma has an infinite lambda.
-    coefficients = np.zeros((num_steps, len(COLUMNS)))
-    coefficients[:, 0] = sigmas[:-1]
-    coefficients[:, 1:] = rows(sigmas)
-    return SolverTable(name, timesteps.astype(np.float32), coefficients.astype(np.float32), sigmas)
+    return sigmas, timesteps
+
+
+def _explicit_grid(
+    timesteps: Sequence[float], num_train_timesteps: int, below_one: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sigmas (N + 1,) and timesteps (N,), the latter float32 as the transformer takes them.
+
+    The reference's classes divide in float32. Rounding the float64 quotient gives the same.
+    """
+    with np.errstate(over="ignore"):  # to infinity, which is refused
+        given = np.array(timesteps, np.float32)
+    falling = given.size > 0 and (np.diff(given) < 0).all()
+    if not (falling and given[0] <= num_train_timesteps and given[-1] > 0):
+        raise UsageError(
+            "the timesteps cannot be used",
+            expected=f"at most {num_train_timesteps}, above 0, each below the one before in float32",
+            found=_shown(timesteps),
+        )
+    sigmas = given.astype(np.float64) / num_train_timesteps
+    if below_one:
+        _lower_one(sigmas)
+    sigmas = _end_at_zero(sigmas)
+    if not (np.diff(sigmas) < 0).all():
+        raise UsageError(
+            "the timesteps are too near to one another: their sigmas are not distinct in float32",
+            found=_shown(timesteps),
+            remedy="leave some of them out",
+        )
+    return sigmas, given
+
+
+def _shown(timesteps: Sequence[float]) -> str:
+    text = ", ".join(f"{timestep:.9g}" for timestep in timesteps[:8])
+    return (text + ", ..." if len(timesteps) > 8 else text) or "none"
+
+
+def _lower_one(sigmas: np.ndarray) -> None:
+    """Lowers a first sigma of 1 by 1e-6: its lambda would be infinite."""
+    if abs(sigmas[0] - 1) < 1e-6:
+        sigmas[0] -= 1e-6
 
 
 def _shift(u: np.ndarray, shift: float) -> np.ndarray:
@@ -94,8 +163,7 @@ def _end_at_zero(sigmas: np.ndarray) -> np.ndarray:
 
 def _unipc_grid(num_steps: int, shift: float, train: int) -> tuple[np.ndarray, np.ndarray]:
     sigmas = _shift(np.linspace(1, 1 / train, num_steps + 1)[:-1], shift)
-    if abs(sigmas[0] - 1) < 1e-6:
-        sigmas[0] -= 1e-6  # lambda would be infinite
+    _lower_one(sigmas)
     return _end_at_zero(sigmas), (sigmas * train).astype(np.int64)
 
 
@@ -188,14 +256,33 @@ def _euler_rows(sigmas: np.ndarray) -> np.ndarray:
     return np.array([(*_NO_CORRECTOR, *_first_order(sigmas, i)) for i in range(len(sigmas) - 1)])
 
 
-_Grid = Callable[[int, float, int], tuple[np.ndarray, np.ndarray]]
-_Rows = Callable[[np.ndarray], np.ndarray]
+def _lcm_rows(sigmas: np.ndarray) -> np.ndarray:
+    return np.array([(*_NO_CORRECTOR, 0.0, 1 - following, 0.0) for following in sigmas[1:]])
 
-SOLVERS: Mapping[str, tuple[_Grid, _Rows]] = MappingProxyType(
+
+@dataclass(frozen=True)
+class Solver:
+    """How a solver's table is computed.
+
+    Attributes:
+        grid: its class's sigmas (N + 1,) and timesteps (N,), of N, the shift and the training timesteps.
+        rows: coefficients (N, 8), the columns but sigma, of sigmas (N + 1,).
+        below_one: whether a first sigma of 1 is lowered.
+        adds_noise: whether it adds noise of the next sigma's size after each step.
+    """
+
+    grid: Callable[[int, float, int], tuple[np.ndarray, np.ndarray]]
+    rows: Callable[[np.ndarray], np.ndarray]
+    below_one: bool = False
+    adds_noise: bool = False
+
+
+SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {
-        "unipc": (_unipc_grid, _unipc_rows),
-        "dpm++": (_dpm_grid, _dpm_rows),
-        "euler": (_euler_grid, _euler_rows),
+        "unipc": Solver(_unipc_grid, _unipc_rows, below_one=True),
+        "dpm++": Solver(_dpm_grid, _dpm_rows),
+        "euler": Solver(_euler_grid, _euler_rows),
+        "lcm": Solver(_euler_grid, _lcm_rows, adds_noise=True),  # both classes make their grid alike
     }
 )
-"""By solver name: its grid of sigmas (N + 1,) with timesteps (N,), and its coefficient rows (N, 8)."""
+"""By name."""

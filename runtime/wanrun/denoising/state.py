@@ -58,6 +58,12 @@ def _dtype(text: str) -> np.dtype[Any]:
     return DTYPES.get(name) or np.dtype(name)
 
 
+def with_noise(latents: Any, weight: float, noise: np.ndarray) -> np.ndarray:
+    """Latents (B, C, T, h, w) + weight·noise, computed on the host in float32, in the latents' dtype."""
+    on_host = np.asarray(latents)
+    return (on_host.astype(np.float32) + np.float32(weight) * noise).astype(on_host.dtype, copy=False)
+
+
 def final_latents(state: State) -> np.ndarray:
     """The latents of a state on the host, float32.
 

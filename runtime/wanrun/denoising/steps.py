@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
-from wanrun.denoising.state import State, check_finite
+from wanrun.denoising.state import State, check_finite, with_noise
 
 LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
 """The forms of the denoising loop, the preferred one first, and the full program of each."""
@@ -39,12 +39,15 @@ class Call:
         arguments: which steps it takes, in the form that the program has them.
         first: index of its first step.
         last: one past its last step.
+        noise: weight of the noise that is added to the latents after it; None for a solver that adds none.
+            After the last step it is 0, and the noise is drawn, as the reference does.
     """
 
     program: str
     arguments: Mapping[str, Any]
     first: int
     last: int
+    noise: float | None = None
 
 
 def full_program(loop: str) -> Rule:
@@ -62,11 +65,12 @@ def step_calls(table: SolverTable, steps: ExpertRange, rule: Rule) -> Iterator[C
     """
     for index in range(steps.first, steps.last):
         row, timestep = table.coefficients[index], table.timesteps[index]
-        yield Call(rule(index), {"coefficients": row, "timestep": timestep}, index, index + 1)
+        arguments = {"coefficients": row, "timestep": timestep}
+        yield Call(rule(index), arguments, index, index + 1, _noise_after(table, index))
 
 
 def loop_calls(table: SolverTable, steps: ExpertRange, rule: Rule, max_steps: int) -> Iterator[Call]:
-    """A call for all steps in a row that have the same program.
+    """A call for all steps in a row that have the same program, and no noise to be added between them.
 
     Args:
         table: timesteps and coefficients.
@@ -78,11 +82,17 @@ def loop_calls(table: SolverTable, steps: ExpertRange, rule: Rule, max_steps: in
     names = [rule(index) for index in range(steps.first, steps.last)]
     first = steps.first
     for last, (name, following) in enumerate(zip(names, [*names[1:], None], strict=True), steps.first + 1):
-        if name == following:
+        noise = _noise_after(table, last - 1)
+        if name == following and noise is None:
             continue
         rows = {"coefficients": coefficients, "timesteps": timesteps}
-        yield Call(name, {**rows, "first": np.int32(first), "last": np.int32(last)}, first, last)
+        yield Call(name, {**rows, "first": np.int32(first), "last": np.int32(last)}, first, last, noise)
         first = last
+
+
+def _noise_after(table: SolverTable, index: int) -> float | None:
+    """The weight of the noise after a step; None for a table without any."""
+    return float(table.noise[index]) if table.noise.any() else None
 
 
 def run_calls(
@@ -90,6 +100,7 @@ def run_calls(
     calls: Iterable[Call],
     state: State,
     constant: Mapping[str, Any],
+    draw: Callable[[Sequence[int]], np.ndarray],
     record: Callable[[Call, float], None],
     on_call: Callable[[Call], None],
 ) -> State:
@@ -101,6 +112,7 @@ def run_calls(
         state: of all the programs. Each call takes its program's part, which is donated, and puts what the
             program returns in its place. The rest is kept.
         constant: what every call takes: what ``prepare`` returned, and the guidance scale.
+        draw: gives the noise that the solver adds between calls, an array of the latents' shape each time.
         record: told after each call how many seconds it took, synchronised with the device.
         on_call: told that it was made.
 
@@ -115,10 +127,14 @@ def run_calls(
     for call in calls:
         started = time.perf_counter()
         state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
+        # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s of 1280x720 (AMD EPYC).
+        noise = None if call.noise is None else draw(state["latents"].shape)
         jax.block_until_ready(state)
         record(call, time.perf_counter() - started)
         if call.first == 0:
             check_finite(state, "after the first step" if call.last == 1 else f"after {call.last} steps")
+        if call.noise and noise is not None:
+            state = {**state, "latents": with_noise(state["latents"], call.noise, noise)}
         on_call(call)
     return state
 
@@ -132,4 +148,5 @@ def velocity_table(timestep: float) -> SolverTable:
     """One step with σ = 1 that returns the data prediction m0 = x − v: it shows the model's output v."""
     row = np.zeros(len(COLUMNS), np.float32)
     row[[COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
-    return SolverTable("velocity", np.array([timestep], np.float32), row[None], np.zeros(2))
+    once = np.array([timestep], np.float32)
+    return SolverTable("velocity", once, row[None], np.zeros(2), np.zeros(1, np.float32))

@@ -148,8 +148,11 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     flow_shift: Annotated[Positive | None, _row("Shift of the sigmas.", default=ARTIFACT)] = None
     solver: Annotated[
-        Literal["unipc", "dpm++", "euler"] | None,
-        _row("Solver, on its diffusers class's own grid.", default=ARTIFACT),
+        Literal["unipc", "dpm++", "euler", "lcm"] | None,
+        _row(
+            "Solver, on its diffusers class's own grid; lcm, for distilled models, adds noise between steps.",
+            default=ARTIFACT,
+        ),
     ] = None
     loop: Annotated[
         Literal["step", "scan"] | None,

@@ -78,6 +78,10 @@ class Sampler:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Makes a video.
 
+        All noise comes from one generator of the seed. A window takes its initial noise, unless latents are
+        given in its place, then the noise of each of its steps, where the solver adds any. The next window
+        goes on from there. Several videos share each array of noise, in their order. diffusers draws alike.
+
         Args:
             options: of the generation, resolved.
             table: timesteps and coefficients.
@@ -119,6 +123,7 @@ class Sampler:
                 timings,
                 behind,
                 on_any_step,
+                noise,
             )
             frames, previous = self.decode(final, timings)
             parts.append(frames[:, overlap if parts else 0 :])

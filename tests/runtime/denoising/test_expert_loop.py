@@ -13,13 +13,14 @@ import pytest
 from helpers.small_loop import CHEAP, FULL, MAX_STEPS, SCALES, SHAPE, SmallLoader, small_loader
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.expert_loop import ExpertLoop
-from wanrun.denoising.noise import initial_noise
+from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.errors import WanError
 from wanrun.timing import Timings
 
-NOISE = initial_noise(3, SHAPE)
+SEED = 3
+NOISE = initial_noise(SEED, SHAPE)
 RANGES = (ExpertRange("transformer", 0, 5, 1.0), ExpertRange("transformer_2", 5, 8, 1.0))
 REUSED = {2, 3, 6}
 """Steps that take the velocity of the step before."""
@@ -30,12 +31,19 @@ def denoise(
 ) -> np.ndarray:
     profile: Any = types.SimpleNamespace(guidance=False, options={"max_steps": MAX_STEPS})
     expert_loop = ExpertLoop(loader, profile, tuple(SCALES), "both")  # type: ignore[arg-type]
-    empty = np.empty(0)
-    return expert_loop(NOISE, table, ranges, empty, Conditions(), loop, Timings(), **options)
+    return expert_loop(NOISE, table, ranges, np.empty(0), Conditions(), loop, Timings(), **options)
+
+
+def after_the_initial_noise() -> Noise:
+    """The generator of the seed, whose first array is ``NOISE``."""
+    draw = Noise(SEED)
+    draw(SHAPE)
+    return draw
 
 
 def in_numpy(table: SolverTable, reused: set[int]) -> np.ndarray:
     """The same in float64, with the recurrence of wanrun.denoising.solvers."""
+    draw = after_the_initial_noise()
     x, v = NOISE.astype(np.float64), np.zeros(SHAPE)
     last = m1 = m2 = np.zeros(SHAPE)
     for index, row in enumerate(table.coefficients.astype(np.float64)):
@@ -46,6 +54,8 @@ def in_numpy(table: SolverTable, reused: set[int]) -> np.ndarray:
         m0 = x - c["sigma"] * v
         last = c["c_x"] * x + c["c_last"] * last + c["c_0"] * m0 + c["c_1"] * m1 + c["c_2"] * m2
         x, m1, m2 = c["p_x"] * last + c["p_0"] * m0 + c["p_1"] * m1, m0, m1
+        if table.noise.any():
+            x = x + table.noise[index].astype(np.float64) * draw(SHAPE)
     return x
 
 
@@ -106,3 +116,50 @@ def test_latents_that_are_not_finite() -> None:
     for loop, when in (("step", "after the first step"), ("scan", "after 5 steps")):
         with pytest.raises(WanError, match=f"the latents are not finite {when}"):
             denoise(small_loader(), table, loop)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_noise_between_the_calls(dtype: str) -> None:
+    """In both forms, and where a rule mixes programs; the scan form's calls are split at every step."""
+    table, done = solver_table("lcm", 8, 5.0), []
+    for loop in ("step", "scan"):
+        for reused in (set(), REUSED):
+            draw = after_the_initial_noise()
+            found = denoise(
+                small_loader(dtype),
+                table,
+                loop,
+                draw=draw,
+                rule=lambda index, loop=loop, reused=reused: (CHEAP if index in reused else FULL)[loop],
+                on_step=lambda step, total: done.append(step),
+            )
+            # bfloat16 keeps 8 bits, and rounds twice where noise is added.
+            tolerance = 2e-6 if dtype == "float32" else 5e-2
+            np.testing.assert_allclose(found, in_numpy(table, reused), rtol=0, atol=tolerance)
+            # The noise after the last step is drawn too: a next window begins where the reference's does.
+            following = after_the_initial_noise()
+            for _ in range(8):
+                following(SHAPE)
+            assert np.array_equal(draw(SHAPE), following(SHAPE))
+    assert done == [*range(1, 9)] * 4
+
+
+def test_noise_of_distilled_timesteps() -> None:
+    """Explicit timesteps through both experts; another seed's noise is seen."""
+    table = solver_table("lcm", 1, 1.0, 1000, [1000, 937.5, 833.33, 625])
+    ranges = (ExpertRange("transformer", 0, 2, 1.0), ExpertRange("transformer_2", 2, 4, 1.0))
+    step, scan = (
+        denoise(small_loader(), table, loop, ranges, draw=after_the_initial_noise())
+        for loop in ("step", "scan")
+    )
+    np.testing.assert_allclose(step, scan, rtol=0, atol=1e-6)
+    assert np.abs(denoise(small_loader(), table, "step", ranges, draw=Noise(4)) - step).max() > 0.1
+
+
+def test_a_solver_without_noise_draws_none() -> None:
+    def draw(shape: Sequence[int]) -> np.ndarray:
+        raise AssertionError("noise is drawn")
+
+    table = solver_table("unipc", 8, 5.0)
+    found = denoise(small_loader(), table, "step", draw=draw)
+    np.testing.assert_allclose(found, in_numpy(table, set()), rtol=0, atol=2e-6)

@@ -1,43 +1,34 @@
-"""Which expert takes which steps, against the reference's rule applied step by step."""
+"""Which expert takes which steps, and the table that a generation's options ask for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from wanrun.denoising.schedule import ExpertRange, expert_ranges
-from wanrun.denoising.solvers import SOLVERS, solver_table
+from wanrun.artifact.manifest import Component, Manifest
+from wanrun.denoising.schedule import ExpertRange, boundary_between, expert_ranges, schedule
+from wanrun.denoising.solvers import solver_table
+from wanrun.errors import UsageError
 
 NAMES = ("transformer", "transformer_2")
-
-
-def by_the_reference(solver: str, steps: int, shift: float, boundary: float) -> list[str]:
-    """The expert of each step as diffusers' loop chooses it: tensors of its schedulers' own dtype."""
-    table = solver_table(solver, steps, shift)
-    kind = torch.float32 if solver == "euler" else torch.int64
-    timesteps = torch.from_numpy(table.timesteps).to(kind)
-    return [NAMES[0] if t >= boundary * 1000 else NAMES[1] for t in timesteps]
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    solver=st.sampled_from(list(SOLVERS)),
-    steps=st.integers(1, 60),
-    shift=st.floats(1, 20),
-    boundary=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.875, 0.9, 0.999, 1.0])),
+LIGHTNING = [1000, 937.5, 833.33, 625]
+DEFAULTS: Mapping[str, Any] = {"num_steps": 40, "guidance_scale": 4.0, "flow_shift": 5.0, "solver": "unipc"}
+TWO = Manifest(
+    model={
+        "defaults": {**DEFAULTS, "guidance_scale_2": 3.0},
+        "boundary_ratio": 0.875,
+        "num_train_timesteps": 1000,
+    },
+    configs={},
+    source={"files": {}},
+    loras=(),
+    dtypes={},
+    components={name: Component(name, {}) for name in NAMES},
+    tokenizer={},
 )
-def test_the_rule_of_the_reference(solver: str, steps: int, shift: float, boundary: float) -> None:
-    table = solver_table(solver, steps, shift)
-    parts = expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000)
-    taken = [part.transformer for part in parts for _ in range(part.first, part.last)]
-    assert taken == by_the_reference(solver, steps, shift, boundary)
-    assert [part.first for part in parts] == [0, *(part.last for part in parts)][:-1]
-    assert parts[-1].last == steps and all(part.first < part.last for part in parts)
-    scales = {NAMES[0]: 4.0, NAMES[1]: 3.0}
-    assert all(part.guidance_scale == scales[part.transformer] for part in parts)
 
 
 def test_the_boundary_may_be_at_a_timestep() -> None:
@@ -59,3 +50,46 @@ def test_one_transformer() -> None:
     table = solver_table("euler", 7, 3.0)
     assert expert_ranges(table, NAMES[:1], None, 5.0, None, 1000) == (ExpertRange(NAMES[0], 0, 7, 5.0),)
     assert np.all(table.timesteps > 0)
+
+
+def test_the_table_of_the_options() -> None:
+    options = {**TWO.model["defaults"], "boundary": 0.875, "num_steps": 6}
+    table, ranges = schedule(options, TWO)
+    expected = solver_table("unipc", 6, 5.0)
+    np.testing.assert_array_equal(table.coefficients, expected.coefficients)
+    assert ranges == expert_ranges(expected, NAMES, 0.875, 4.0, 3.0, 1000)
+    np.testing.assert_array_equal(schedule({**options, "timesteps": None}, TWO)[0].sigmas, table.sigmas)
+
+
+@pytest.mark.parametrize("solver", ["euler", "lcm"])
+def test_explicit_timesteps(solver: str) -> None:
+    """Two steps of each expert, as the published distilled experts are run."""
+    options = {**TWO.model["defaults"], "boundary": 0.875, "solver": solver, "timesteps": LIGHTNING}
+    table, ranges = schedule(options, TWO)
+    np.testing.assert_array_equal(table.timesteps, np.array(LIGHTNING, np.float32))
+    assert [(part.transformer, part.first, part.last) for part in ranges] == [
+        (NAMES[0], 0, 2),
+        (NAMES[1], 2, 4),
+    ]
+    with pytest.raises(UsageError, match="the timesteps cannot be used"):
+        schedule({**options, "timesteps": LIGHTNING[::-1]}, TWO)
+
+
+@pytest.mark.parametrize(
+    ("own", "steps", "expected"), [(0.875, 4, 0.875), (0.875, 1, 0.875), (0.1, 4, 0.885), (0.1, 2, 0.916)]
+)
+def test_a_boundary_for_a_short_run(own: float, steps: int, expected: float) -> None:
+    """The model's own if both experts take steps, else the middle: of 999, 937, 833, 625 or of 999, 833.
+
+    The model's default timesteps are for another number of steps.
+    """
+    model = {**TWO.model, "boundary_ratio": own}
+    distilled = {**model, "defaults": {**model["defaults"], "timesteps": LIGHTNING}}
+    for manifest in (TWO.changed(model=model), TWO.changed(model=distilled)):
+        assert boundary_between(manifest, steps) == pytest.approx(expected)
+
+
+def test_a_boundary_for_another_solver() -> None:
+    """Of 1000, 667, 334, 1: the boundary between the two in the middle."""
+    manifest = TWO.changed(model={**TWO.model, "boundary_ratio": 0.0})
+    assert boundary_between(manifest, 4, solver="lcm", flow_shift=1.0) == pytest.approx(0.5005)

@@ -124,7 +124,7 @@ def test_the_json_schema() -> None:
         "maximum": 10_000,
         "description": "Denoising steps.",
     }
-    assert found["properties"]["solver"]["enum"] == ["dpm++", "euler", "unipc"]
+    assert found["properties"]["solver"]["enum"] == ["dpm++", "euler", "lcm", "unipc"]
     assert found["properties"]["seed"] | {"description": ""} == {
         "type": "integer",
         "minimum": 0,
