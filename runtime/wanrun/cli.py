@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wanrun import __version__
-from wanrun.console import SIZE, run
+from wanrun.console import NUMBERS, SIZE, run
 from wanrun.errors import UsageError
 from wanrun.generation.request import Row, rows
 
@@ -28,6 +28,8 @@ def _click_option(row: Row) -> Callable[[Any], Any]:
     kind: Any = click.Choice(row.choices) if row.choices and row.base is str else row.base
     if row.name == "size":
         kind = SIZE
+    if row.numbers:
+        kind = NUMBERS
     models = f" ({row.models})" if row.models else ""
     default = f"  [default: {row.default}]" if row.default else ""
     return click.option(

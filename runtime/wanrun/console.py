@@ -254,3 +254,34 @@ class SizeType(click.ParamType):
 
 
 SIZE = SizeType()
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Reads numbers with commas between them.
+
+    Raises:
+        UsageError: if one of them is none.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            "not a list of numbers", expected="numbers with commas between them", found=repr(text)
+        ) from None
+
+
+class NumbersType(click.ParamType):
+    """A click type for numbers with commas between them; gives a list."""
+
+    name = "X,X,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        if isinstance(value, list):
+            return value
+        try:
+            return parse_numbers(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+NUMBERS = NumbersType()

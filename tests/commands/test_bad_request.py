@@ -104,6 +104,12 @@ def test_each_is_refused_before_jax_is_imported(
         (["--steps", "0"], ["--steps is out of range", "1 to 10000", "found 0"]),
         (["--steps", "-3"], ["--steps is out of range", "found -3"]),
         (["--steps", "10001"], ["--steps is out of range", "1 to 10000", "found 10001"]),
+        (["--timesteps", "1000;5"], ["--timesteps", "numbers with commas between them", "'1000;5'"]),
+        (["--timesteps", "5,0"], ["--timesteps is out of range", "positive numbers", "found [5.0, 0.0]"]),
+        (
+            ["--steps", "3", "--timesteps", "1000,500"],
+            ["--steps and --timesteps contradict each other", "expected 2 steps", "leave --steps out"],
+        ),
         (["--seed", "-1"], ["--seed is out of range", "at least 0", "found -1"]),
         (["--seed", str(2**64)], ["the seed is out of range", f"found {2**64}"]),
         (["--seed", "x"], ["--seed", "'x'"]),

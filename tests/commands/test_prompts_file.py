@@ -540,3 +540,27 @@ def test_warnings_name_their_line(wan: Call, fake: Fake, tmp_path: Path) -> None
     assert wan("--prompts", file, "--output", tmp_path / "o.gif").err == [
         f"warning: {file}:2: the prompt is longer than 512 tokens"
     ]
+
+
+def test_timesteps_of_a_line(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    """They are a line's own number of steps, whatever the default suits."""
+    lines = [
+        {"prompt": "a", "timesteps": [1000, 757, 522], "solver": "lcm"},
+        {"prompt": "b", "steps": 4},
+        {"prompt": "c", "timesteps": [5, 6]},
+        {"prompt": "d", "timesteps": [1000, 500], "steps": 3},
+        {"prompt": "e", "timesteps": "1000,500"},
+    ]
+    done = wan("--prompts", write_lines(tmp_path / "p.jsonl", *lines), "--output", tmp_path / "o.npy")
+    found = [(asked["num_steps"], asked.get("timesteps")) for asked in fake.generations]
+    assert found == [(3, [1000.0, 757.0, 522.0]), (4, None)]
+    for line, part in zip(
+        done.err,
+        (
+            "the timesteps cannot be used; expected at most 1000, above 0, each below the one before",
+            "steps and timesteps contradict each other; expected 2 steps, one for each timestep; found 3",
+            "timesteps has the wrong type; expected a list of numbers; found",
+        ),
+        strict=True,
+    ):
+        assert part in line, line

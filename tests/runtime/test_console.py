@@ -18,7 +18,7 @@ import click
 import pytest
 
 from wanrun import console
-from wanrun.console import SIZE, Progress, parse_size, run
+from wanrun.console import SIZE, Progress, parse_numbers, parse_size, run
 from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
 
 
@@ -331,6 +331,15 @@ def test_sizes(text: str, size: tuple[int, int]) -> None:
 def test_sizes_that_are_junk(text: str) -> None:
     with pytest.raises(UsageError, match=r"not a size; expected WIDTHxHEIGHT such as 832x480; found"):
         parse_size(text)
+
+
+def test_numbers() -> None:
+    assert parse_numbers("1000,937.5, 3e2") == [1000.0, 937.5, 300.0]
+    for text in ("", "5,", "5;6", "5 6", "five"):
+        with pytest.raises(
+            UsageError, match=r"not a list of numbers; expected numbers with commas between them"
+        ):
+            parse_numbers(text)
 
 
 def test_import_is_light() -> None:

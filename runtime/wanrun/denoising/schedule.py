@@ -10,6 +10,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.denoising.solvers import SolverTable, solver_table
+from wanrun.errors import UsageError, field
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,34 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
         num_train_timesteps,
     )
     return table, parts
+
+
+def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[float] | None:
+    """The explicit timesteps of a generation; None where the solver's own grid is used.
+
+    Those that are given, else the manifest's default ones, which a distilled model has. But a given number of
+    steps, solver or shift asks for that solver's own grid: it drops the default timesteps.
+
+    Args:
+        defaults: of the manifest.
+        given: options by name; one that is absent or None was not given.
+
+    Raises:
+        UsageError: if another number of steps is given than timesteps.
+    """
+    timesteps, steps = given.get("timesteps"), given.get("num_steps")
+    if timesteps is None:
+        if any(given.get(name) is not None for name in ("num_steps", "solver", "flow_shift")):
+            return None
+        timesteps = defaults.get("timesteps")
+    elif steps not in (None, len(timesteps)):
+        raise UsageError(
+            f"{field('num_steps')} and {field('timesteps')} contradict each other",
+            expected=f"{len(timesteps)} steps, one for each timestep",
+            found=steps,
+            remedy=f"leave {field('num_steps')} out",
+        )
+    return None if timesteps is None else [float(timestep) for timestep in timesteps]
 
 
 def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | None:

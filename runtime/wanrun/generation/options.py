@@ -14,7 +14,7 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.artifact.select import select_profile
 from wanrun.console import parse_size
-from wanrun.denoising.schedule import transformers
+from wanrun.denoising.schedule import explicit_timesteps, transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.generation.request import Request, rows
@@ -206,10 +206,12 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
         manifest: the artifact's manifest.
         profile: the chosen one. Without guidance its guidance scales are 1, and it has no negative prompt.
         request: what is asked for. The default of ``guidance_scale_2`` is the given ``guidance_scale``; where
-            neither is given, both are the manifest's.
+            neither is given, both are the manifest's. ``explicit_timesteps`` says when the default timesteps
+            are used.
 
     Returns:
-        The options that this model has, and width, height and num_frames.
+        The options that this model has, and width, height and num_frames. ``timesteps`` are among them where
+        they are explicit, and ``num_steps`` is their number then.
 
     Raises:
         UsageError: for an option that would have no effect, or more steps than the scan form is built for.
@@ -230,7 +232,10 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
                 found=repr(options[name]),
                 remedy="convert the checkpoint again",
             )
-    floats = {row.name for row in rows() if row.base is float} & options.keys()
+    options.pop("timesteps")
+    if (timesteps := explicit_timesteps(defaults, given)) is not None:
+        options |= {"timesteps": timesteps, "num_steps": len(timesteps)}
+    floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
     options |= {name: float(options[name]) for name in floats}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
     if not profile.guidance:

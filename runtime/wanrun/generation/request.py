@@ -39,6 +39,7 @@ Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
 """What every container can hold."""
 Path = Annotated[str, Meta(min_length=1)]
+Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
 
 
 def _row(
@@ -154,6 +155,14 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             default=ARTIFACT,
         ),
     ] = None
+    timesteps: Annotated[
+        Timesteps | None,
+        _row(
+            "Explicit timesteps instead of the solver's own, falling from at most 1000.",
+            default="the artifact's, unless --steps, --solver or --flow-shift is given",
+            value="X,X,...",
+        ),
+    ] = None
     loop: Annotated[
         Literal["step", "scan"] | None,
         _row(
@@ -177,6 +186,7 @@ class Row:
         type: what msgspec converts a value to.
         base: ``str``, ``int`` or ``float``.
         many: whether several values may be given.
+        numbers: whether the value is a list of numbers; ``base`` is that of each.
         choices: the values there are; none for any.
         bounds: least and most; None where there is none.
         positive: whether it is above 0.
@@ -191,6 +201,7 @@ class Row:
     type: Any
     base: type[Any]
     many: bool
+    numbers: bool
     choices: tuple[Any, ...]
     bounds: tuple[float | None, float | None]
     positive: bool
@@ -207,6 +218,8 @@ class Row:
     @property
     def kind(self) -> str:
         """The type in words."""
+        if self.numbers:
+            return "a list of numbers"
         words = {str: "a string", int: "an integer", float: "a number"}[self.base]
         return f"{words} or a list of strings" if self.many else words
 
@@ -215,6 +228,8 @@ class Row:
         """The values in words."""
         if self.choices:
             return " or ".join(map(str, self.choices))
+        if self.numbers:
+            return f"1 to {MAX_STEPS} positive numbers"
         least, most = self.bounds
         if None not in self.bounds and most != _MAX_FLOAT32:
             return f"{least:g} to {most:g}"
@@ -250,6 +265,9 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     described = msgspec.inspect.type_info(info.type)
     assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
     bare, choices = _bare(described), _choices(info.type)
+    numbers = isinstance(bare, msgspec.inspect.VarTupleType)
+    if isinstance(bare, msgspec.inspect.VarTupleType):
+        bare = _bare(bare.item_type)
     base = type(choices[0]) if choices else _BASES[type(bare)]
     least, most = getattr(bare, "ge", None), getattr(bare, "le", None)
     many, extra = isinstance(info.default, tuple), described.extra
@@ -265,6 +283,7 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
         type=info.type,
         base=base,
         many=many,
+        numbers=numbers,
         choices=choices,
         bounds=(least, most),
         positive=getattr(bare, "gt", None) == 0,
@@ -299,7 +318,8 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
     """A request of values by the options' Python names, all of them checked.
 
     Args:
-        given: names and values, None among none of them: strings, and numbers of Python or NumPy.
+        given: names and values, None among none of them: strings, and numbers, or lists of them, of Python or
+            NumPy.
         kind: ``Request``, or a kind of it with more options.
 
     Raises:
@@ -315,7 +335,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
             expected = "one of " + ", ".join(map(field, known))
             problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
         else:
-            plain = value.item() if hasattr(value, "item") else value
+            plain = value.tolist() if hasattr(value, "tolist") else value
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))
             found = list(_problems(known[name], plain))
@@ -359,7 +379,10 @@ def _fits(value: Any, row: Row) -> bool:
     """Whether a value is of the option's type; True is no number, and 3 may stand for 3.0."""
     if row.many and isinstance(value, list | tuple):
         return all(type(item) is str for item in value)
-    return type(value) in ((int, float) if row.base is float else (row.base,))
+    kinds = (int, float) if row.base is float else (row.base,)
+    if row.numbers:
+        return isinstance(value, list | tuple) and all(type(item) in kinds for item in value)
+    return type(value) in kinds
 
 
 def _names_a_file(name: str) -> bool:

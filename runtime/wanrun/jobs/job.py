@@ -122,7 +122,8 @@ class JobMaker:
         profile = choose_profile(self.manifest, self.artifact, request)
         options = resolve_options(self.manifest, profile, request)
         initial_noise(request.seed, (1,))  # refuses a bad seed
-        table = (options["solver"], options["num_steps"], options["flow_shift"])
+        timesteps = tuple(options.get("timesteps", ()))
+        table = (options["solver"], options["num_steps"], options["flow_shift"], timesteps)
         if table not in self._tables:
             schedule(options, self.manifest)
             self._tables.add(table)

@@ -221,7 +221,8 @@ def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> N
     own = {name for entry in entries for name in _differs(entry.line, shared.line)}
     if not own & {"size", "num_frames", "num_videos", "guidance_scale", "reference_image", "loop"}:
         # Whether the default number of steps suits the loop is a matter of the lines without steps.
-        changes = {"num_steps": 1} if shared.line.num_steps is None and "num_steps" in own else {}
+        default = shared.line.num_steps is None and shared.line.timesteps is None
+        changes = {"num_steps": 1} if default and own & {"num_steps", "timesteps"} else {}
         maker.resolve(msgspec.structs.replace(shared.line, **changes))
     for option in ("output", "save_latents"):
         users = [entry for entry in entries if option != "output" or entry.line.output is None]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wanrun.artifact.manifest import Component, Manifest, Profile, Program
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop, resolve_options
-from wanrun.generation.request import Request, read_request
+from wanrun.generation.request import Request, read_request, rows
 
 DEFAULTS: Mapping[str, Any] = {
     "num_steps": 40,
@@ -75,6 +75,38 @@ def test_defaults() -> None:
     off = {**common, "guidance_scale": 1.0, "negative_prompt": None}
     assert resolve(ONE, profile(guidance=False)) == off
     assert resolve(TWO, profile(guidance=False)) == {**off, "guidance_scale_2": 1.0, "boundary": 0.875}
+
+
+LIGHTNING = [1000, 937.5, 833.33, 625]
+DISTILLED = ONE.changed(model={**ONE.model, "defaults": {**DEFAULTS, "num_steps": 4, "timesteps": LIGHTNING}})
+
+
+def test_default_timesteps() -> None:
+    """A distilled model's are used until something else is asked for."""
+    found = resolve(DISTILLED, profile())
+    assert (found["timesteps"], found["num_steps"]) == (LIGHTNING, 4)
+    for name, value in (("num_steps", 4), ("num_steps", 8), ("solver", "unipc"), ("flow_shift", 12.0)):
+        found = resolve(DISTILLED, profile(), **{name: value})
+        assert "timesteps" not in found and found[name] == value
+        assert found["num_steps"] == (value if name == "num_steps" else 4)
+    assert "timesteps" not in resolve(ONE, profile(), timesteps=None)
+
+
+def test_given_timesteps() -> None:
+    for manifest in (ONE, DISTILLED):
+        others = {"solver": "lcm", "flow_shift": 3.0}
+        found = resolve(manifest, profile(), timesteps=(1000, 757, 522), **others)
+        assert (found["timesteps"], found["num_steps"]) == ([1000.0, 757.0, 522.0], 3)
+        assert found.items() >= others.items()
+        # What is resolved resolves to itself: a run hands it on to the pipeline.
+        again = {row.name: found[row.name] for row in rows() if row.name in found.keys() - {"prompt"}}
+        assert resolve(manifest, profile(), **again) == found
+    assert refusal(UsageError, ONE, profile(), timesteps=[1000, 500], num_steps=3) == (
+        "num_steps and timesteps contradict each other; expected 2 steps, one for each timestep; found 3; "
+        "leave num_steps out"
+    )
+    many = list(range(60, 0, -1))
+    assert "at most 50; found 60" in refusal(UsageError, ONE, profile(), timesteps=many, loop="scan")
 
 
 finite = st.floats(-1e38, 1e38)

@@ -36,6 +36,7 @@ def refusal(**options: Any) -> str:
         ("num_steps", "1 to 10000", [0, -1, 10_001]),
         ("segment_overlap", "1 or 5", [0, 2, 4, 6, -1]),
         ("num_frames", "an integer, at least 1", [0, -9]),
+        ("timesteps", "1 to 10000 positive numbers", [[], [0], [1000, -1.0], [math.nan], [1.0] * 10_001]),
         ("seed", "an integer, at least 0", [-1]),
         ("size", "a string such as 832x480", ["", "64", "0x64", "64x64x64", "１２x64", "64x64\n"]),
     ],
@@ -59,6 +60,16 @@ def test_wrong_types() -> None:
             assert refusal(**{row.name: value}).startswith(
                 f"{row.name} has the wrong type; expected {row.kind}"
             )
+
+
+def test_a_list_of_numbers() -> None:
+    for value in ([1000, 937.5], (1000.0, 937.5), np.array([1000, 937.5])):
+        found = read_request({"prompt": "a", "timesteps": value}.items(), Request)
+        assert found.timesteps == (1000.0, 937.5) and all(type(item) is float for item in found.timesteps)
+    for wrong in ("1000,937.5", 1000.0, [1000, True], ["1000"], [[1000]], np.array([[1000.0]])):
+        assert refusal(timesteps=wrong).startswith(
+            "timesteps has the wrong type; expected a list of numbers; found "
+        )
 
 
 def test_all_problems_are_said_at_once() -> None:
