@@ -75,6 +75,14 @@ def wanbuild() -> None:
 @click.option("--lora-high", metavar="FILE[:SCALE]", multiple=True, help="Into the high-noise expert alone.")
 @click.option("--lora-low", metavar="FILE[:SCALE]", multiple=True, help="Into the low-noise expert alone.")
 @click.option("--negative-prompt", help="Default negative prompt of the artifact.")
+@click.option(
+    "--default",
+    "defaults",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Default of a generation; repeatable. NAME is steps, guidance_scale, guidance_scale_2, boundary, "
+    "flow_shift, solver, fps or timesteps (with commas between them).",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one a core]")
 @_DEBUG
 def convert(source: str, artifact: Path, **options: Any) -> None:
@@ -82,12 +90,15 @@ def convert(source: str, artifact: Path, **options: Any) -> None:
 
     SOURCE is a folder in the diffusers layout or the id of such a repository on the hub (owner/name).
     """
-    _convert(source, artifact, **options)
+    from wanbuild.conversion.defaults import parse_defaults
+
+    _convert(source, artifact, **{**options, "defaults": parse_defaults(options["defaults"])})
 
 
 def _convert(source: str, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import ConvertRequest
     from wanbuild.conversion.convert import convert as run_convert
+    from wanbuild.conversion.defaults import Defaults
     from wanbuild.lora.merge import LoraRequest, parse_lora
 
     dtypes = {
@@ -111,6 +122,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
         options.get("threads"),
         options.get("revision"),
         loras,
+        Defaults(**options.get("defaults", {})),
     )
     manifest = run_convert(request)
     size = sum(component.nbytes for component in manifest.components.values())
@@ -134,7 +146,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
 @click.option(
     "--guidance/--no-guidance",
     default=None,
-    help="Whether guidance doubles the batch.  [default: on where the model is published with guidance]",
+    help="Whether guidance doubles the batch.  [default: as the artifact's guidance_scale is above 1]",
 )
 @click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
 @click.option(

@@ -24,6 +24,16 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "lora_high": str,
         "lora_low": str,
     },
+    "convert.defaults": {
+        "steps": int,
+        "guidance_scale": float,
+        "guidance_scale_2": float,
+        "boundary": float,
+        "flow_shift": float,
+        "solver": str,
+        "timesteps": float,
+        "fps": float,
+    },
     "compile": {
         "targets": str,
         "sizes": str,
@@ -43,7 +53,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
 """Fields by section, with the type of the value, or of each item of a list."""
 
 DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
-_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low"})
+_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low", "timesteps"})
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Recipe:
         source: the checkpoint; a relative path starts at the recipe's folder. What is no folder there and
             has the form of a hub id is one.
         artifact: the artifact's folder; it and the LoRAs start at the recipe's folder too.
-        convert: options of ``wanbuild convert`` by name.
+        convert: options of ``wanbuild convert`` by name; ``defaults`` by their names.
         compile: options of ``wanbuild compile`` by name.
     """
 
@@ -74,6 +84,8 @@ def _check(section: str, data: dict[str, Any], path: Path) -> None:
             expected = ", ".join(sorted(FIELDS[section]))
             raise UsageError(f"{path}: unknown field {where}", expected=f"one of {expected}", found=name)
         items = value if isinstance(value, list) else [value]
+        if kind is float:
+            items = [float(item) if type(item) is int else item for item in items]
         if isinstance(value, list) != (name in _LISTS) or any(type(item) is not kind for item in items):
             expected = f"a list of {kind.__name__}" if name in _LISTS else kind.__name__
             raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=repr(value))
@@ -102,10 +114,13 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from None
     _check("", data, path)
-    sections: dict[str, Any] = {name: data.get(name, {}) for name in ("convert", "compile")}
-    for name, section in sections.items():
-        if not isinstance(section, dict):
+    sections: dict[str, Any] = {}
+    for name in ("convert", "convert.defaults", "compile"):
+        parent, _, key = name.rpartition(".")
+        sections[name] = (sections[parent] if parent else data).pop(key, {})
+        if not isinstance(sections[name], dict):
             raise UsageError(f"{path}: {name} is not a table")
+    for name, section in sections.items():
         _check(name, section, path)
     for name in ("source", "artifact"):
         if name not in data:
@@ -115,6 +130,8 @@ def read_recipe(path: Path) -> Recipe:
     for name in ("lora", "lora_high", "lora_low"):
         if name in sections["convert"]:
             sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
+    if sections["convert.defaults"]:
+        sections["convert"]["defaults"] = sections["convert.defaults"]
     source = data["source"]
     if (path.parent / source).exists() or not is_hub_id(source):
         source = str(path.parent / source)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from wanbuild import cli as commands
 from wanbuild import recipe
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.defaults import Defaults, default_rows
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.programs import compile as compile_module
 from wanbuild.programs.compile import CompileRequest
@@ -24,6 +25,7 @@ from wanrun.console import run
 from wanrun.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[2]
+TO_DEFAULTS = 'source = "s"\nartifact = "a"\n[convert.defaults]\n'
 
 
 def test_inspect(toy_artifact: Path) -> None:
@@ -58,6 +60,8 @@ def test_recipes_know_the_commands_options() -> None:
         command = commands.wanbuild.commands[name]
         assert isinstance(command, click.Command)
         assert set(recipe.FIELDS[name]) <= {parameter.name for parameter in command.params}
+    defaults = [field.name for field in dataclasses.fields(Defaults)]
+    assert list(recipe.FIELDS["convert.defaults"]) == defaults == list(default_rows())
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,14 @@ def test_recipes_know_the_commands_options() -> None:
         ('source = "s"\nartifact = "a"\n[compile]\nloop = ["scan"]', "compile.loop has the wrong type"),
         ('source = "s"\nartifact = "a"\n[compile]\nmax_steps = 0', "compile.max_steps is out of range"),
         ('source = "s"\nartifact = "a"\ncompile = 3', "compile is not a table"),
+        (TO_DEFAULTS + "speed = 1", "unknown field convert.defaults.speed"),
+        (TO_DEFAULTS + "steps = 4.0", "convert.defaults.steps has the wrong type; expected int"),
+        (TO_DEFAULTS + "steps = true", "convert.defaults.steps has the wrong type"),
+        (TO_DEFAULTS + 'fps = "16"', "convert.defaults.fps has the wrong type; expected float"),
+        (TO_DEFAULTS + "timesteps = 1000", "convert.defaults.timesteps has the wrong type; expected a list"),
+        (TO_DEFAULTS + "timesteps = [1, false]", "convert.defaults.timesteps has the wrong type"),
+        (TO_DEFAULTS + "timesteps = []", "convert.defaults.timesteps is out of range"),
+        ('source = "s"\nartifact = "a"\n[convert]\ndefaults = 3', "convert.defaults is not a table"),
         ("source = ", "cannot be read"),
     ],
 )
@@ -124,9 +136,11 @@ def test_the_default_profile_is_the_family_s(
         assert CliRunner().invoke(commands.wanbuild, arguments).exit_code == 0
     commands._compile(artifact, targets=["cpu"], frames=[13])
     size, frames = family.sizes[0], family.num_frames
-    shapes = [[(s.width, s.height, s.num_frames) for s in request.shapes(variant)] for request in compiled]
+    manifest = read_manifest(artifact)
+    shapes = [[(s.width, s.height, s.num_frames) for s in request.shapes(manifest)] for request in compiled]
     assert shapes == [[(*size, frames)], [(96, 64, frames)], [(*size, 9), (*size, 5)], [(*size, 13)]]
     assert all(request.options == BuildOptions() for request in compiled)
+    assert [shape.guidance for shape in compiled[0].shapes(manifest)] == [family.guidance_scale > 1]
 
 
 def test_an_artifact_of_a_later_variant_has_no_default_profile(artifact_copy: Path) -> None:
@@ -157,15 +171,19 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
 def test_guidance_and_reference_images_are_passed_on(
     toy_artifact: Path, tmp_path: Path, compiled: list[CompileRequest]
 ) -> None:
-    """Without a word on guidance it is the family's: the request has none."""
+    """Without a word on guidance the model's default scale decides: the request has none."""
     arguments = ["compile", "--artifact", str(toy_artifact)]
     for options in ([], ["--guidance"], ["--no-guidance", "--reference-images", "2"]):
         assert CliRunner().invoke(commands.wanbuild, [*arguments, *options]).exit_code == 0
     found = [(request.guidance, request.num_references) for request in compiled]
     assert found == [((), 0), ((True,), 0), ((False,), 2)]
-    guidance = {name: [s.guidance for s in compiled[0].shapes(name)] for name in FAMILIES}
-    assert guidance == {name: [family.guidance_scale > 1] for name, family in FAMILIES.items()}
-    assert [shape.num_references for shape in compiled[2].shapes("wan2.1-t2v")] == [2]
+    manifest = read_manifest(toy_artifact)
+    for scale in (0.0, 1.0, 1.5, 5.0):
+        defaults = {**manifest.model["defaults"], "guidance_scale": scale}
+        changed = manifest.changed(model={**manifest.model, "defaults": defaults})
+        for request, expected in zip(compiled, (scale > 1, True, False), strict=True):
+            assert [shape.guidance for shape in request.shapes(changed)] == [expected]
+    assert [shape.num_references for shape in compiled[2].shapes(manifest)] == [2]
 
     path = tmp_path / "recipe.toml"
     path.write_text('source = "s"\nartifact = "a"\n[compile]\nnum_references = 3\nvae_encode_chunk = 2\n')

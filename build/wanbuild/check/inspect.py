@@ -87,8 +87,11 @@ def table(manifest: Manifest) -> Iterator[str]:
         guidance += (
             f" and {defaults['guidance_scale_2']:g} below boundary {data['model']['boundary_ratio']:g}"
         )
+    steps = f"{defaults['num_steps']} steps"
+    if "timesteps" in defaults:
+        steps += f" at {', '.join(f'{timestep:g}' for timestep in defaults['timesteps'])}"
     yield (
-        f"defaults        {defaults['solver']}, {defaults['num_steps']} steps, {guidance}, "
+        f"defaults        {defaults['solver']}, {steps}, {guidance}, "
         f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
     yield ""

@@ -27,7 +27,9 @@ from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.hub.repository import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source.checkpoint import open_source
+from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.toy.media import sample_media
+from wanbuild.variants import family_named
 from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.noise import initial_noise
@@ -258,12 +260,15 @@ class _Comparison:
         options, note = self._expert_options(steps)
         guidance = GUIDANCE_SCALE if self._profile.guidance else 1.0
         made = self._run(trial, steps, options)
+        scheduler = self._scheduler  # the reference's is the checkpoint's, whatever the artifact's defaults
         ours = self._ours.generate(
             PROMPT,
             NEGATIVE_PROMPT,
             seed=SEED,
             num_steps=steps,
             guidance_scale=guidance,
+            flow_shift=scheduler.flow_shift,
+            solver=scheduler.solver,
             inputs=trial.inputs,
             **options,
         )
@@ -272,6 +277,13 @@ class _Comparison:
             Check(f"final latents{suffix}", error, self._limits["latents"], note),
             self._frames(f"video{suffix}", ours.frames, made.frames, self._video_dtype),
         ]
+
+    @property
+    def _scheduler(self) -> SchedulerDefaults:
+        """What the checkpoint's scheduler_config.json says."""
+        manifest = self._ours.manifest
+        family = family_named(manifest.model["variant"], self._ours.artifact)
+        return read_scheduler(manifest.configs["scheduler"], default_shift=family.flow_shift)
 
     def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
         """The reference's run of a trial; options as of ``Pipeline.generate``."""
@@ -306,14 +318,15 @@ class _Comparison:
 
         The boundary is the checkpoint's where both experts run with it, else in the middle of the steps.
         """
-        manifest = self._ours.manifest
-        if (boundary := boundary_between(manifest, steps)) is None:
+        manifest, grid = self._ours.manifest, asdict(self._scheduler)
+        if (boundary := boundary_between(manifest, steps, **grid)) is None:
             return {}, f"{steps} steps"
         options = {
             "boundary": boundary,
             "guidance_scale_2": GUIDANCE_SCALE_2 if self._profile.guidance else 1.0,
         }
-        _, parts = schedule({**manifest.model["defaults"], "num_steps": steps, **options}, manifest)
+        defaults = {**manifest.model["defaults"], "timesteps": None}
+        _, parts = schedule({**defaults, **grid, "num_steps": steps, **options}, manifest)
         counts = [f"{part.last - part.first} of {part.transformer}" for part in parts]
         return options, f"{steps} steps, {' and '.join(counts)}, boundary {boundary:g}"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy, kind_of
+from wanbuild.conversion.defaults import NUM_TRAIN_TIMESTEPS, Defaults
 from wanbuild.conversion.replacement import keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanbuild.hub.repository import locate_source
@@ -51,6 +52,7 @@ class ConvertRequest:
         force: whether an existing artifact is replaced.
         threads: worker threads; one a core where None.
         loras: merged into the transformers, in this order.
+        defaults: what the model is run with, instead of the family's and the checkpoint's defaults.
     """
 
     source: str | Path
@@ -61,6 +63,7 @@ class ConvertRequest:
     threads: int | None = None
     revision: str | None = None
     loras: Sequence[LoraRequest] = ()
+    defaults: Defaults = field(default_factory=Defaults)
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,11 @@ def _source_record(
 def _model_record(
     source: Source, family: Family, plans: Mapping[str, _Plan], request: ConvertRequest
 ) -> dict[str, Any]:
-    """The facts and defaults that the runtime needs; it knows no model code."""
+    """The facts and defaults that the runtime needs; it knows no model code.
+
+    Raises:
+        UsageError: for defaults that this model cannot have.
+    """
     scheduler = read_scheduler(source.scheduler_config, default_shift=family.flow_shift)
     negative = family.negative_prompt if request.negative_prompt is None else request.negative_prompt
     scales = {
@@ -188,6 +195,15 @@ def _model_record(
         "guidance_scale_2": family.guidance_scale_2,
         "conditioning_scale": family.conditioning_scale,
     }
+    own = {
+        "num_steps": family.steps,
+        **{name: scale for name, scale in scales.items() if scale is not None},
+        "flow_shift": scheduler.flow_shift,
+        "solver": scheduler.solver,
+        "fps": family.fps,
+        "negative_prompt": negative,
+    }
+    defaults, boundary_ratio = request.defaults.applied(own, source.boundary_ratio)
     images: dict[str, Any] = {}
     if source.image_processor is not None:
         images["image_processor"] = source.image_processor.as_json()
@@ -203,17 +219,10 @@ def _model_record(
         "vae_temporal": family.vae_temporal,
         "size_multiple": family.size_multiple,
         "leading_latents": family.leading_latents,
-        "num_train_timesteps": 1000,
-        "boundary_ratio": source.boundary_ratio,
+        "num_train_timesteps": NUM_TRAIN_TIMESTEPS,
+        "boundary_ratio": boundary_ratio,
         "expand_timesteps": source.expand_timesteps,
-        "defaults": {
-            "num_steps": family.steps,
-            **{name: scale for name, scale in scales.items() if scale is not None},
-            "flow_shift": scheduler.flow_shift,
-            "solver": scheduler.solver,
-            "fps": family.fps,
-            "negative_prompt": negative,
-        },
+        "defaults": defaults,
     }
 
 
@@ -280,11 +289,12 @@ def convert(request: ConvertRequest) -> Manifest:
         The new artifact's manifest.
 
     Raises:
-        UsageError: if the artifact exists and force is not set.
+        UsageError: if the artifact exists and force is not set, or for defaults that cannot be.
         SourceError: if the source is not usable or the disk is full.
     """
     artifact = Path(os.path.realpath(request.artifact))  # resolve() raises where links make a loop
     _refuse_existing(artifact, request.force)  # before a download; once more when no other build runs
+    request.defaults.check()
     located = locate_source(request.source, request.revision)
     with ExitStack() as stack:
         source = stack.enter_context(open_source(located.path, located.repository, located.revision))

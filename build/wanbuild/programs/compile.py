@@ -23,6 +23,7 @@ from wanrun.artifact.environment import configure_jax, using_cache
 from wanrun.artifact.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
+from wanrun.generation.options import has_guidance
 from wanrun.loading.executables import lower, read_program
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class CompileRequest:
         targets: target names.
         sizes: (width, height) in pixels; the variant's first published one where there are none.
         frames: frame counts; the variant's published one where there are none.
-        guidance: with guidance, without, or both; as the variant is published where there is neither.
+        guidance: with guidance, without, or both; as the artifact's default scale says where it is empty.
         num_videos: videos per prompt.
         num_references: reference images of a VACE model.
         options: build options; the attention implementation comes from the target.
@@ -53,12 +54,12 @@ class CompileRequest:
     num_references: int = 0
     options: BuildOptions = field(default_factory=BuildOptions)
 
-    def shapes(self, variant: object) -> Iterator[Shape]:
-        """Every combination of size, frame count and guidance, for an artifact of this variant."""
-        family = family_named(variant, self.artifact)
+    def shapes(self, manifest: Manifest) -> Iterator[Shape]:
+        """Every combination of size, frame count and guidance, for the artifact of this manifest."""
+        family = family_named(manifest.model.get("variant"), self.artifact)
         for width, height in self.sizes or family.sizes[:1]:
             for frames in self.frames or (family.num_frames,):
-                for guidance in self.guidance or (family.guidance_scale > 1,):
+                for guidance in self.guidance or (has_guidance(manifest),):
                     yield Shape(width, height, frames, self.num_videos, guidance, self.num_references)
 
 
@@ -269,7 +270,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         configure_jax("cpu")
         targets = [resolve_target(name) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
-        shapes = list(request.shapes(manifest.model.get("variant")))
+        shapes = list(request.shapes(manifest))
         for shape in shapes:  # refuse a bad shape before anything is built
             ProgramBuilder(manifest, shape, request.options, targets[0].kernels)
         for target in targets:

@@ -1,0 +1,138 @@
+"""What a model is run with where its user says nothing: a distilled model brings its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from wanrun.console import parse_numbers
+from wanrun.denoising.schedule import explicit_timesteps
+from wanrun.denoising.solvers import solver_table
+from wanrun.errors import UsageError
+from wanrun.generation.request import Request, Row, read_request, rows
+
+NUM_TRAIN_TIMESTEPS = 1000
+"""Of every published Wan model: the timestep of pure noise."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Defaults that are given for a model; None: the variant's or the checkpoint's own. Names are JSON keys.
+
+    Args:
+        steps: denoising steps.
+        guidance_scale: of the high-noise expert, or the only one; both experts' where it is given alone.
+        guidance_scale_2: of the low-noise expert.
+        boundary: share of the training timesteps below which the low-noise expert runs.
+        flow_shift: shift of the sigmas.
+        solver: a key of ``wanrun.denoising.solvers.SOLVERS``.
+        timesteps: explicit ones, falling; there are as many steps.
+        fps: frames per second of the video.
+    """
+
+    steps: int | None = None
+    guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    boundary: float | None = None
+    flow_shift: float | None = None
+    solver: str | None = None
+    timesteps: Sequence[float] | None = None
+    fps: float | None = None
+
+    def check(self) -> None:
+        """Checks what needs no checkpoint, before one is fetched.
+
+        Raises:
+            UsageError: for a value out of range, or values that contradict one another.
+        """
+        self.applied({"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler"}, 0.5)
+
+    def applied(self, own: Mapping[str, Any], boundary: float | None) -> tuple[dict[str, Any], float | None]:
+        """A model's defaults and boundary, with the given ones in their places.
+
+        Args:
+            own: the variant's and the checkpoint's defaults, by the manifest's names.
+            boundary: the checkpoint's boundary; None with one transformer.
+
+        Raises:
+            UsageError: for a value out of range or without effect, or values that contradict one another.
+        """
+        with _as_defaults():
+            given = self._given()
+            timesteps = explicit_timesteps({}, given)
+        self._check_experts(own, boundary)
+        if "guidance_scale" in given and "guidance_scale_2" in own:
+            given.setdefault("guidance_scale_2", given["guidance_scale"])
+        boundary = given.pop("boundary", boundary)
+        defaults = {**own, **given}
+        if timesteps is not None:
+            defaults |= {"timesteps": timesteps, "num_steps": len(timesteps)}
+        if given:
+            table = (defaults["solver"], defaults["num_steps"], defaults["flow_shift"], NUM_TRAIN_TIMESTEPS)
+            solver_table(*table, timesteps)
+            solver_table(*table)  # what is left where a user drops the timesteps
+        return defaults, boundary
+
+    def _given(self) -> dict[str, Any]:
+        """What is given, in range, by the manifest's names."""
+        names = {key: row.name for key, row in default_rows().items()}
+        values = {names[key]: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        request = read_request([("prompt", ""), *values.items()], Request)
+        return {name: getattr(request, name) for name in values}
+
+    def _check_experts(self, own: Mapping[str, Any], boundary: float | None) -> None:
+        for name in ("guidance_scale_2", "boundary"):
+            if getattr(self, name) is not None and boundary is None:
+                raise UsageError(
+                    f"the default {name} has no effect: this checkpoint has one transformer",
+                    remedy="leave it out; it is for checkpoints of two experts",
+                )
+        first = own["guidance_scale"] if self.guidance_scale is None else self.guidance_scale
+        if self.guidance_scale_2 is not None and self.guidance_scale_2 > 1 >= first:
+            raise UsageError(
+                "the default guidance_scale_2 has no effect: guidance is off",
+                expected="a guidance_scale above 1, or none of either",
+                found=f"guidance_scale {first:g} and guidance_scale_2 {self.guidance_scale_2:g}",
+            )
+
+
+@contextmanager
+def _as_defaults() -> Iterator[None]:
+    """Says of an error about options that it is about defaults, by their keys."""
+    keys = {row.name: key for key, row in default_rows().items()}
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"a default cannot be used: {error.spelled(lambda name: keys[name])}") from None
+
+
+def default_rows() -> dict[str, Row]:
+    """The options that can be given as defaults, by their keys."""
+    by_key = {row.key: row for row in rows()}
+    return {field.name: by_key[field.name] for field in dataclasses.fields(Defaults)}
+
+
+def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
+    """Values by key of what ``--default`` is given: each ``NAME=VALUE``.
+
+    Raises:
+        UsageError: for an unknown or repeated name, or a value of another kind.
+    """
+    known, values = default_rows(), dict[str, Any]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name not in known or not equals:
+            expected = f"NAME=VALUE, NAME one of {', '.join(known)}"
+            raise UsageError("--default is not understood", expected=expected, found=repr(text))
+        if name in values:
+            raise UsageError(f"--default {name} is given twice")
+        row = known[name]
+        try:
+            values[name] = parse_numbers(value) if row.numbers else row.base(value)
+        except (UsageError, ValueError):
+            kind = f"{row.kind}, with commas between them" if row.numbers else row.kind
+            raise UsageError(f"--default {name} cannot be read", expected=kind, found=repr(value)) from None
+    return values

@@ -1,0 +1,215 @@
+"""Defaults that a model brings: read from text, checked, and put in the places of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from wanbuild import cli as commands
+from wanbuild.conversion import convert as convert_module
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.defaults import Defaults, parse_defaults
+from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.manifest import read_manifest
+from wanrun.console import run
+from wanrun.denoising.schedule import schedule
+from wanrun.errors import UsageError
+
+OWN: Mapping[str, Any] = {
+    "num_steps": 40,
+    "guidance_scale": 4.0,
+    "flow_shift": 12.0,
+    "solver": "unipc",
+    "fps": 16,
+    "negative_prompt": "blurry",
+}
+OF_TWO: Mapping[str, Any] = {**OWN, "guidance_scale_2": 3.0}
+LIGHTNING = ("steps=4", "guidance_scale=1", "solver=euler", "flow_shift=5", "timesteps=1000,937.5,833.33,625")
+
+
+def test_nothing_given() -> None:
+    Defaults().check()
+    assert Defaults().applied(OWN, None) == (OWN, None)
+    assert Defaults().applied(OF_TWO, 0.875) == (OF_TWO, 0.875)
+    # A checkpoint's own shift is its business, whatever a table would say of it.
+    assert Defaults().applied({**OWN, "flow_shift": 1e-40}, None)[0]["flow_shift"] == 1e-40
+
+
+def test_a_distilled_model_s() -> None:
+    given = parse_defaults(LIGHTNING)
+    timesteps = [1000.0, 937.5, 833.33, 625.0]
+    assert given == {
+        "steps": 4,
+        "guidance_scale": 1.0,
+        "solver": "euler",
+        "flow_shift": 5.0,
+        "timesteps": timesteps,
+    }
+    Defaults(**given).check()
+    changed = {"num_steps": 4, "guidance_scale": 1.0, "solver": "euler", "flow_shift": 5.0}
+    expected = {**OWN, **changed, "timesteps": timesteps}
+    assert Defaults(**given).applied(OWN, None) == (expected, None)
+    # Guidance that is given alone is both experts', as on wanrun's command line.
+    assert Defaults(**given).applied(OF_TWO, 0.875) == ({**expected, "guidance_scale_2": 1.0}, 0.875)
+
+
+def test_the_number_of_timesteps_is_that_of_the_steps() -> None:
+    assert Defaults(timesteps=(1000, 757, 522), solver="lcm").applied(OWN, None)[0]["num_steps"] == 3
+
+
+def test_experts() -> None:
+    given = Defaults(boundary=0, guidance_scale_2=2, fps=24)
+    defaults, boundary = given.applied(OF_TWO, 0.875)
+    assert (boundary, defaults["guidance_scale_2"], defaults["fps"]) == (0.0, 2.0, 24.0)
+    assert defaults["guidance_scale"] == 4.0
+    for one in (Defaults(boundary=0.9), Defaults(guidance_scale_2=2.0)):
+        one.check()  # only the checkpoint tells
+        with pytest.raises(UsageError, match=r"has no effect: this checkpoint has one transformer; leave it"):
+            one.applied(OWN, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 0}, "a default cannot be used: steps is out of range; expected 1 to 10000; found 0"),
+        ({"steps": 10_001}, "steps is out of range; expected 1 to 10000; found 10001"),
+        ({"guidance_scale": math.nan}, "guidance_scale is out of range; expected a number; found nan"),
+        ({"boundary": 1.1}, "boundary is out of range; expected 0 to 1; found 1.1"),
+        ({"fps": 0.0}, "fps is out of range; expected 0.1 to 240; found 0.0"),
+        ({"flow_shift": 0.0}, "flow_shift is out of range; expected a positive number; found 0.0"),
+        ({"flow_shift": 1e9, "steps": 50}, "not distinct in float32"),
+        ({"flow_shift": 1e9, "timesteps": [*range(50, 0, -1)]}, "not distinct"),  # if a user drops them
+        ({"flow_shift": math.inf}, "flow_shift is out of range"),
+        ({"solver": "heun"}, 'solver cannot be used; expected unipc or dpm++ or euler or lcm; found "heun"'),
+        (
+            {"timesteps": [500, 1000]},
+            "the timesteps cannot be used; expected at most 1000, above 0, each below",
+        ),
+        ({"timesteps": []}, "timesteps is out of range; expected 1 to 10000 positive numbers; found []"),
+        ({"fps": True}, "fps has the wrong type; expected a number"),
+        (
+            {"timesteps": [1000, 500], "steps": 3},
+            "steps and timesteps contradict each other; expected 2 steps",
+        ),
+        (
+            {"guidance_scale": 1.0, "guidance_scale_2": 3.0},
+            "the default guidance_scale_2 has no effect: guidance is off; expected a guidance_scale above 1",
+        ),
+    ],
+)
+def test_refusals(given: Mapping[str, Any], message: str) -> None:
+    """Before a checkpoint is fetched; and of two experts nothing else is said."""
+    with pytest.raises(UsageError) as caught:
+        Defaults(**given).check()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UsageError):
+        Defaults(**given).applied(OF_TWO, 0.875)
+
+
+def test_what_fits_neither_with_the_checkpoint() -> None:
+    """The solver is its own: unipc lowers 1000, so that the second sigma is above the first."""
+    given = Defaults(timesteps=[1000, 999.9999])
+    given.check()
+    with pytest.raises(UsageError, match="too near to one another"):
+        given.applied(OWN, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "steps",
+            "--default is not understood; expected NAME=VALUE, NAME one of steps, guidance_scale,",
+        ),
+        (
+            "num_steps=4",
+            "--default is not understood; expected NAME=VALUE, NAME one of steps, guidance_scale",
+        ),
+        ("=4", "is not understood"),
+        ("steps=4.0", "--default steps cannot be read; expected an integer; found '4.0'"),
+        ("steps=", "--default steps cannot be read"),
+        ("fps=fast", "--default fps cannot be read; expected a number; found 'fast'"),
+        ("timesteps=1000,,5", "expected a list of numbers, with commas between them; found '1000,,5'"),
+        ("timesteps=1000;5", "--default timesteps cannot be read"),
+        ("solver=heun", "a default cannot be used: solver cannot be used; expected unipc or dpm++"),
+        ("timesteps=5,6", "the timesteps cannot be used"),
+        ("boundary=0.9", "boundary has no effect: this checkpoint has one transformer"),
+    ],
+)
+def test_the_command_line_refuses(
+    toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    arguments = ["convert", str(toy_checkpoint), "--artifact", str(tmp_path / "artifact"), "--default", text]
+    assert run(commands.wanbuild, arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+    assert list(tmp_path.iterdir()) == []
+    assert run(commands.wanbuild, [*arguments[:-1], "steps=4", "--default", "steps=5"]) == 2
+    assert "--default steps is given twice" in capsys.readouterr().err
+
+
+def test_nothing_is_fetched_for_defaults_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locate(*arguments: object) -> None:
+        raise AssertionError("the source is looked for")
+
+    monkeypatch.setattr(convert_module, "locate_source", locate)
+    request = ConvertRequest("owner/name", tmp_path / "artifact", defaults=Defaults(solver="heun"))
+    with pytest.raises(UsageError, match="solver cannot be used"):
+        convert(request)
+
+
+def test_the_manifest_and_what_shows_it(tmp_path: Path) -> None:
+    """From the command line and from a recipe; the content's digest covers the defaults."""
+    write_toy(tmp_path / "toy", "wan2.2-t2v")
+    given = [text for default in LIGHTNING for text in ("--default", default)]
+    artifact = tmp_path / "artifact"
+    arguments = ["convert", str(tmp_path / "toy"), "--artifact", str(artifact), "--default", "boundary=0.9"]
+    assert run(commands.wanbuild, [*arguments, *given]) == 0
+    manifest = read_manifest(artifact)
+    defaults = manifest.model["defaults"]
+    assert (
+        defaults.items()
+        >= {
+            "num_steps": 4,
+            "guidance_scale": 1.0,
+            "guidance_scale_2": 1.0,
+            "solver": "euler",
+            "flow_shift": 5.0,
+            "timesteps": [1000.0, 937.5, 833.33, 625.0],
+            "fps": 16,
+        }.items()
+    )
+    assert manifest.model["boundary_ratio"] == 0.9
+    _, ranges = schedule({**defaults, "boundary": 0.9}, manifest)
+    assert [(part.first, part.last, part.guidance_scale) for part in ranges] == [(0, 2, 1.0), (2, 4, 1.0)]
+    shown = CliRunner().invoke(commands.wanbuild, ["inspect", "--artifact", str(artifact)]).output
+    assert "euler, 4 steps at 1000, 937.5, 833.33, 625, guidance 1 and 1 below boundary 0.9, shift 5" in shown
+
+    plain = convert(ConvertRequest(tmp_path / "toy", tmp_path / "plain"))
+    assert plain.content_digest != manifest.content_digest
+    assert "timesteps" not in plain.model["defaults"]
+
+
+def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wanbuild.check import verify
+
+    monkeypatch.setattr(commands, "_compile", lambda *arguments, **options: None)
+    monkeypatch.setattr(verify, "record", lambda artifact, report: None)
+    write_toy(tmp_path / "toy")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'source = "toy"\nartifact = "artifact"\n[convert]\nweights_dtype = "float32"\n[convert.defaults]\n'
+        'guidance_scale = 1\nsolver = "lcm"\ntimesteps = [1000, 757, 522]\nflow_shift = 8\n'
+    )
+    assert run(commands.wanbuild, ["build", str(recipe)]) == 0
+    manifest = read_manifest(tmp_path / "artifact")
+    assert manifest.dtypes["transformer"]["weights"] == "float32"
+    changed = {"guidance_scale": 1.0, "solver": "lcm", "flow_shift": 8.0, "num_steps": 3}
+    assert manifest.model["defaults"].items() >= {**changed, "timesteps": [1000.0, 757.0, 522.0]}.items()

@@ -1,0 +1,165 @@
+"""A distilled model's own defaults, from convert to video through the command lines, against diffusers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.artifacts import shared
+from helpers.reference_models import relative_error
+from helpers.whole_path import LATENTS, PROMPT, Reference, reference, within_one_level
+from wanbuild.check.reference_pipeline import load_reference
+from wanbuild.cli import wanbuild
+from wanrun.artifact.manifest import read_manifest
+from wanrun.console import run
+
+# diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+LIGHTNING = (1000, 937.5, 833.33, 625)
+CAUSVID = (1000, 757, 522)
+SHAPE = {"height": 64, "width": 96, "num_frames": 9, "guidance_scale": 1.0}
+LOOPS = ("step", "scan")
+
+
+def convert(checkpoint: Path, artifact: Path, *options: object) -> None:
+    """Converts to float32, with defaults; programs that are there are kept."""
+    dtypes = ("--weights-dtype", "float32", "--text-weights-dtype", "float32")
+    arguments = ("convert", checkpoint, "--artifact", artifact, "--force", *dtypes, *options)
+    assert run(wanbuild, list(map(str, arguments))) == 0
+
+
+def check(name: str, found: Sequence[Any], expected: Reference) -> None:
+    """Holds latents and frames against the reference's."""
+    latents, frames, _ = found
+    error = relative_error(latents, expected.latents)
+    print(f"{name}: latents {error:.1e}", flush=True)
+    assert error < LATENTS
+    assert within_one_level(frames, expected.frames[0]) >= 0.999
+    assert frames.std() > 20  # a constant video would agree with anything
+
+
+def defaults(**values: object) -> list[str]:
+    return [text for name, value in values.items() for text in ("--default", f"{name}={value}")]
+
+
+def commas(timesteps: Sequence[float]) -> str:
+    return ",".join(map(str, timesteps))
+
+
+@pytest.fixture(scope="module")
+def distilled(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps at Lightning's timesteps, and the profile that follows from a guidance scale of 1."""
+
+    def build(folder: Path) -> None:
+        given = defaults(steps=4, guidance_scale=1, solver="euler", flow_shift=5, timesteps=commas(LIGHTNING))
+        convert(toy_checkpoint, folder, *given)
+        arguments = ["compile", "--artifact", folder, "--target", "cpu", "--size", "96x64", "--frames", 9]
+        assert run(wanbuild, [*map(str, arguments), "--dtype", "float32"]) == 0
+
+    return shared(tmp_path_factory, "distilled", build)
+
+
+@pytest.fixture(scope="module")
+def pipe(toy_checkpoint: Path) -> Any:
+    return load_reference(toy_checkpoint, "t2v")
+
+
+@pytest.fixture
+def make(cli: Any, tmp_path: Path) -> Callable[..., tuple[np.ndarray, np.ndarray, dict[str, Any]]]:
+    """Runs wanrun; returns the latents, the frames and the metadata."""
+
+    def call(artifact: Path, *options: object) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        latents, video = tmp_path / "latents.npy", tmp_path / "video.npy"
+        cli.succeeds(
+            *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--seed", 7, *options),
+            *("--save-latents", latents, "--output", video, "--overwrite"),
+        )
+        metadata = json.loads((tmp_path / "video.npy.json").read_text())
+        return np.load(latents), np.load(video), metadata
+
+    return call
+
+
+def test_the_profile_has_no_guidance(distilled: Path) -> None:
+    manifest = read_manifest(distilled)
+    assert list(manifest.profiles) == ["96x64x9-b1-nocfg"]
+    assert manifest.model["defaults"]["timesteps"] == [float(timestep) for timestep in LIGHTNING]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_default_timesteps(pipe: Any, distilled: Path, make: Any, loop: str) -> None:
+    """A prompt is all that is given."""
+    expected = reference(pipe, solver="euler", timesteps=LIGHTNING, generator=torch.manual_seed(7), **SHAPE)
+    assert expected.calls == {"transformer": 4}
+    *_, facts = found = make(distilled, "--loop", loop)
+    check(f"euler at explicit timesteps, {loop}", found, expected)
+    assert (facts["timesteps"], facts["num_steps"]) == (list(map(float, LIGHTNING)), 4)
+
+
+def test_steps_drop_the_default_timesteps(pipe: Any, distilled: Path, make: Any) -> None:
+    expected = reference(
+        pipe,
+        solver="euler",
+        flow_shift=5.0,
+        generator=torch.manual_seed(7),
+        num_inference_steps=4,
+        **SHAPE,
+    )
+    *_, facts = found = make(distilled, "--steps", 4)
+    check("euler at its own timesteps", found, expected)
+    assert facts["num_steps"] == 4 and "timesteps" not in facts
+    assert relative_error(make(distilled)[0], expected.latents) > 1e-2  # the other grid is seen
+
+
+def test_lcm_from_the_seed_and_from_latents(pipe: Any, distilled: Path, make: Any, tmp_path: Path) -> None:
+    """On its class's grid. Where initial noise is given, the seed's first noise is that of the first step."""
+    arguments = {"solver": "lcm", "flow_shift": 5.0, "num_inference_steps": 3, **SHAPE}
+    expected = reference(pipe, generator=torch.manual_seed(7), **arguments)
+    results = [make(distilled, "--solver", "lcm", "--steps", 3, "--loop", loop) for loop in LOOPS]
+    for loop, found in zip(LOOPS, results, strict=True):
+        check(f"lcm, {loop}", found, expected)
+    assert relative_error(results[0][0], results[1][0]) < 1e-6
+
+    noise = np.random.default_rng(3).standard_normal(results[0][0].shape).astype(np.float32)
+    np.save(tmp_path / "noise.npy", noise)
+    torch.manual_seed(7)
+    expected = reference(pipe, latents=torch.from_numpy(noise), **arguments)
+    options = ("--solver", "lcm", "--steps", 3, "--latents", tmp_path / "noise.npy")
+    check("lcm from latents", make(distilled, *options), expected)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_default_timesteps_of_lcm(
+    pipe: Any, distilled: Path, toy_checkpoint: Path, make: Any, tmp_path: Path, loop: str
+) -> None:
+    """Other defaults for the same programs: they are kept."""
+    artifact = Path(shutil.copytree(distilled, tmp_path / "artifact"))
+    convert(toy_checkpoint, artifact, *defaults(guidance_scale=1, solver="lcm", timesteps=commas(CAUSVID)))
+    assert read_manifest(artifact).targets == read_manifest(distilled).targets
+    expected = reference(pipe, solver="lcm", timesteps=CAUSVID, generator=torch.manual_seed(7), **SHAPE)
+    *_, facts = found = make(artifact, "--loop", loop)
+    check(f"lcm at explicit timesteps, {loop}", found, expected)
+    assert (facts["solver"], facts["timesteps"]) == ("lcm", list(map(float, CAUSVID)))
+
+
+def test_verify_compares_with_the_checkpoint_s_scheduler(
+    distilled: Path, toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a record is made and replayed, whatever the defaults."""
+    artifact = Path(shutil.copytree(distilled, tmp_path / "artifact"))
+    convert(toy_checkpoint, artifact, *defaults(guidance_scale=1, solver="lcm", timesteps=commas(CAUSVID)))
+    arguments = ["verify", "--artifact", str(artifact)]
+    file = tmp_path / "found.json"
+    source = ["--source", str(toy_checkpoint), "--steps", "2", "--json", str(file)]
+    for options in (source, ["--record"], []):
+        assert run(wanbuild, [*arguments, *options]) == 0
+    assert json.loads(file.read_text())["final latents"]["error"] < LATENTS
+    assert "digests equal" in capsys.readouterr().out
