@@ -75,6 +75,20 @@ def test_without_guidance_two_videos(pipe: Any, without_guidance: Path, cli: Any
     assert timing["cache_misses"] == 0 and timing["cache_hits"] == 4
 
 
+def test_two_videos_of_lcm(pipe: Any, without_guidance: Path, cli: Any, tmp_path: Path) -> None:
+    """Both are in each array of noise, the initial one and those of the steps."""
+    arguments = {"height": 80, "width": 32, "num_frames": 13, "num_inference_steps": 3, "guidance_scale": 1.0}
+    expected = reference(
+        pipe, solver="lcm", num_videos_per_prompt=2, generator=torch.manual_seed(5), **arguments
+    )
+    cli.succeeds(
+        *("wanrun", "--artifact", without_guidance, "--prompt", PROMPT, "--guidance-scale", 1, "--steps", 3),
+        *("--num-videos", 2, "--size", "32*80", "--frames", 13, "--seed", 5, "--solver", "lcm"),
+        *("--save-latents", tmp_path / "latents.npy", "--output", tmp_path / "video.npy"),
+    )
+    assert relative_error(np.load(tmp_path / "latents.npy"), expected.latents) < LATENTS
+
+
 def test_bfloat16(
     toy_checkpoint: Path, toy_artifact: Path, tmp_path: Path, record_property: Any, cli: Any
 ) -> None:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wanrun.cli import wanrun
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 from wanrun.denoising.state import with_noise
@@ -63,6 +65,11 @@ def test_the_flow_of_a_gaussian() -> None:
     assert 1.9 < error("euler", 40) / error("euler", 80) < 2.1  # first order
     for name in ("unipc", "dpm++"):
         assert error(name, 80) < error("euler", 80) / 8  # seen: 42 and 11 times nearer
+
+
+def test_the_command_line_offers_every_solver() -> None:
+    (option,) = (item for item in wanrun.params if item.name == "solver")
+    assert isinstance(option.type, click.Choice) and list(option.type.choices) == list(SOLVERS)
 
 
 def test_lcm_is_a_prediction_and_noise() -> None:
