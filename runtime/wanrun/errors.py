@@ -5,10 +5,11 @@ Every message is one line that names what is wrong, what was expected, what was 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 _FIELD = re.compile("\x02(\\w+)\x03")
 
@@ -16,6 +17,19 @@ _FIELD = re.compile("\x02(\\w+)\x03")
 def field(name: str) -> str:
     """A generation option in the text of an error, by its Python name: ``WanError.spelled`` spells it."""
     return f"\x02{name}\x03"
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """The beginning of a text, as a quotation in a message."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def quoted(value: Any, limit: int = 60) -> str:
+    """A value as JSON spells it, for a message; its beginning where it is long."""
+    if isinstance(value, Mapping):
+        return "an object"
+    text = json.dumps(value, default=lambda other: type(other).__name__)
+    return text if len(text) <= limit else text[:limit] + "..."
 
 
 class WanError(Exception):

@@ -7,7 +7,6 @@ that uses it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from wanrun.errors import UsageError, field
+from wanrun.errors import UsageError, field, quoted, shortened
 
 ARTIFACT = "the artifact's"
 """How a default is called that the manifest has."""
@@ -395,16 +394,3 @@ def _names_a_file(name: str) -> bool:
 
 def _no_file(row: Row, name: str) -> UsageError:
     return UsageError(f"{field(row.name)} is no file name", found=quoted(name))
-
-
-def shortened(text: str, limit: int = 60) -> str:
-    """The beginning of a text, as a quotation in a message."""
-    return repr(text if len(text) <= limit else text[:limit] + "...")
-
-
-def quoted(value: Any, limit: int = 60) -> str:
-    """A value as JSON spells it, for a message; its beginning where it is long."""
-    if isinstance(value, Mapping):
-        return "an object"
-    text = json.dumps(value, default=lambda other: type(other).__name__)
-    return text if len(text) <= limit else text[:limit] + "..."

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from wanrun.errors import UsageError, field
-from wanrun.generation.request import Request, quoted, read_request, rows, shortened
+from wanrun.errors import UsageError, field, quoted, shortened
+from wanrun.generation.request import Request, read_request, rows
 from wanrun.media.types import MEDIA_KINDS, OVERLAPS, Media
 
 _MAX_BYTES = 64 << 20  # a prompts file of this size is something else
