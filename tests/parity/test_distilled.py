@@ -148,6 +148,8 @@ def test_default_timesteps_of_lcm(
     *_, facts = found = make(artifact, "--loop", loop)
     check(f"lcm at explicit timesteps, {loop}", found, expected)
     assert (facts["solver"], facts["timesteps"]) == ("lcm", list(map(float, CAUSVID)))
+    given = make(distilled, "--loop", loop, "--solver", "lcm", "--timesteps", commas(CAUSVID))
+    assert np.array_equal(given[0], found[0])  # on the command line they are the same
 
 
 def test_verify_compares_with_the_checkpoint_s_scheduler(
