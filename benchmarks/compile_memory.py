@@ -26,7 +26,7 @@ from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants import FAMILIES
 from wanrun.artifact.environment import configure_jax
-from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.manifest import Component, Manifest, Tokenizer
 from wanrun.loading.executables import lower
 
 SIZES = ((832, 480), (1280, 720))
@@ -60,9 +60,15 @@ def published_manifest(model: str) -> Manifest:
         configs=configs,
         source={"files": {}},
         loras=(),
-        dtypes={name: kind.policy(None).as_json() for name, kind in kinds.items()},
+        profiles={},
+        targets={},
+        golden={},
+        embeddings={},
+        tool={},
+        times={},
+        dtypes={name: kind.policy(None) for name, kind in kinds.items()},
         components={name: Component(f"weights/{name}", {}) for name in configs},
-        tokenizer={"max_length": 512},
+        tokenizer=Tokenizer(file="tokenizer.json", sha256="", max_length=512, pad_id=0),
     )
 
 

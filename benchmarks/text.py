@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.components import KINDS
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.models.params import bind
 from wanbuild.toy.checkpoint import write_toy
@@ -63,7 +63,7 @@ def jax_encoder(artifact: Path) -> Encode:
     """The ``encode_text`` program as it is built for the CPU, for any static shape."""
     manifest, kind = read_manifest(artifact), KINDS["text_encoder"]
     config = kind.parse(manifest.configs["text_encoder"], "text_encoder")
-    module = kind.module(config, DtypePolicy(**manifest.dtypes["text_encoder"]))
+    module = kind.module(config, manifest.dtypes["text_encoder"])
     with ThreadPoolExecutor(2) as pool:
         tree = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool).result(bits=True)
     weights = jax.device_put(tree)

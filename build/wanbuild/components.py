@@ -28,23 +28,8 @@ from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
 from wanbuild.models.vace import VACEConfig, VACETransformer
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig
-
-
-@dataclass(frozen=True)
-class DtypePolicy:
-    """Storage dtypes of one component.
-
-    Args:
-        weights: matmul and convolution weights with their biases.
-        norms: norms, and in the transformer the condition embedder and scale_shift_table, in the image
-            encoder the class and position embeddings.
-    """
-
-    weights: str
-    norms: str
-
-    def as_json(self) -> dict[str, str]:
-        return {"weights": self.weights, "norms": self.norms}
+from wanrun.artifact.parameters import DtypePolicy
+from wanrun.artifact.record import Dtype
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class ComponentKind:
     config_class: type[Any]
     rules: tuple[Rule, ...]
     build: Callable[[Any, Any, Any], nnx.Module]
-    default_dtype: str
+    default_dtype: Dtype
     option: str
 
     def parse(self, data: Mapping[str, Any], where: str) -> Any:
@@ -74,7 +59,7 @@ class ComponentKind:
         """The abstract module whose parameters have the policy's dtypes."""
         return self.build(config, jnp.dtype(policy.weights), jnp.dtype(policy.norms))
 
-    def policy(self, dtype: str | None) -> DtypePolicy:
+    def policy(self, dtype: Dtype | None) -> DtypePolicy:
         """The policy for a weights dtype; norms stay in float32 whatever it is."""
         return DtypePolicy(dtype or self.default_dtype, "float32")
 

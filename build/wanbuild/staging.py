@@ -132,7 +132,7 @@ def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
         for entries in target.executables.values()
         for entry in entries.values()
     }
-    listed |= {record["file"] for record in (*manifest.golden.values(), *manifest.embeddings.values())}
+    listed |= {record.file for record in (*manifest.golden.values(), *manifest.embeddings.values())}
     for name in ("programs", "executables", "golden", "embeddings"):
         root = artifact / name
         for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():

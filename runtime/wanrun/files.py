@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tokenize
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,6 +46,32 @@ def replace_file(path: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     fsync_directory(path.parent)
+
+
+def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
+    """Reads a regular file of at most limit bytes.
+
+    Args:
+        path: the file.
+        limit: bytes.
+        touch: whether its time becomes now, so that it counts as used.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is something else, or larger.
+    """
+    # A FIFO of that name must not make the run wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a file")
+        data = file.read(limit + 1)
+        if len(data) > limit:
+            raise ValueError(f"it is larger than {limit} bytes")
+        if touch:
+            with contextlib.suppress(OSError):  # of another user, or on a medium that cannot be written
+                os.utime(descriptor)
+        return data
 
 
 def canonical_json(value: Any) -> bytes:

@@ -37,9 +37,9 @@ def test_inspect(toy_artifact: Path) -> None:
     data = json.loads(
         runner.invoke(commands.wanbuild, ["inspect", "--artifact", str(toy_artifact), "--json"]).output
     )
-    manifest = json.loads((toy_artifact / "manifest.json").read_text())
-    assert data["content_digest"] == manifest["content_digest"]
-    assert data["components"]["transformer"]["bytes"] == manifest["components"]["transformer"]["bytes"]
+    manifest = read_manifest(toy_artifact)
+    assert data["content_digest"] == manifest.content_digest
+    assert data["components"]["transformer"]["bytes"] == manifest.components["transformer"].nbytes
     assert data["components"]["transformer"]["shapes"]["blocks/attn1/to_q/weight"] == ["float32", [3, 40, 40]]
 
 

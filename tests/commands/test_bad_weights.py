@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -174,6 +174,6 @@ def write_parameter(artifact: Path, component: str, path: str, value: float) -> 
     file = artifact / entry.folder / layout.array_folder(path) / parameter.layout.chunk_file(0)
     file.write_bytes(data + checksum.to_bytes(layout.CRC_BYTES, "little"))
     digest = hashlib.sha256(hashlib.sha256(data).digest()).hexdigest()
-    changed = dataclasses.replace(parameter, crc32c=(f"{checksum:08x}",), sha256=digest)
-    component_changed = dataclasses.replace(entry, parameters={**entry.parameters, path: changed})
+    changed = msgspec.structs.replace(parameter, crc32c=(f"{checksum:08x}",), sha256=digest)
+    component_changed = msgspec.structs.replace(entry, parameters={**entry.parameters, path: changed})
     manifest.changed(components={**manifest.components, component: component_changed}).write(artifact)

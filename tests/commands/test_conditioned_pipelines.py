@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -166,17 +167,17 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
         fails(UsageError, "image is missing.*pose_video is missing")
         fails(UsageError, "exclude each other", media=animation(20), inputs=inputs)
         fails(UsageError, "segment_overlap is not that of the inputs", inputs=inputs, segment_overlap=5)
-        other = load_media(manifest, replace(profile, num_frames=17), animation(20))
+        other = load_media(manifest, msgspec.structs.replace(profile, num_frames=17), animation(20))
         fails(UsageError, "pose_video of shape", inputs=replace(other, arrays=cut(other.arrays, 5)))
         fails(UsageError, "video cannot be used", media=Media(video=pictures(9, 96, 64)))
     older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
     manifest = read_manifest(older)
     profiles = {
-        name: replace(profile, programs=without(profile.programs, "encode_video"))
+        name: msgspec.structs.replace(profile, programs=without(profile.programs, "encode_video"))
         for name, profile in manifest.profiles.items()
     }
     targets = {
-        name: replace(target, executables=without(target.executables, "encode_video"))
+        name: msgspec.structs.replace(target, executables=without(target.executables, "encode_video"))
         for name, target in manifest.targets.items()
     }
     manifest.changed(profiles=profiles, targets=targets).write(older)

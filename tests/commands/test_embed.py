@@ -24,7 +24,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
@@ -88,8 +88,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def open_fake(artifact: Path, profile: Any, lazy: bool = False) -> Any:
         manifest = read_manifest(artifact)
-        width, length = manifest.configs["text_encoder"]["d_model"], manifest.tokenizer["max_length"]
-        return contextlib.nullcontext(FakePipeline(prompts, width, length, profile.options["dtype"]))
+        width, length = manifest.configs["text_encoder"]["d_model"], manifest.tokenizer.max_length
+        return contextlib.nullcontext(FakePipeline(prompts, width, length, profile.options.dtype))
 
     monkeypatch.setattr(embed, "open_profile", open_fake)
     return prompts
@@ -110,7 +110,7 @@ def check_whole(artifact: Path) -> Manifest:
     stored = ArtifactEmbeddings(artifact, manifest)
     for key in manifest.embeddings:
         stored.read(key)
-    assert files(artifact) == {record["file"] for record in manifest.embeddings.values()}
+    assert files(artifact) == {record.file for record in manifest.embeddings.values()}
     return manifest
 
 
@@ -127,7 +127,7 @@ def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
     assert check_whole(two) == manifest and len(manifest.embeddings) == 6
 
     record = manifest.tokenizer
-    tokenizer = PromptTokenizer(two / record["file"], record["max_length"], record["pad_id"])
+    tokenizer = PromptTokenizer(two / record.file, record.max_length, record.pad_id)
     tokens = tokenizer(CLEANED)
 
     def encoder(dtype: str, encode: Callable[..., np.ndarray], *stores: Any) -> PromptEncoder:
@@ -138,7 +138,7 @@ def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
         raise AssertionError("the encoder is called")
 
     for profile in manifest.profiles.values():
-        dtype = profile.options["dtype"]
+        dtype = profile.options.dtype
         with open_profile(two, profile) as pipeline:
             miss = pipeline.encode_prompts(PROMPTS)
         assert miss.dtype == DTYPES[dtype] and np.count_nonzero(miss[0, : tokens.lengths[0]])
@@ -177,8 +177,8 @@ def test_what_is_there_is_not_encoded_again(
     manifest = check_whole(two)
     dtypes = ["bfloat16", "float32"]
     records = [manifest.embeddings[embedding_key(manifest, "a fox", dtype)] for dtype in dtypes]
-    assert [record["dtype"] for record in records] == dtypes
-    assert all(record["prompt"] == "a fox" and record["length"] > 2 for record in records)
+    assert [record.dtype for record in records] == dtypes
+    assert all(record.prompt == "a fox" and record.length > 2 for record in records)
 
 
 def test_a_prompt_that_is_cut(two: Path, encoded: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +188,7 @@ def test_a_prompt_that_is_cut(two: Path, encoded: list[str], capsys: pytest.Capt
         (line,) = output.err.splitlines()
         assert line.startswith("warning: the prompt is longer than 512 tokens; this was cut: 'snow")
         assert output.out.count(text) == 2
-    assert {record["length"] for record in check_whole(two).embeddings.values()} == {512}
+    assert {record.length for record in check_whole(two).embeddings.values()} == {512}
     assert len(encoded) == 2
 
 
@@ -249,7 +249,7 @@ def test_verify_notices_damage_and_embed_repairs_it(listed: Path, encoded: list[
     verify.check_files(listed, manifest, lines.append)
     assert lines[-1] == "2 prompt embedding(s) intact"
     record = manifest.embeddings[embedding_key(manifest, "a fox", "bfloat16")]
-    path = listed / record["file"]
+    path = listed / record.file
     sound = path.read_bytes()
     damages: list[Callable[[Path], object]] = [
         lambda path: flip(path, len(sound) // 2),
@@ -283,7 +283,7 @@ def test_record_embeds_the_negative_prompt(
     assert encoded == ["blurry, dark"] * 2
     recorded = check_whole(listed)
     assert len(recorded.golden) == 2 and len(recorded.embeddings) == 4
-    assert {record["prompt"] for record in recorded.embeddings.values()} == {"a fox", "blurry, dark"}
+    assert {record.prompt for record in recorded.embeddings.values()} == {"a fox", "blurry, dark"}
 
 
 def test_compile_keeps_what_is_listed(listed: Path) -> None:
@@ -306,13 +306,9 @@ def converted(toy_checkpoint: Path, tmp_path: Path) -> Path:
         key = embedding_key(manifest, prompt, "float32")
         data = encode_rows(rows)
         (artifact / embedding_file(key)).write_bytes(data)
-        listed[key] = {
-            "file": embedding_file(key),
-            "sha256": sha256_of(data),
-            "prompt": prompt,
-            "dtype": "float32",
-            "length": 3,
-        }
+        listed[key] = Embedding(
+            file=embedding_file(key), sha256=sha256_of(data), prompt=prompt, dtype="float32", length=3
+        )
     manifest.changed(embeddings=listed).write(artifact)
     return artifact
 
@@ -330,7 +326,7 @@ def test_convert_takes_over_what_fits(converted: Path, toy_checkpoint: Path) -> 
     assert {path.name: path.stat().st_ino for path in (converted / "embeddings").iterdir()} == inodes
 
     key = embedding_key(before, "snow", "float32")
-    flip(converted / before.embeddings[key]["file"], 200)
+    flip(converted / before.embeddings[key].file, 200)
     convert(request)
     assert list(check_whole(converted).embeddings) == [embedding_key(before, "a fox", "float32")]
 
@@ -344,7 +340,10 @@ def test_convert_takes_over_what_fits(converted: Path, toy_checkpoint: Path) -> 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "c:x", "a\\b", 7])
 def test_a_path_that_reaches_outside(listed: Path, name: object) -> None:
     edit(listed, lambda data: next(iter(data["embeddings"].values())).update(file=name))
-    with pytest.raises(ArtifactError, match="a prompt embedding names a path outside the artifact"):
+    outside = "a prompt embedding names a path outside the artifact"
+    with pytest.raises(
+        ArtifactError, match=outside if isinstance(name, str) else "is damaged: Expected `str`"
+    ):
         read_manifest(listed)
 
 
@@ -386,11 +385,11 @@ from pathlib import Path
 import numpy as np
 from wanbuild.check import embed
 from wanrun.text.embeddings import ArtifactEmbeddings
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.manifest import Embedding, read_manifest
 
 artifact = Path(sys.argv[1])
 manifest = read_manifest(artifact)
-shape = manifest.tokenizer["max_length"], manifest.configs["text_encoder"]["d_model"]
+shape = manifest.tokenizer.max_length, manifest.configs["text_encoder"]["d_model"]
 lives = 0
 
 class Pipeline:
@@ -438,7 +437,7 @@ def listed():
     stored = ArtifactEmbeddings(artifact, found)
     for key in found.embeddings:
         stored.read(key)
-    return sorted(record["prompt"] for record in found.embeddings.values())
+    return sorted(record.prompt for record in found.embeddings.values())
 
 reset()
 events = child(lambda: counted(None))

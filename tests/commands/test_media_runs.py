@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import gc
 import json
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -161,7 +161,7 @@ def animate(artifact: Path, tmp_path: Path) -> dict[str, str]:
     make_task(artifact, "animate", num_frames=13)
     manifest = read_manifest(artifact)
     (profile,) = manifest.profiles.values()
-    shorter = dataclasses.replace(profile, num_frames=9, index=1)
+    shorter = msgspec.structs.replace(profile, num_frames=9, index=1)
     manifest.changed(profiles={one.name: one for one in (profile, shorter)}).write(artifact)
     videos = {name: str(frames(tmp_path / name, 30, len(name))) for name in ("pose_video", "face_video")}
     return {"image": str(image(tmp_path / "i.png")), **videos}

@@ -13,6 +13,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,8 +35,8 @@ ROUNDING = 2.0**-9
 
 
 def recorded(manifest: Manifest, profile: str) -> dict[str, str]:
-    options = manifest.profiles[profile].options
-    return {name: value for name, value in options.items() if name.endswith("dtype")}
+    options = msgspec.structs.asdict(manifest.profiles[profile].options)
+    return {name: value for name, value in options.items() if name.endswith("dtype") and value is not None}
 
 
 ALL_FLOAT32 = dict.fromkeys(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -447,7 +448,7 @@ def test_several_videos_of_a_prompt(
     """A line is finished when all of its files are there; else what is missing is written."""
     manifest = read_manifest(artifact)
     (profile,) = manifest.profiles.values()
-    two = dataclasses.replace(profile, num_videos=2, index=profile.index + 1)
+    two = msgspec.structs.replace(profile, num_videos=2, index=profile.index + 1)
     manifest.changed(profiles={profile.name: profile, two.name: two}).write(artifact)
     fake = Fake(num_videos=2)
     monkeypatch.setattr(pipeline, "load", fake.load)

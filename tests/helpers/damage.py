@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.errors import ArtifactError
 
 PROFILE = "96x64x9-b1-cfg"
 USED = ("decode_video", "denoise_step", "encode_text_64", "prepare")
@@ -69,11 +70,23 @@ def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(data))
 
 
+def resealed(data: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's JSON with digests that fit, as somebody who means harm would make them.
+
+    What cannot be decoded, and so has no digests, stays as it is.
+    """
+    try:
+        manifest = msgspec.json.decode(json.dumps(data, allow_nan=False), type=Manifest)
+    except (ValueError, ArtifactError):
+        return data
+    return {**data, "content_digest": manifest.content_digest}
+
+
 def edit_environment(artifact: Path, **facts: Any) -> None:
     """Changes what the manifest says that its target was built with, as if it had been built there."""
     manifest = read_manifest(artifact)
     target = manifest.targets["cpu"]
-    changed = dataclasses.replace(target, environment={**target.environment, **facts})
+    changed = msgspec.structs.replace(target, environment={**target.environment, **facts})
     manifest.changed(targets={"cpu": changed}).write(artifact)
 
 

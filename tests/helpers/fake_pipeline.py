@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -113,8 +113,8 @@ def make_two_experts(
             }
             platforms[platform] = {**rest, **dict.fromkeys(forms, programs["denoise_step"])}
         for guidance in (True, False):
-            options = {**old.options, "max_steps": max_steps}
-            new = dataclasses.replace(
+            options = msgspec.structs.replace(old.options, max_steps=max_steps)
+            new = msgspec.structs.replace(
                 old, guidance=guidance, index=len(profiles), options=options, programs=platforms
             )
             profiles[new.name] = new

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -48,7 +48,7 @@ def make_task(artifact: Path, task: str, references: Sequence[int] = (0,), num_f
     model = {**manifest.model, "task": task, "leading_latents": 0, "size_multiple": 16, **TASKS[task]}
     one = next(iter(manifest.profiles.values()))
     profiles = [
-        dataclasses.replace(one, num_references=number, num_frames=num_frames, index=index)
+        msgspec.structs.replace(one, num_references=number, num_frames=num_frames, index=index)
         for index, number in enumerate(references)
     ]
     manifest.changed(model=model, profiles={profile.name: profile for profile in profiles}).write(artifact)

@@ -17,7 +17,8 @@ from crc32c import crc32c
 
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun.artifact.layout import ArrayLayout, array_folder
-from wanrun.artifact.manifest import Component, Parameter, read_manifest
+from wanrun.artifact.manifest import Component, read_manifest
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.loading.tensorstore_reader import TensorStoreReader

@@ -27,6 +27,7 @@ from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.params import bind
 from wanbuild.toy.published_image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
 from wanbuild.toy.shapes_clip import image_encoder_shapes
+from wanrun.artifact.parameters import DtypePolicy
 from wanrun.errors import SourceError
 from wanrun.loading.executables import lower
 
@@ -269,7 +270,7 @@ def test_the_published_config() -> None:
     config = parsed(PUBLISHED_IMAGE_ENCODER)
     assert (config.num_tokens, config.hidden_size, config.num_hidden_layers) == (257, 1280, 32)
     assert (config.hidden_act, config.layer_norm_eps) == ("gelu", 1e-5)
-    assert KIND.policy(None).as_json() == {"weights": "bfloat16", "norms": "float32"}
+    assert KIND.policy(None) == DtypePolicy(weights="bfloat16", norms="float32")
 
 
 def test_the_config_that_transformers_saves(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -63,7 +63,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def tokens(artifacts: Callable[[str], Path]) -> TokenizedPrompts:
     artifact = artifacts("float32")
     record = read_manifest(artifact).tokenizer
-    return PromptTokenizer(artifact / record["file"], record["max_length"], record["pad_id"])(TEXTS)
+    return PromptTokenizer(artifact / record.file, record.max_length, record.pad_id)(TEXTS)
 
 
 def encode_with_jax(artifact: Path, tokens: TokenizedPrompts, dtype: str) -> np.ndarray:
@@ -71,7 +71,7 @@ def encode_with_jax(artifact: Path, tokens: TokenizedPrompts, dtype: str) -> np.
     manifest = read_manifest(artifact)
     kind = KINDS["text_encoder"]
     config = kind.parse(manifest.configs["text_encoder"], "its config")
-    module = kind.module(config, DtypePolicy(**manifest.dtypes["text_encoder"]))
+    module = kind.module(config, manifest.dtypes["text_encoder"])
     with ThreadPoolExecutor(2) as pool:
         weights = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool).result()
     run = jax.jit(lambda weights, ids, mask: bind(module, weights)(ids, mask, jnp.dtype(dtype)))
@@ -223,7 +223,7 @@ def _changed(manifest: Manifest, change: Callable[[dict[str, Any]], None]) -> Ma
     component = manifest.components["text_encoder"]
     parameters = dict(component.parameters)
     change(parameters)
-    component = dataclasses.replace(component, parameters=parameters)
+    component = msgspec.structs.replace(component, parameters=parameters)
     return manifest.changed(components={**manifest.components, "text_encoder": component})
 
 

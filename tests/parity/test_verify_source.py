@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers.damage import linked
@@ -144,7 +144,7 @@ def test_several_videos_that_the_reference_cannot_make(
     checkpoint, built = media_toy("wan2.1-vace")
     artifact = linked(built, tmp_path / "artifact")
     manifest = read_manifest(artifact)
-    two = dataclasses.replace(next(iter(manifest.profiles.values())), index=0, num_videos=2)
+    two = msgspec.structs.replace(next(iter(manifest.profiles.values())), index=0, num_videos=2)
     manifest.changed(profiles={two.name: two}, targets={}, golden={}).write(artifact)
     monkeypatch.setattr(reference, "load_reference", lambda *_: pytest.fail("the reference is loaded"))
     code, checks, error = verify(artifact, checkpoint)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.stored_weights import Stored, convert_transformer, write_plain
-from wanrun.artifact.manifest import Parameter
+from wanrun.artifact.parameters import Parameter
 from wanrun.loading.restore import Restore
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wanbuild.staging import build_lock, remove_unlisted
-from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.manifest import Embedding, Manifest, Profile, read_manifest
+from wanrun.artifact.record import Dtype
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import replace_file, sha256_of
@@ -133,9 +134,9 @@ def add_embeddings(
     cleaned = list(dict.fromkeys(clean_prompt(prompt) for prompt in given))
     tokens = _tokenize(artifact, manifest, cleaned, warn)
     lengths = dict(zip(cleaned, tokens.lengths, strict=True))
-    by_dtype: dict[str, Profile] = {}
+    by_dtype: dict[Dtype, Profile] = {}
     for profile in profiles:
-        by_dtype.setdefault(profile.options["dtype"], profile)
+        by_dtype.setdefault(profile.options.dtype, profile)
     listed = dict(manifest.embeddings)
     stored = ArtifactEmbeddings(artifact, manifest)
     for dtype, profile in by_dtype.items():
@@ -154,13 +155,9 @@ def add_embeddings(
             path = artifact / embedding_file(key)
             path.parent.mkdir(exist_ok=True)
             replace_file(path, data)
-            listed[key] = {
-                "file": embedding_file(key),
-                "sha256": sha256_of(data),
-                "prompt": prompt,
-                "dtype": dtype,
-                "length": length,
-            }
+            listed[key] = Embedding(
+                file=embedding_file(key), sha256=sha256_of(data), prompt=prompt, dtype=dtype, length=length
+            )
             report(f"{_shown(prompt)}: {dtype}, {length} tokens embedded")
     return manifest.changed(embeddings=listed)
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from wanrun.artifact.manifest import Manifest
 
 
@@ -27,7 +29,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     }
     profiles = {
         profile.name: {
-            "options": dict(profile.options),
+            "options": msgspec.to_builtins(profile.options),
             "programs": {
                 platform: {
                     name: {"inputs": list(program.inputs), "donate": list(program.donate), **program.avals}
@@ -48,18 +50,20 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         }
         for name, target in manifest.targets.items()
     }
-    embeddings = manifest.embeddings.values()
     return {
         "content_digest": manifest.content_digest,
         "model": dict(manifest.model),
         "source": dict(manifest.source),
         "loras": list(manifest.loras),
-        "dtypes": dict(manifest.dtypes),
+        "dtypes": msgspec.to_builtins(manifest.dtypes),
         "components": components,
         "profiles": profiles,
         "targets": targets,
         "embeddings": sorted(
-            ({name: record[name] for name in ("prompt", "dtype", "length")} for record in embeddings),
+            (
+                {"prompt": record.prompt, "dtype": record.dtype, "length": record.length}
+                for record in manifest.embeddings.values()
+            ),
             key=lambda record: (record["prompt"], record["dtype"]),
         ),
         "tool": dict(manifest.tool),
@@ -103,7 +107,9 @@ def table(manifest: Manifest) -> Iterator[str]:
     yield f"{'profile':<24} {'targets':<12} {'golden':<7} options"
     for name, profile in data["profiles"].items():
         targets = ",".join(sorted(t for t, item in data["targets"].items() if name in item["profiles"]))
-        options = ", ".join(f"{key}={value}" for key, value in sorted(profile["options"].items()))
+        options = ", ".join(
+            f"{key}={value}" for key, value in sorted(profile["options"].items()) if value is not None
+        )
         yield f"{name:<24} {targets or 'none':<12} {'yes' if profile['recorded'] else 'no':<7} {options}"
     if not data["profiles"]:
         yield "none: run wanbuild compile"

@@ -23,7 +23,7 @@ from wanbuild.check.reference_pipeline import (
     run_reference,
     text_pipeline,
 )
-from wanbuild.components import KINDS, DtypePolicy
+from wanbuild.components import KINDS
 from wanbuild.hub.repository import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source.checkpoint import open_source
@@ -155,8 +155,8 @@ class _Comparison:
 
     def _coarser(self, options: Sequence[str], components: Sequence[str]) -> str:
         """bfloat16 if these components are stored in it, or one of the build options says it."""
-        stored = [self._ours.manifest.dtypes[name]["weights"] for name in components]
-        chosen = [self._profile.options[name] for name in options]
+        stored = [self._ours.manifest.dtypes[name].weights for name in components]
+        chosen = [getattr(self._profile.options, name) for name in options]
         return "bfloat16" if "bfloat16" in [*stored, *chosen] else "float32"
 
     def text(self) -> Check:
@@ -230,10 +230,10 @@ class _Comparison:
         import jax
         import torch
 
-        manifest, dtypes = self._ours.manifest, self._ours.manifest.dtypes["vae"]
+        manifest = self._ours.manifest
         kind = KINDS["vae"]
         config = kind.parse(manifest.configs["vae"], "vae")
-        module = kind.module(config, DtypePolicy(dtypes["weights"], dtypes["norms"]))
+        module = kind.module(config, manifest.dtypes["vae"])
         frames = min(self._profile.num_frames, 9)
         shape = (1, 3, frames, self._profile.height, self._profile.width)
         video = np.tanh(initial_noise(SEED + 2, shape))
@@ -380,7 +380,7 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
     pipe = load_reference(_readable_source(manifest, source), manifest.model["task"])
     with open_profile(artifact, profile) as pipeline:
         comparison = _Comparison(pipeline, pipe)
-        report(f"{profile.name}, {profile.options['dtype']} against diffusers in float32")
+        report(f"{profile.name}, {profile.options.dtype} against diffusers in float32")
         report(f"{'component':<27} {'error':>10} {'limit':>10}")
         checks = [comparison.text(), *comparison.image(), *comparison.experts()]
         checks += [comparison.encode(), comparison.decode(), *comparison.videos(steps)]

@@ -22,6 +22,7 @@ from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.toy.media import sample_media
 from wanrun.artifact.environment import open_devices, usable_cores
 from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
@@ -105,9 +106,9 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
                 check_entry(artifact, target, name, entry)
         report(f"target {target_name}: executables intact")
     for record in [manifest.tokenizer, *manifest.golden.values()]:
-        path = artifact / record["file"]
+        path = artifact / record.file
         remedy = "copy the artifact again or rebuild it"
-        check_digest(digest_found(path), record["sha256"], f"{path} is damaged", remedy)
+        check_digest(digest_found(path), record.sha256, f"{path} is damaged", remedy)
     embeddings = ArtifactEmbeddings(artifact, manifest)
     for key in manifest.embeddings:
         embeddings.read(key)
@@ -147,7 +148,7 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
         tuple(float(value) for value in samples),
         # The number of cores may decide in which order partial sums are added.
         {**environment, "cores": usable_cores()},
-        TOLERANCES[profile.options["dtype"]],
+        TOLERANCES[profile.options.dtype],
     )
 
 
@@ -173,12 +174,12 @@ def record(artifact: Path, report: Report) -> None:
             file = f"golden/{profile.name}-{digest[:12]}.json"
             (artifact / "golden").mkdir(exist_ok=True)
             replace_file(artifact / file, text.encode())
-            golden[profile.name] = {"file": file, "sha256": digest}
+            golden[profile.name] = ListedFile(file=file, sha256=digest)
             report(f"{profile.name}: recorded")
         manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
         manifest.write(artifact)
         remove_unlisted(artifact, manifest)
-        listed = {record["file"] for record in golden.values()}
+        listed = {record.file for record in golden.values()}
         for path in (artifact / "golden").iterdir():
             if path.relative_to(artifact).as_posix() not in listed:
                 path.unlink()
@@ -233,7 +234,7 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
         if profile.name not in manifest.golden:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
-        text = (artifact / manifest.golden[profile.name]["file"]).read_text()
+        text = (artifact / manifest.golden[profile.name].file).read_text()
         outcomes[profile.name] = compare(
             Golden.from_json(json.loads(text)), _run(artifact, manifest, profile)
         )

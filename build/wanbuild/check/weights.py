@@ -5,7 +5,6 @@ Memory does not grow with a component: parameters are read in batches.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 import os
@@ -15,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
 from wanrun.artifact.layout import array_folder, metadata_files
-from wanrun.artifact.manifest import Component, Manifest, Parameter
+from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, digest_found, sha256_of
 from wanrun.loading.buffers import DTYPES
@@ -92,12 +93,12 @@ def batches(component: Component) -> Iterator[Component]:
     nbytes = 0
     for path, parameter in sorted(component.parameters.items()):
         if batch and nbytes + parameter.layout.nbytes > BATCH_BYTES:
-            yield dataclasses.replace(component, parameters=batch)
+            yield msgspec.structs.replace(component, parameters=batch)
             batch, nbytes = {}, 0
         batch[path] = parameter
         nbytes += parameter.layout.nbytes
     if batch:
-        yield dataclasses.replace(component, parameters=batch)
+        yield msgspec.structs.replace(component, parameters=batch)
 
 
 def check_names(artifact: Path, manifest: Manifest) -> None:

@@ -29,7 +29,8 @@ from wanbuild.source.scheduler import read_scheduler
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
 from wanbuild.variants import Family
 from wanrun import __version__
-from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest
+from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, Tokenizer
+from wanrun.artifact.record import Dtype
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import canonical_json, sha256_of, write_durable
@@ -57,7 +58,7 @@ class ConvertRequest:
 
     source: str | Path
     artifact: Path
-    dtypes: Mapping[str, str | None] = field(default_factory=dict)
+    dtypes: Mapping[str, Dtype | None] = field(default_factory=dict)
     negative_prompt: str | None = None
     force: bool = False
     threads: int | None = None
@@ -324,14 +325,18 @@ def convert(request: ConvertRequest) -> Manifest:
                         source, small, plans, {name: item.source_crc32c for name, item in written.items()}
                     ),
                     loras=loras.records,
-                    dtypes={name: plan.policy.as_json() for name, plan in plans.items()},
+                    dtypes={name: plan.policy for name, plan in plans.items()},
                     components={name: item.component for name, item in written.items()},
-                    tokenizer={
-                        "file": "tokenizer/tokenizer.json",
-                        "sha256": sha256_of(small.tokenizer),
-                        "max_length": 512,
-                        "pad_id": source.tokenizer.pad_id,
-                    },
+                    tokenizer=Tokenizer(
+                        file="tokenizer/tokenizer.json",
+                        sha256=sha256_of(small.tokenizer),
+                        max_length=512,
+                        pad_id=source.tokenizer.pad_id,
+                    ),
+                    profiles={},
+                    targets={},
+                    golden={},
+                    embeddings={},
                     tool={"name": "wanbuild", "version": __version__},
                     times={"converted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
@@ -10,7 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.artifact.manifest import Manifest, read_manifest
+import msgspec
+
+from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import digest_found
 from wanrun.text.embeddings import embedding_file, embedding_key
@@ -48,11 +49,11 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
     def signature(manifest: Manifest) -> Any:
         layouts = {
-            name: {path: dataclasses.astuple(p.layout) for path, p in component.parameters.items()}
+            name: {path: parameter.layout for path, parameter in component.parameters.items()}
             for name, component in manifest.components.items()
         }
         facts = {name: manifest.model.get(name, default) for name, default in _PROGRAM_FACTS.items()}
-        return facts, manifest.configs, manifest.dtypes, manifest.tokenizer["max_length"], layouts
+        return facts, manifest.configs, manifest.dtypes, manifest.tokenizer.max_length, layouts
 
     if signature(previous) != signature(new):
         return new
@@ -64,15 +65,15 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
 def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
     """Takes over the embeddings that this text encoder and tokenizer would give: their keys say so."""
-    kept: dict[str, Mapping[str, Any]] = {}
+    kept: dict[str, Embedding] = {}
     for key, record in previous.embeddings.items():
-        source = old / record["file"]
-        fits = embedding_key(new, record["prompt"], record["dtype"]) == key
-        if fits and digest_found(source) == record["sha256"]:
+        source = old / record.file
+        fits = embedding_key(new, record.prompt, record.dtype) == key
+        if fits and digest_found(source) == record.sha256:
             target = building / embedding_file(key)
             target.parent.mkdir(exist_ok=True)
             _link_or_copy(str(source), str(target))
-            kept[key] = {**record, "file": embedding_file(key)}
+            kept[key] = msgspec.structs.replace(record, file=embedding_file(key))
     return new.changed(embeddings=kept)
 
 

@@ -32,7 +32,8 @@ from wanrun.artifact.layout import (
     metadata_files,
     plan_layout,
 )
-from wanrun.artifact.manifest import Component, Parameter
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import SourceError
 
 BLOCK_ITEMS = 128 * 2**10

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.components import DtypePolicy, kind_of
+from wanbuild.components import kind_of
 from wanbuild.models.attention import ATTENTION
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import abstract_params, bind
@@ -62,15 +62,15 @@ class ProgramBuilder:
         self._kernels = kernels
         self._model, self._shape, self._options = manifest.model, shape, options
         self._inputs: Mapping[str, str] = manifest.model.get("inputs", {})
-        self._max_length = manifest.tokenizer["max_length"]
+        self._max_length = manifest.tokenizer.max_length
         self._configs: dict[str, Any] = {}
         self._modules: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
         for name in manifest.components:
-            data, dtypes = manifest.configs[name], manifest.dtypes[name]
+            data = manifest.configs[name]
             kind = kind_of(name, data.get("_class_name"))
             config = kind.parse(data, f"config of {name}")
-            module: nnx.Module = kind.module(config, DtypePolicy(dtypes["weights"], dtypes["norms"]))
+            module: nnx.Module = kind.module(config, manifest.dtypes[name])
             self._configs[name], self._modules[name] = config, module
             self._weights[name] = self._arguments(abstract_params(module))
         self._dtype, self._vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import tempfile
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
@@ -20,7 +21,9 @@ from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.variants import family_named
 from wanrun import __version__
 from wanrun.artifact.environment import configure_jax, using_cache
-from wanrun.artifact.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
+from wanrun.artifact.manifest import Manifest, Profile, Target, read_manifest
+from wanrun.artifact.programs import ProfileOptions, Program
+from wanrun.artifact.targets import Executable
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
 from wanrun.generation.options import has_guidance
@@ -213,13 +216,13 @@ def _export_profile(
         )
     fsync_directory(folder)
     fsync_directory(folder.parent)
-    return dataclasses.replace(profile, programs={**others, target.platform: programs})
+    return msgspec.structs.replace(profile, programs={**others, target.platform: programs})
 
 
 def _profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profile:
     """The profile of a shape, without programs."""
     weights = {
-        option: manifest.dtypes[name]["weights"]
+        option: manifest.dtypes[name].weights
         for option, name in (
             ("weights_dtype", "transformer"),
             ("text_weights_dtype", "text_encoder"),
@@ -235,7 +238,7 @@ def _profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Prof
         num_videos=shape.num_videos,
         guidance=shape.guidance,
         index=0,
-        options={**options.as_json(), **weights},
+        options=msgspec.convert({**options.as_json(), **weights}, ProfileOptions),
         programs={},
         num_references=shape.num_references,
     )
@@ -292,10 +295,10 @@ def _build_target(
         profile = _export_profile(artifact, manifest, shape, options, spec)
         old = profiles.get(profile.name)
         index = old.index if old else 1 + max((p.index for p in profiles.values()), default=-1)
-        profiles[profile.name] = dataclasses.replace(profile, index=index)
+        profiles[profile.name] = msgspec.structs.replace(profile, index=index)
     wanted = [_profile_of(manifest, shape, options).name for shape in shapes]
     folder = f"executables/{spec.name}"
-    built = manifest.targets.get(spec.name, Target(folder, spec.environment, {}))
+    built = manifest.targets.get(spec.name, Target(folder, spec.environment, {}, {}))
     ledger: dict[tuple[str, str], CompiledProgram] = {}
     if built.environment == spec.environment:
         folder = built.folder

@@ -144,13 +144,13 @@ def _has_package(name: str) -> bool:
 
 
 def check_environment(environment: Mapping[str, Any]) -> None:
-    """Raises KeyError or TypeError unless a target's recorded environment has every fact, of its type."""
+    """Raises ValueError unless a target's recorded environment has every fact, of its type."""
     for name, kind in ENVIRONMENT_FACTS.items():
-        if not isinstance(environment[name], kind):
-            raise TypeError(f"{name} of a target's environment is {environment[name]!r}")
+        if not isinstance(environment.get(name), kind):
+            raise ValueError(f"{name} of a target's environment is {environment.get(name)!r}")
     features = environment.get("cpu_features", [])
     if not isinstance(features, list) or any(not isinstance(feature, str) for feature in features):
-        raise TypeError(f"cpu_features of a target's environment is {features!r}")
+        raise ValueError(f"cpu_features of a target's environment is {features!r}")
 
 
 def device_environment(devices: list[jax.Device]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from wanrun.artifact.record import Record
 
 CRC_BYTES = 4
 ALIGNMENT = 64
@@ -31,11 +32,10 @@ LARGE_BYTES = 64 * 2**20
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-@dataclass(frozen=True)
-class ArrayLayout:
+class ArrayLayout(Record, frozen=True):
     """Rows and chunk files of one parameter.
 
-    Args:
+    Attributes:
         shape: the array's shape, at least one dimension.
         dtype: its dtype's name.
         rows: number of checksummed rows, a divisor of ``shape[0]``.

@@ -117,7 +117,7 @@ class ExpertLoop:
     def _calls(self, table: SolverTable, steps: ExpertRange, loop: str, rule: Rule) -> list[Call]:
         """The calls for an expert's steps."""
         if loop == "scan":
-            return list(loop_calls(table, steps, rule, self._profile.options["max_steps"]))
+            return list(loop_calls(table, steps, rule, self._profile.options.max_steps))
         return list(step_calls(table, steps, rule))
 
     def _programs(self, calls: Sequence[Call], expert: str) -> dict[str, LoopProgram]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Program, aval
+from wanrun.artifact.programs import Program, aval
 from wanrun.errors import ArtifactError, WanError
 from wanrun.loading.buffers import DTYPES
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest, Profile, Program
+from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.programs import Program
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError

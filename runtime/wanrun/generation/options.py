@@ -189,11 +189,11 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
 
 def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
     """Raises UsageError if the scan form is asked for more steps than its table holds."""
-    if loop == "scan" and num_steps > profile.options["max_steps"]:
+    if loop == "scan" and num_steps > profile.options.max_steps:
         other = " --loop step," if "step" in loop_forms(profile) else ""
         raise UsageError(
             f"the number of steps is too large for the scan form of profile {profile.name}",
-            expected=f"at most {profile.options['max_steps']}",
+            expected=f"at most {profile.options.max_steps}",
             found=num_steps,
             remedy=f"use fewer steps,{other} or wanbuild compile with a larger --max-steps",
         )

@@ -72,7 +72,7 @@ class Pipeline:
             check_entries(artifact, selected.target, profile.name)
         self._tokenizer = ArtifactTokenizer(artifact, manifest)
         self._width = manifest.configs["text_encoder"]["d_model"]
-        self._dtype = DTYPES[profile.options["dtype"]]
+        self._dtype = DTYPES[profile.options.dtype]
         self._text_expected = True
         self._transformers = names = transformers(manifest)
         self._loop = resolve_loop(profile, loading.loop)

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.environment import host_environment, using_cache
-from wanrun.artifact.manifest import Executable, Manifest, Profile, Program, Target
+from wanrun.artifact.manifest import Manifest, Profile, Target
+from wanrun.artifact.programs import Program
+from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, check_digest, digest_found, sha256_of, user_cache
 

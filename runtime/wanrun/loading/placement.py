@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.manifest import TRANSFORMERS, Manifest, Profile, Program
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest, Profile
+from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
 
 if TYPE_CHECKING:

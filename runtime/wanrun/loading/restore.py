@@ -19,7 +19,8 @@ from crc32c import crc32c
 
 from wanrun.artifact.environment import usable_cores
 from wanrun.artifact.layout import CRC_BYTES, array_folder
-from wanrun.artifact.manifest import Component, Parameter
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, sha256_of
 from wanrun.loading.buffers import Memory

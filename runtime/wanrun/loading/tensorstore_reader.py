@@ -27,7 +27,7 @@ import numpy as np
 from crc32c import crc32c
 
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
-from wanrun.artifact.manifest import Parameter
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError, UsageError
 
 SCHEMES = ("gs", "s3", "http", "https")

@@ -21,7 +21,6 @@ Memory is free again when nobody else holds it: a future holds what it brought, 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import threading
@@ -31,7 +30,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.artifact.manifest import Manifest, Profile, Program
+import msgspec
+
+from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.programs import Program
 from wanrun.artifact.select import SelectedTarget
 from wanrun.loading.buffers import Memory
 from wanrun.loading.device import OpenDevice
@@ -84,7 +86,7 @@ class Loader:
         self.programs: Mapping[str, Program] = profile.programs[target.environment["platform"]]
         self._bits = any(program.weight_bits for program in self.programs.values())
         if device.foreign:
-            target = dataclasses.replace(target, executables={})
+            target = msgspec.structs.replace(target, executables={})
         overlay = functools.partial(overlay_folder, manifest, selected.name) if allow_compile else None
         self._executables = Executables(artifact, target, profile, self._device, overlay, warn)
         self._memories, self._keep_on_host = dict(memories), keep_on_host

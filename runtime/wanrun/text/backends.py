@@ -220,11 +220,11 @@ def text_backend(
         warn: told what should be known.
     """
     if loading.text_encoder == "jax":
-        return ArtifactTextEncoder(loader, manifest.tokenizer["max_length"], environment)
+        return ArtifactTextEncoder(loader, manifest.tokenizer.max_length, environment)
     return TorchBackend(
         artifact,
         manifest,
-        profile.options["dtype"],
+        profile.options.dtype,
         loading.text_encoder_device,
         verify=loading.verify,
         weights=loading.weights,

@@ -20,8 +20,8 @@ import numpy as np
 
 from wanrun.artifact.environment import host_environment, usable_cores
 from wanrun.artifact.manifest import Manifest
-from wanrun.files import canonical_json, sha256_of, user_cache
-from wanrun.text.embeddings import EmbeddingFormat, encode_rows, read_bounded
+from wanrun.files import canonical_json, read_bounded, sha256_of, user_cache
+from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30
 """Where the user's cache stops growing: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""

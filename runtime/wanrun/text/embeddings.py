@@ -11,19 +11,17 @@ for an artifact's embedding, in a JSON file for a cached one.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import ArtifactError
-from wanrun.files import NPY_DAMAGE, canonical_json, check_digest, sha256_of
+from wanrun.files import NPY_DAMAGE, canonical_json, check_digest, read_bounded, sha256_of
 from wanrun.loading.buffers import DTYPES
 
 TEXT_ENCODER = "text_encoder"
@@ -38,13 +36,12 @@ _HEADER_BYTES = 256
 
 def text_digest(manifest: Manifest) -> str:
     """sha256 of what turns a cleaned prompt into numbers: tokenizer, the encoder's config and weights."""
-    parameters = manifest.components[TEXT_ENCODER].as_json()["parameters"]
     content = {
-        "parameters": parameters,
+        "parameters": manifest.components[TEXT_ENCODER].parameters,
         "config": manifest.configs[TEXT_ENCODER],
         "tokenizer": manifest.tokenizer,
     }
-    return sha256_of(canonical_json(content))
+    return sha256_of(canonical_json(msgspec.to_builtins(content)))
 
 
 def embedding_key(manifest: Manifest, cleaned_prompt: str, dtype: str) -> str:
@@ -109,32 +106,6 @@ def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndar
     return rows
 
 
-def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
-    """Reads a regular file of at most limit bytes.
-
-    Args:
-        path: the file.
-        limit: bytes.
-        touch: whether its time becomes now, so that it counts as used.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is something else, or larger.
-    """
-    # A FIFO of that name must not make the run wait.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a file")
-        data = file.read(limit + 1)
-        if len(data) > limit:
-            raise ValueError(f"it is larger than {limit} bytes")
-        if touch:
-            with contextlib.suppress(OSError):  # of another user, or on a medium that cannot be written
-                os.utime(descriptor)
-        return data
-
-
 class EmbeddingFormat:
     """Keys and files of the embeddings of one artifact's text encoder.
 
@@ -144,7 +115,7 @@ class EmbeddingFormat:
 
     def __init__(self, manifest: Manifest) -> None:
         self._text = text_digest(manifest)
-        self._max_length: int = manifest.tokenizer["max_length"]
+        self._max_length: int = manifest.tokenizer.max_length
         self._width: int = manifest.configs[TEXT_ENCODER]["d_model"]
 
     @property
@@ -189,8 +160,8 @@ class ArtifactEmbeddings:
             ArtifactError: if it is missing or damaged.
         """
         record = self._listed[key]
-        path, dtype = self._artifact / record["file"], record["dtype"]
-        expected, remedy = f"sha256 {record['sha256']}", "copy the artifact again, or run wanbuild embed"
+        path, dtype = self._artifact / record.file, record.dtype
+        expected, remedy = f"sha256 {record.sha256}", "copy the artifact again, or run wanbuild embed"
         what = f"the prompt embedding {path} is damaged"
         try:
             data = read_bounded(path, self._format.limit)
@@ -200,13 +171,13 @@ class ArtifactEmbeddings:
             ) from None
         except ValueError as error:
             raise ArtifactError(f"{what}: {error}", expected=expected, remedy=remedy) from None
-        check_digest(sha256_of(data), record["sha256"], what, remedy)
+        check_digest(sha256_of(data), record.sha256, what, remedy)
         try:
-            if key != self._format.key(record["prompt"], dtype):
+            if key != self._format.key(record.prompt, dtype):
                 raise ValueError("its key is of another prompt or text encoder")
             rows = self._format.decode(data, dtype)
-            if len(rows) != record["length"]:
-                raise ValueError(f"it has {len(rows)} rows, not {record['length']}")
+            if len(rows) != record.length:
+                raise ValueError(f"it has {len(rows)} rows, not {record.length}")
         except ValueError as error:
             raise ArtifactError(f"{what}: {error}", remedy=remedy) from None
         return rows

@@ -11,13 +11,13 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import Manifest, Tokenizer
 from wanrun.files import check_digest, sha256_of
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 
@@ -34,8 +34,8 @@ class ArtifactTokenizer:
     """
 
     def __init__(self, artifact: Path, manifest: Manifest) -> None:
-        self._record, self._path = manifest.tokenizer, artifact / manifest.tokenizer["file"]
-        self.max_length: int = manifest.tokenizer["max_length"]
+        self._record, self._path = manifest.tokenizer, artifact / manifest.tokenizer.file
+        self.max_length: int = manifest.tokenizer.max_length
         self._lock = threading.Lock()
         self._tokenizer: PromptTokenizer | None = None
         self._beside: _Beside | None = None
@@ -76,7 +76,7 @@ class ArtifactTokenizer:
         with self._lock:
             if self._tokenizer is None:
                 data = self._read()
-                self._tokenizer = PromptTokenizer(self._path, self.max_length, self._record["pad_id"], data)
+                self._tokenizer = PromptTokenizer(self._path, self.max_length, self._record.pad_id, data)
             return self._tokenizer
 
     def _read(self) -> bytes:
@@ -87,16 +87,16 @@ class ArtifactTokenizer:
         except OSError as error:
             data, found = b"", error.strerror or str(error)
         what, remedy = f"the tokenizer {self._path} is damaged", "copy the artifact again or rebuild it"
-        check_digest(found, self._record["sha256"], what, remedy)
+        check_digest(found, self._record.sha256, what, remedy)
         return data
 
 
 class _Beside:
     """Prompts being tokenized by a process beside this one."""
 
-    def __init__(self, path: Path, record: Mapping[str, Any], texts: Sequence[str]) -> None:
+    def __init__(self, path: Path, record: Tokenizer, texts: Sequence[str]) -> None:
         self._texts, self._process = list(texts), None
-        request = json.dumps([str(path), record, self._texts]).encode()
+        request = json.dumps([str(path), msgspec.to_builtins(record), self._texts]).encode()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],

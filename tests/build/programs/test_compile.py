@@ -156,7 +156,7 @@ def test_golden(artifact_copy: Path) -> None:
     lines: list[str] = []
     verify.record(artifact_copy, lines.append)
     manifest = read_manifest(artifact_copy)
-    file = artifact_copy / manifest.golden[PROFILE]["file"]
+    file = artifact_copy / manifest.golden[PROFILE].file
     assert verify.replay(artifact_copy, lines.append) == {PROFILE: "digests equal"}
 
     golden = verify.Golden.from_json(json.loads(file.read_text()))

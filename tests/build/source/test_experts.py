@@ -165,10 +165,7 @@ def test_both_experts_in_the_original_naming(tmp_path: Path) -> None:
     manifests = [
         convert(ConvertRequest(folder, tmp_path / f"{folder.name}-a")) for folder in (plain, original)
     ]
-    first, second = (
-        {name: component.as_json() for name, component in manifest.components.items()}
-        for manifest in manifests
-    )
+    first, second = (dict(manifest.components) for manifest in manifests)
     assert first == second
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wanrun.artifact.manifest import Component, Manifest, Profile, Program
+from helpers.manifests import built_with, plain_manifest
+from wanrun.artifact.manifest import Component, Manifest, Profile
+from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop, resolve_options
 from wanrun.generation.request import Request, read_request, rows
@@ -24,28 +26,22 @@ DEFAULTS: Mapping[str, Any] = {
     "fps": 16,
     "negative_prompt": "blurry",
 }
-ONE = Manifest(
+ONE = plain_manifest(
     model={"defaults": DEFAULTS, "boundary_ratio": None},
-    configs={},
-    source={"files": {}},
-    loras=(),
-    dtypes={},
     components={"transformer": Component("transformer", {})},
-    tokenizer={},
 )
 TWO = ONE.changed(
     model={"defaults": {**DEFAULTS, "guidance_scale_2": 3.0}, "boundary_ratio": 0.875},
     components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
 )
-PROGRAM = Program("file", "sha256", (), (), False)
+PROGRAM = Program("file", "sha256", (), (), False, {})
 
 
 def profile(guidance: bool = True, forms: tuple[str, ...] = ("step", "scan"), **others: Any) -> Profile:
     programs = {"step": "denoise_step", "scan": "denoise_loop"}
     built = dict.fromkeys(("prepare", *(programs[form] for form in forms)), PROGRAM)
-    return Profile(
-        96, 64, 9, 1, guidance, 0, {"max_steps": 50}, others or {"tpu": {"prepare": PROGRAM}, "cpu": built}
-    )
+    options = built_with(max_steps=50)
+    return Profile(96, 64, 9, 1, guidance, 0, options, others or {"tpu": {"prepare": PROGRAM}, "cpu": built})
 
 
 def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, Any]:
@@ -206,7 +202,7 @@ def test_the_latents_of_a_profile() -> None:
     model = {"latent_channels": 16, "vae_temporal": 4, "vae_spatial": 8}
     for extra, references, frames in [({}, 0, 3), ({"leading_latents": 1}, 0, 4), ({}, 2, 5)]:
         manifest = ONE.changed(model={**model, **extra})
-        where = dataclasses.replace(profile(), num_videos=2, num_references=references)
+        where = msgspec.structs.replace(profile(), num_videos=2, num_references=references)
         assert latents_shape(manifest, where) == (2, 16, frames, 8, 12)
 
 
@@ -261,5 +257,5 @@ def test_the_most_steps_of_the_scan_form() -> None:
     assert resolve(ONE, both, loop="scan", num_steps=50)["num_steps"] == 50
     assert resolve(ONE, both, loop="step", num_steps=51)["num_steps"] == 51
     assert resolve(ONE, both, num_steps=51)["loop"] == "step"
-    short = dataclasses.replace(scan, options={"max_steps": 39})
+    short = msgspec.structs.replace(scan, options=built_with(max_steps=39))
     assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default

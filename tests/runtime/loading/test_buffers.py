@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from wanrun.artifact.layout import ALIGNMENT, plan_layout
-from wanrun.artifact.manifest import Component, Parameter
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.parameters import Parameter
 from wanrun.loading import buffers as module
 from wanrun.loading.buffers import Memory
 
 
 def component(**shapes: tuple[tuple[int, ...], str]) -> Component:
     layouts = {path: plan_layout(shape, dtype, stacked=False) for path, (shape, dtype) in shapes.items()}
-    return Component("c", {path: Parameter(layout, (), "") for path, layout in layouts.items()})
+    checksums = {path: ("00000000",) * layout.rows for path, layout in layouts.items()}
+    return Component("c", {path: Parameter(layout, checksums[path], "") for path, layout in layouts.items()})
 
 
 LARGE = {"a": ((2048, 2048), "float32"), "b": ((3, 5), "bfloat16"), "c": ((7,), "float16")}

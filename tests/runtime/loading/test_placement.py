@@ -12,11 +12,12 @@ import jax
 import pytest
 
 from helpers.damage import PROFILE
+from helpers.manifests import built_with, plain_manifest, plain_parameter
 from wanbuild.components import KINDS
 from wanbuild.models.params import abstract_params, flatten
 from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
-from wanrun.artifact.layout import plan_layout
-from wanrun.artifact.manifest import Component, Manifest, Parameter, Profile, Program, read_manifest
+from wanrun.artifact.manifest import Component, Manifest, Profile, read_manifest
+from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
 from wanrun.loading.placement import (
     DEVICE_MARGIN,
@@ -33,17 +34,12 @@ GB = 10**9
 MIB = 2**20
 
 
-def parameter(shape: tuple[int, ...], dtype: str) -> Parameter:
-    return Parameter(plan_layout(shape, dtype, stacked=False), (), "")
-
-
 def of_bytes(nbytes: int) -> Component:
-    return Component("c", {"w": parameter((nbytes // 4,), "float32")})
+    return Component("c", {"w": plain_parameter((nbytes // 4,), "float32")})
 
 
 def manifest_of(**components: Component) -> Manifest:
-    nothing: dict[str, Any] = {}
-    return Manifest(nothing, nothing, nothing, (), nothing, components, nothing)
+    return plain_manifest(components=components)
 
 
 def profile_of(**inputs: Any) -> Profile:
@@ -52,7 +48,7 @@ def profile_of(**inputs: Any) -> Profile:
         name: Program("f", "", (), (), False, {"inputs": avals, "outputs": "float32[1000000000]"})
         for name, avals in inputs.items()
     }
-    return Profile(832, 480, 81, 1, True, 0, {}, {"cuda": programs})
+    return Profile(832, 480, 81, 1, True, 0, built_with(), {"cuda": programs})
 
 
 SMALL = manifest_of(
@@ -204,7 +200,7 @@ def published(kind: str) -> Component:
     made = KINDS[kind]
     module = made.module(made.parse(configs[kind], "config.json"), made.policy(None))
     leaves = flatten(abstract_params(module))
-    return Component(kind, {path: parameter(leaf.shape, leaf.dtype.name) for path, leaf in leaves})
+    return Component(kind, {path: plain_parameter(leaf.shape, leaf.dtype.name) for path, leaf in leaves})
 
 
 def published_a14b() -> Manifest:
@@ -269,7 +265,7 @@ def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
     needed: dict[str, int] = {}
     for name, program in profile.programs["cpu"].items():
         numbers = statistics[name]
-        only = Profile(96, 64, 9, 1, True, 0, {}, {"cpu": {name: program}})
+        only = Profile(96, 64, 9, 1, True, 0, built_with(), {"cpu": {name: program}})
         found = choose_placement(manifest_of(), only, {name: numbers}, None, PLENTY, True)
         beside = sum(numbers[f"{kind}_bytes"] for kind in ("output", "temporary", "code"))
         # At least what the compiler counts as arguments, if every weight were read.

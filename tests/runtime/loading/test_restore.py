@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
+import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -427,8 +427,8 @@ def test_rows_of_one_file_are_checked_one_by_one(tmp_path: Path) -> None:
 def test_sha256_is_checked_when_asked_for(layered: Layered) -> None:
     """As for a change that keeps the crc32c: made on purpose, it is easy."""
     root, component, _ = layered
-    changed = dataclasses.replace(component.parameters["embed"], sha256="0" * 64)
-    other = dataclasses.replace(component, parameters={**component.parameters, "embed": changed})
+    changed = msgspec.structs.replace(component.parameters["embed"], sha256="0" * 64)
+    other = msgspec.structs.replace(component, parameters={**component.parameters, "embed": changed})
     restore(root, other, "fast")
     with pytest.raises(ArtifactError, match=f"model/embed; expected sha256 {'0' * 64}; found [0-9a-f]{{64}}"):
         restore(root, other, "sha256")

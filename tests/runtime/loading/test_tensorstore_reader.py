@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import operator
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -30,7 +30,8 @@ from helpers.stored_weights import (
     write_zarr3,
 )
 from wanrun.artifact.layout import array_folder
-from wanrun.artifact.manifest import Component, Parameter
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 from wanrun.loading import tensorstore_reader as tensorstore_restore
 from wanrun.loading.restore import Restore
@@ -209,7 +210,7 @@ def test_blocks_and_rows_need_not_fit(
     for row in range(3):
         wrong = list(parameter.crc32c)
         wrong[row] = "00000000"
-        changed = dataclasses.replace(parameter, crc32c=tuple(wrong))
+        changed = msgspec.structs.replace(parameter, crc32c=tuple(wrong))
         with pytest.raises(ArtifactError, match=f"model/a/b, row {row} has the wrong crc32c"):
             reader.read("a/b", changed, memoryview(found))
 
@@ -237,7 +238,7 @@ def test_swapped_rows(plain: tuple[Path, Parameter, np.ndarray], tmp_path: Path)
 
 def test_sha256_is_checked_when_asked_for(plain: tuple[Path, Parameter, np.ndarray]) -> None:
     location, parameter, _ = plain
-    changed = dataclasses.replace(parameter, sha256="0" * 64)
+    changed = msgspec.structs.replace(parameter, sha256="0" * 64)
     read_one(location, changed)
     line = refusal(location, changed, "sha256")
     assert "it has the wrong sha256" in line and f"expected {'0' * 64}; found {parameter.sha256}" in line

@@ -26,7 +26,7 @@ from helpers.stored_weights import (
     read_one,
     refusal,
 )
-from wanrun.artifact.manifest import Parameter
+from wanrun.artifact.parameters import Parameter
 from wanrun.errors import UsageError
 from wanrun.loading import tensorstore_reader as tensorstore_restore
 from wanrun.loading.policy import Loading
@@ -195,7 +195,7 @@ import numpy as np, tensorstore  # before the limits are set, as a program that 
 from wanrun.loading import tensorstore_reader as tensorstore_restore
 from wanrun.errors import ArtifactError
 from wanrun.artifact.layout import ArrayLayout
-from wanrun.artifact.manifest import Parameter
+from wanrun.artifact.parameters import Parameter
 
 assert {"max_retries", "initial_delay", "max_delay"} == set(tensorstore_restore.RETRIES)
 tensorstore_restore.RETRIES = {"max_retries": 0}

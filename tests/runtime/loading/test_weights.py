@@ -22,7 +22,8 @@ from crc32c import crc32c
 from helpers.damage import PROFILE, flip, linked, own
 from helpers.stored_weights import chunk_bytes
 from wanrun.artifact.layout import CRC_BYTES, ArrayLayout
-from wanrun.artifact.manifest import Component, Parameter, read_manifest
+from wanrun.artifact.manifest import Component, read_manifest
+from wanrun.artifact.parameters import Parameter
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of

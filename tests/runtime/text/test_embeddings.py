@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from helpers.embeddings import PROMPT, random_rows, same
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.text.embedding_cache import EmbeddingCache
@@ -138,11 +138,11 @@ def with_text_encoder(manifest: Manifest, **parameter: Any) -> Manifest:
     """With one parameter of the text encoder changed."""
     component = manifest.components["text_encoder"]
     path = "final_norm/weight"
-    changed = dataclasses.replace(component.parameters[path], **parameter)
+    changed = msgspec.structs.replace(component.parameters[path], **parameter)
     parameters = {**component.parameters, path: changed}
     components = {
         **manifest.components,
-        "text_encoder": dataclasses.replace(component, parameters=parameters),
+        "text_encoder": msgspec.structs.replace(component, parameters=parameters),
     }
     return manifest.changed(components=components)
 
@@ -154,9 +154,9 @@ def test_what_a_key_depends_on(manifest: Manifest, tmp_path: Path) -> None:
         with_text_encoder(manifest, crc32c=("00000001",)),
         with_text_encoder(manifest, sha256="0" * 64),
         manifest.changed(configs=config),
-        manifest.changed(tokenizer={**manifest.tokenizer, "sha256": "0" * 64}),
-        manifest.changed(tokenizer={**manifest.tokenizer, "max_length": 256}),
-        manifest.changed(tokenizer={**manifest.tokenizer, "pad_id": 1}),
+        manifest.changed(tokenizer=msgspec.structs.replace(manifest.tokenizer, sha256="0" * 64)),
+        manifest.changed(tokenizer=msgspec.structs.replace(manifest.tokenizer, max_length=256)),
+        manifest.changed(tokenizer=msgspec.structs.replace(manifest.tokenizer, pad_id=1)),
     ]
     keys = {embedding_key(other, "a fox", "float32") for other in (manifest, *others)}
     keys |= {embedding_key(manifest, "a fox.", "float32"), embedding_key(manifest, "a fox", "bfloat16")}
@@ -183,13 +183,9 @@ def listed(manifest: Manifest, tmp_path: Path) -> tuple[Path, Manifest, np.ndarr
     path = tmp_path / embedding_file(key)
     path.parent.mkdir()
     path.write_bytes(data)
-    record = {
-        "file": embedding_file(key),
-        "sha256": sha256_of(data),
-        "prompt": PROMPT,
-        "dtype": "bfloat16",
-        "length": 5,
-    }
+    record = Embedding(
+        file=embedding_file(key), sha256=sha256_of(data), prompt=PROMPT, dtype="bfloat16", length=5
+    )
     changed = manifest.changed(embeddings={key: record})
     changed.write(tmp_path)
     return tmp_path, read_manifest(tmp_path), rows
@@ -211,7 +207,7 @@ def test_the_artifacts_embeddings(listed: tuple[Path, Manifest, np.ndarray]) -> 
 def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.ndarray]) -> None:
     artifact, manifest, rows = listed
     ((key, record),) = manifest.embeddings.items()
-    path = artifact / record["file"]
+    path = artifact / record.file
     data = path.read_bytes()
     store = ArtifactEmbeddings(artifact, manifest)
 
@@ -228,7 +224,7 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
         damaged = bytearray(data)
         damaged[offset] ^= 1
         path.write_bytes(damaged)
-        refused(f"expected sha256 {record['sha256']}", f"found {sha256_of(bytes(damaged))}")
+        refused(f"expected sha256 {record.sha256}", f"found {sha256_of(bytes(damaged))}")
     path.write_bytes(data[:-1])
     refused("expected sha256")
     path.write_bytes(data + bytes(10_000_000))
@@ -251,12 +247,12 @@ def test_a_damaged_embedding_of_the_artifact(listed: tuple[Path, Manifest, np.nd
         encode_rows(random_rows(5, width + 1, "bfloat16")),
     ):
         path.write_bytes(content)
-        changed = {key: {**record, "sha256": sha256_of(content)}}
+        changed = {key: msgspec.structs.replace(record, sha256=sha256_of(content))}
         store = ArtifactEmbeddings(artifact, manifest.changed(embeddings=changed))
         refused()
 
     # A record under the key of another prompt.
     path.write_bytes(data)
-    changed = {key: {**record, "prompt": "another prompt"}}
+    changed = {key: msgspec.structs.replace(record, prompt="another prompt")}
     store = ArtifactEmbeddings(artifact, manifest.changed(embeddings=changed))
     refused("its key is of another prompt or text encoder")

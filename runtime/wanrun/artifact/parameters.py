@@ -1,0 +1,57 @@
+"""What the manifest says of weights: how each parameter is stored, and its checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wanrun.artifact.layout import ArrayLayout
+from wanrun.artifact.record import Dtype, Record
+from wanrun.files import plain_relative
+
+
+class DtypePolicy(Record, frozen=True):
+    """Storage dtypes of one component.
+
+    Attributes:
+        weights: matmul and convolution weights with their biases.
+        norms: norms, and in the transformer the condition embedder and scale_shift_table, in the image
+            encoder the class and position embeddings.
+    """
+
+    weights: Dtype
+    norms: Dtype
+
+
+class Parameter(Record, frozen=True):
+    """One array of a component.
+
+    Attributes:
+        layout: shape, dtype, rows and chunk files.
+        crc32c: checksum of every row, 8 hexadecimal digits each.
+        sha256: sha256 over the concatenated sha256 digests of the rows.
+    """
+
+    layout: ArrayLayout
+    crc32c: tuple[str, ...]
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if len(self.crc32c) != self.layout.rows:
+            raise ValueError(f"{len(self.crc32c)} checksums for {self.layout.rows} rows")
+
+
+class Component(Record, frozen=True):
+    """One Orbax checkpoint: a model's parameters by path."""
+
+    folder: str
+    parameters: Mapping[str, Parameter]
+
+    def __post_init__(self) -> None:
+        plain_relative(self.folder, "a component")
+        for path in self.parameters:
+            plain_relative(path, "a parameter")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(parameter.layout.nbytes for parameter in self.parameters.values())

@@ -1,0 +1,105 @@
+"""What the manifest says of programs: the static shapes they are built for, and every exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
+from wanrun.files import plain_relative
+
+
+def aval(text: str) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape of an array that is described as ``float32[2,3]``."""
+    dtype, _, sizes = text.removesuffix("]").partition("[")
+    return dtype, tuple(int(size) for size in sizes.split(",") if size)
+
+
+class Program(Record, frozen=True):
+    """One exported program.
+
+    Attributes:
+        file: its serialized ``jax.export`` module.
+        sha256: digest of that file.
+        inputs: argument names in order; a component's name stands for its weights.
+        donate: indices of donated arguments.
+        weight_bits: whether bfloat16 weights are passed as uint16 of the same bits.
+        avals: input and output avals as text, ``float32[2,3]``; in nested dicts where an input is one.
+    """
+
+    file: str
+    sha256: str
+    inputs: tuple[str, ...]
+    donate: tuple[NotNegative, ...]
+    weight_bits: bool
+    avals: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        plain_relative(self.file, "a program")
+
+    def array(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of an input that is one array."""
+        return aval(self.avals["inputs"][name])
+
+
+class ProfileOptions(Record, frozen=True, kw_only=True):
+    """What a profile was built with: all that changes its programs besides shape and target.
+
+    Attributes:
+        dtype: compute dtype of the text encoder and the transformer.
+        vae_dtype: compute dtype of the VAE.
+        scheduler_dtype: what latents and solver history are kept in between steps.
+        vae_decode_chunk: latent frames decoded at a time.
+        vae_encode_chunk: latent frames encoded at a time.
+        loop: forms of the denoising loop: ``step``, ``scan`` or ``both``.
+        max_steps: the most steps of the scan form.
+        weights_dtype: what the transformer is stored in.
+        text_weights_dtype: the same of the text encoder.
+        vae_weights_dtype: the same of the VAE.
+        image_weights_dtype: the same of the image encoder; None where there is none.
+    """
+
+    dtype: Dtype
+    vae_dtype: Dtype
+    scheduler_dtype: Dtype
+    vae_decode_chunk: AtLeastOne
+    vae_encode_chunk: AtLeastOne
+    loop: Literal["both", "step", "scan"]
+    max_steps: AtLeastOne
+    weights_dtype: Dtype
+    text_weights_dtype: Dtype
+    vae_weights_dtype: Dtype
+    image_weights_dtype: Dtype | None = None
+
+
+class Profile(Record, frozen=True):
+    """One static shape and the programs built for it.
+
+    Attributes:
+        width: pixels.
+        height: pixels.
+        num_frames: frames of one video.
+        num_videos: videos per prompt in one run.
+        guidance: whether classifier-free guidance is on, as one doubled batch.
+        index: position in the order of building; the first is the default.
+        options: what it was built with.
+        programs: by platform and name; platforms differ in their attention.
+        num_references: reference images of a VACE model, each a latent frame in front of the video's.
+    """
+
+    width: AtLeastOne
+    height: AtLeastOne
+    num_frames: AtLeastOne
+    num_videos: AtLeastOne
+    guidance: bool
+    index: NotNegative
+    options: ProfileOptions
+    programs: Mapping[str, Mapping[str, Program]]
+    num_references: NotNegative = 0
+
+    @property
+    def name(self) -> str:
+        """Size, frames, videos, guidance, and reference images where there are any: ``832x480x81-b1-cfg``."""
+        guidance = "cfg" if self.guidance else "nocfg"
+        references = f"-r{self.num_references}" if self.num_references else ""
+        return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"

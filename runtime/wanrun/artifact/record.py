@@ -1,0 +1,38 @@
+"""What all records of a manifest have in common: they never change, and an unknown field is an error."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from wanrun.files import plain_relative
+
+
+class Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """One record of the manifest; msgspec checks names and types of its fields while it decodes."""
+
+
+class ListedFile(Record, frozen=True, kw_only=True):
+    """A file of the artifact.
+
+    Attributes:
+        file: its path relative to the artifact's folder.
+        sha256: digest of its bytes, hexadecimal.
+    """
+
+    what: ClassVar[str] = "a recorded output"
+    """What messages call it."""
+
+    file: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        plain_relative(self.file, self.what)
+
+
+AtLeastOne = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+
+Dtype = Literal["bfloat16", "float32"]
+"""What weights are stored in, and what programs compute in."""

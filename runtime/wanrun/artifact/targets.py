@@ -1,0 +1,43 @@
+"""What the manifest says of targets: the kinds of machine that programs are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import field
+
+from wanrun.artifact.environment import check_environment
+from wanrun.artifact.record import NotNegative, Record
+from wanrun.files import plain_relative
+
+
+class Executable(Record, frozen=True):
+    """One entry of the JAX compilation cache; its digest guards what is, after all, code."""
+
+    file: str
+    nbytes: NotNegative = field(name="bytes")
+    sha256: str
+
+    def __post_init__(self) -> None:
+        plain_relative(self.file, "an executable")
+
+
+class Target(Record, frozen=True):
+    """One kind of machine and the executables compiled for it.
+
+    Attributes:
+        folder: the compilation cache.
+        environment: every fact that the executables depend on: see ``wanrun.artifact.environment``.
+        executables: by profile and program name.
+        statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
+    """
+
+    folder: str
+    environment: Mapping[str, Any]
+    executables: Mapping[str, Mapping[str, Executable]]
+    statistics: Mapping[str, Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        plain_relative(self.folder, "a target")
+        check_environment(self.environment)
