@@ -19,7 +19,7 @@ from typing import Any
 from checkpoints import MODELS
 from wanbuild.components import kind_of
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import export_program
+from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec, resolve_target
@@ -61,6 +61,7 @@ def published_manifest(model: str) -> Manifest:
         source={"files": {}},
         loras=(),
         profiles={},
+        program_sets={},
         targets={},
         golden={},
         embeddings={},

@@ -118,7 +118,9 @@ def build(
         given = read_manifest(donor)
         for folder in ("programs", "executables"):
             shutil.copytree(donor / folder, staging / folder, dirs_exist_ok=True)
-        read_manifest(staging).changed(profiles=given.profiles, targets=given.targets).write(staging)
+        read_manifest(staging).changed(
+            profiles=given.profiles, program_sets=given.program_sets, targets=given.targets
+        ).write(staging)
     dtypes = dict.fromkeys(("dtype", "vae_dtype", "scheduler_dtype"), F32) | dict(choice.options)
     build_options = BuildOptions(**dtypes, loop="step")
     compile_artifact(

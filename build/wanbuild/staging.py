@@ -122,8 +122,8 @@ def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
     """Deletes programs, executables, golden files and embeddings that the manifest does not list."""
     listed = {
         program.file
-        for profile in manifest.profiles.values()
-        for programs in profile.programs.values()
+        for program_set in manifest.program_sets.values()
+        for programs in program_set.programs.values()
         for program in programs.values()
     }
     listed |= {

@@ -213,6 +213,7 @@ def test_force_keeps_programs_and_executables_that_are_valid(
     assert read_manifest(artifact_copy).as_json() == after.as_json()
     assert after.content_digest != before.content_digest
     assert (after.profiles, after.targets) == (before.profiles, before.targets)
+    assert after.program_sets == before.program_sets
     files = files_of(artifact_copy)
     assert {name: files.get(name) for name in kept} == kept
     profile = select_profile(after, artifact_copy)

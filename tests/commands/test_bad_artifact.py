@@ -25,6 +25,7 @@ from helpers.damage import (
     own,
     program,
 )
+from helpers.manifests import without_profiles
 from wanbuild.cli import wanbuild
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
@@ -69,6 +70,19 @@ def test_a_manifest_that_cannot_be_used(refused: Refused, tmp_path: Path, conten
     assert str(tmp_path / "artifact") in line and part in line
 
 
+def _set(data: dict[str, Any]) -> Any:
+    (program_set,) = data["program_sets"].values()
+    return program_set
+
+
+def _programs(data: dict[str, Any]) -> Any:
+    return _set(data)["programs"][PROFILE]
+
+
+def _target(data: dict[str, Any]) -> Any:
+    return data["targets"]["cpu"]
+
+
 def _first(data: dict[str, Any]) -> Any:
     return data["components"]["vae"]["parameters"]["decoder/conv_out/bias"]
 
@@ -81,8 +95,8 @@ def _first(data: dict[str, Any]) -> Any:
         lambda data: _first(data)["crc32c"].__setitem__(0, "00000000"),
         lambda data: _first(data)["layout"].update(dtype="bfloat16"),
         lambda data: data["tokenizer"].update(pad_id=1),
-        lambda data: data["profiles"][PROFILE]["programs"]["cpu"]["prepare"].update(donate=[0]),
-        lambda data: data["profiles"][PROFILE]["programs"]["cpu"]["prepare"].update(sha256="0" * 64),
+        lambda data: _programs(data)["prepare"].update(donate=[0]),
+        lambda data: _programs(data)["prepare"].update(sha256="0" * 64),
         lambda data: data["profiles"][PROFILE]["options"].update(dtype="bfloat16"),
         lambda data: data.update(content_digest="sha256:" + "0" * 64),
     ],
@@ -99,7 +113,35 @@ def test_an_edited_manifest(
 @pytest.mark.parametrize(
     "change",
     [
+        lambda data: _target(data)["environment"].update(device_kind="another"),
+        lambda data: _target(data)["executables"][PROFILE]["prepare"].update(sha256="0" * 64),
+        lambda data: _target(data)["statistics"][PROFILE]["prepare"].update(temporary_bytes=1),
+        lambda data: _target(data).update(folder="executables/other"),
+        lambda data: data.update(targets_digest="sha256:" + "0" * 64),
+        lambda data: data.pop("targets_digest"),
+    ],
+)
+def test_an_edited_target(
+    refused: Refused, artifact: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit(artifact, change)
+    line = refused(artifact)
+    assert f"{artifact / 'manifest.json'} was changed after it was written; expected targets_digest" in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         lambda data: data.pop("components"),
+        lambda data: data.pop("program_sets"),
+        lambda data: data.update(surprise=1),
+        lambda data: _set(data).update(platform="tpu"),  # not what its key says
+        lambda data: _set(data)["kernels"].update(image_multiple=128),
+        lambda data: _set(data)["mesh"].update(data=0),
+        lambda data: _set(data)["programs"].update(other=_programs(data)),
+        lambda data: _target(data).update(program_set="cpu-00000000"),
+        lambda data: _target(data)["environment"].update(platform="tpu"),
+        lambda data: _target(data)["executables"].update(other={}),
         lambda data: data.update(profiles=[]),
         lambda data: data["profiles"][PROFILE].update(width=112),  # not what its name says
         lambda data: data["profiles"][PROFILE].update(height=-64),
@@ -124,7 +166,7 @@ def test_a_malformed_manifest(
     "place",
     [
         lambda data: (data["components"]["vae"], "folder"),
-        lambda data: (data["profiles"][PROFILE]["programs"]["cpu"]["prepare"], "file"),
+        lambda data: (_programs(data)["prepare"], "file"),
         lambda data: (data["targets"]["cpu"], "folder"),
         lambda data: (data["targets"]["cpu"]["executables"][PROFILE]["prepare"], "file"),
         lambda data: (data["tokenizer"], "file"),
@@ -177,7 +219,7 @@ def test_a_profile_that_is_not_built(
 def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path) -> None:
     manifest, folder = read_manifest(toy_artifact), tmp_path / "empty"
     folder.mkdir()
-    manifest.changed(profiles={}, targets={}).write(folder)
+    without_profiles(manifest).write(folder)
     assert f"{folder} has no profiles; run wanbuild compile" in refused(folder)
     manifest.changed(targets={}).write(folder)
     assert f"profile {PROFILE} has no executables for any target" in refused(folder)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from helpers.damage import Refused, edit, executable, flip, own, program
+from helpers.manifests import without_profiles
 from wanrun.artifact.manifest import read_manifest
 
 Change = Callable[[Path], object]
@@ -190,7 +191,7 @@ def test_a_storage_that_fails(refused: Refused, artifact: Path, monkeypatch: pyt
             "was changed after it was written",
         ),
         (
-            lambda path: read_manifest(path.parent).changed(profiles={}, targets={}).write(path.parent),
+            lambda path: without_profiles(read_manifest(path.parent)).write(path.parent),
             "has no profiles",
         ),
     ],

@@ -172,21 +172,21 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
         fails(UsageError, "video cannot be used", media=Media(video=pictures(9, 96, 64)))
     older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
     manifest = read_manifest(older)
-    profiles = {
-        name: msgspec.structs.replace(profile, programs=without(profile.programs, "encode_video"))
-        for name, profile in manifest.profiles.items()
+    sets = {
+        key: msgspec.structs.replace(programs, programs=without(programs.programs, "encode_video"))
+        for key, programs in manifest.program_sets.items()
     }
     targets = {
         name: msgspec.structs.replace(target, executables=without(target.executables, "encode_video"))
         for name, target in manifest.targets.items()
     }
-    manifest.changed(profiles=profiles, targets=targets).write(older)
+    manifest.changed(program_sets=sets, targets=targets).write(older)
     with load(older, lazy=True) as pipeline, pytest.raises(ArtifactError, match="no program for images"):
         pipeline.generate(PROMPT, "", media=Media(image=picture(90, 70)), num_steps=1)
 
 
 def without(groups: Mapping[str, Mapping[str, Any]], program: str) -> dict[str, dict[str, Any]]:
-    """Programs or executables by platform or profile, without one of them."""
+    """Programs or executables by profile, without one of them."""
     return {
         name: {key: value for key, value in group.items() if key != program} for name, group in groups.items()
     }

@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from helpers import UNPRIVILEGED
 from helpers.damage import edit, edit_environment, flip, linked, one_error
+from helpers.manifests import programs_of, without_profiles
 from wanbuild.check import embed, verify
 from wanbuild.check.embed import embed_prompts, open_profile
 from wanbuild.cli import wanbuild
@@ -151,7 +152,7 @@ def test_a_hit_has_the_bits_of_a_miss(two: Path, tmp_path: Path) -> None:
         assert hit(PROMPTS).tobytes() == miss.tobytes()
 
         target = manifest.targets["cpu"]
-        maker = made_by_jax(profile.programs["cpu"]["encode_text"].sha256, target.environment)
+        maker = made_by_jax(programs_of(manifest, profile.name)["encode_text"].sha256, target.environment)
         cache = EmbeddingCache(manifest, maker, folder=tmp_path / "cache")
         encode = encoder(dtype, lambda ids, mask, miss=miss: miss, cache)
         assert encode(PROMPTS).tobytes() == miss.tobytes()
@@ -198,7 +199,7 @@ def test_nothing_that_can_run_here(
     manifest = read_manifest(two)
     empty = tmp_path / "empty"
     empty.mkdir()
-    manifest.changed(profiles={}, targets={}).write(empty)
+    without_profiles(manifest).write(empty)
     edit_environment(two, machine="riscv64")
     for artifact in (empty, two):
         assert command("--artifact", artifact, "--prompt", "a fox") == 3

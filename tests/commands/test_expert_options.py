@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
+from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.jobs import batch
 from wanrun.media.write_video import read_metadata
@@ -56,16 +57,16 @@ def test_bad_options_of_two_experts(
 
     # A profile without guidance is not even needed to say that the scale has no effect.
     manifest = read_manifest(artifact)
-    manifest.changed(profiles={k: v for k, v in manifest.profiles.items() if v.guidance}).write(artifact)
+    with_profiles(manifest, [p for p in manifest.profiles.values() if p.guidance]).write(artifact)
     assert two("--prompt", "a", *off, "--output", tmp_path / "o.gif").code == 2
 
-    make_two_experts(artifact, forms=("denoise_step",))
+    make_two_experts(artifact, loop="step")
     done = two("--prompt", "a", "--loop", "scan", "--output", tmp_path / "o.gif")
     assert done.code == 3 and "no program for --loop scan; found one for step; add it" in done.err[0]
     done = two("--prompts", tmp_path / "p.txt", "--loop", "scan", "--output", tmp_path / "o.gif")
     assert done.code == 3 and len(done.err) == 1 and done.err[0].startswith("error: profile 96x64x9")
     assert "no program for --loop scan" in done.err[0]
-    make_two_experts(artifact, forms=("denoise_loop",), max_steps=9)
+    make_two_experts(artifact, loop="scan", max_steps=9)
     done = two("--prompt", "a", "--steps", 10, "--output", tmp_path / "o.gif")
     assert done.code == 2 and "at most 9; found 10; use fewer steps, or wanbuild compile" in done.err[0]
     assert fake.loads == [] and list(tmp_path.glob("*.gif")) == []

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
+from helpers.manifests import with_profiles
 from helpers.media_files import frames, image, make_task, pixels
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
@@ -162,7 +163,7 @@ def animate(artifact: Path, tmp_path: Path) -> dict[str, str]:
     manifest = read_manifest(artifact)
     (profile,) = manifest.profiles.values()
     shorter = msgspec.structs.replace(profile, num_frames=9, index=1)
-    manifest.changed(profiles={one.name: one for one in (profile, shorter)}).write(artifact)
+    with_profiles(manifest, [profile, shorter]).write(artifact)
     videos = {name: str(frames(tmp_path / name, 30, len(name))) for name in ("pose_video", "face_video")}
     return {"image": str(image(tmp_path / "i.png")), **videos}
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import wanrun
+from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs import builder as programs
@@ -79,7 +80,8 @@ def generate(artifact: Path) -> Generated:
             loop: pipeline.generate("a red fox", num_steps=STEPS, guidance_scale=2, loop=loop).latents
             for loop in ("step", "scan")
         }
-        avals = {name: program.avals for name, program in pipeline.profile.programs["cpu"].items()}
+        programs = programs_of(pipeline.manifest, pipeline.profile.name)
+        avals = {name: program.avals for name, program in programs.items()}
         return Generated(latents, avals)
 
 
@@ -101,7 +103,7 @@ def test_latents_and_history_have_the_scheduler_dtype(
     made: Mapping[str, Generated], request: pytest.FixtureRequest, dtype: str
 ) -> None:
     artifact = request.getfixturevalue({"bfloat16": "coarse", "float32": "toy_artifact"}[dtype])
-    exported = read_manifest(artifact).profiles["96x64x9-b1-cfg"].programs["cpu"]
+    exported = programs_of(read_manifest(artifact), "96x64x9-b1-cfg")
     avals = made[dtype].avals
     for name in ("denoise_step", "denoise_loop"):
         state = [avals[name]["inputs"], avals[name]["outputs"]]

@@ -19,6 +19,7 @@ import pytest
 
 from helpers import UNPRIVILEGED
 from helpers.fake_pipeline import SIZE, Fake, Run, run_here, write_lines
+from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import pipeline
@@ -449,7 +450,7 @@ def test_several_videos_of_a_prompt(
     manifest = read_manifest(artifact)
     (profile,) = manifest.profiles.values()
     two = msgspec.structs.replace(profile, num_videos=2, index=profile.index + 1)
-    manifest.changed(profiles={profile.name: profile, two.name: two}).write(artifact)
+    with_profiles(manifest, [profile, two]).write(artifact)
     fake = Fake(num_videos=2)
     monkeypatch.setattr(pipeline, "load", fake.load)
     folder = tmp_path / "out"

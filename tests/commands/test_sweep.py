@@ -17,6 +17,7 @@ import pytest
 
 import wanrun
 from helpers.fake_pipeline import write_lines
+from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanrun.denoising.schedule import transformers
 from wanrun.files import sha256_of, user_cache
@@ -108,7 +109,7 @@ def test_no_option_needs_an_executable(
         pipeline.warmup()
         for loop in ("step", "scan"):
             pipeline.generate(PROMPT, loop=loop, num_steps=2)
-        programs = pipeline.profile.programs["cpu"]
+        programs = programs_of(pipeline.manifest, pipeline.profile.name)
         assert {"denoise_step", "denoise_loop"} <= programs.keys()
         assert seen.count(COMPILE) == seen.count(HIT) == pipeline.timings.cache_hits == len(programs)
         assert seen.count(MISS) == pipeline.timings.cache_misses == 0

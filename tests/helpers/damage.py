@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers.manifests import programs_of
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError
 
@@ -79,7 +80,7 @@ def resealed(data: dict[str, Any]) -> dict[str, Any]:
         manifest = msgspec.json.decode(json.dumps(data, allow_nan=False), type=Manifest)
     except (ValueError, ArtifactError):
         return data
-    return {**data, "content_digest": manifest.content_digest}
+    return {**data, "content_digest": manifest.content_digest, "targets_digest": manifest.targets_digest}
 
 
 def edit_environment(artifact: Path, **facts: Any) -> None:
@@ -96,7 +97,7 @@ def executable(artifact: Path, name: str) -> Path:
 
 
 def program(artifact: Path, name: str) -> Path:
-    return artifact / read_manifest(artifact).profiles[PROFILE].programs["cpu"][name].file
+    return artifact / programs_of(read_manifest(artifact), PROFILE)[name].file
 
 
 # The manifest.

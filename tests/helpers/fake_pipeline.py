@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pytest
 
-from wanrun.artifact.manifest import Component, Profile, read_manifest
+from helpers.manifests import with_profiles
+from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
 from wanrun.generation.result import Result
@@ -94,37 +95,28 @@ def write_lines(path: Path, *lines: Mapping[str, object] | str) -> Path:
 
 
 def make_two_experts(
-    artifact: Path, forms: tuple[str, ...] = ("denoise_step", "denoise_loop"), max_steps: int = 60
+    artifact: Path, loop: Literal["both", "step", "scan"] = "both", max_steps: int = 60
 ) -> None:
     """Changes a manifest to one of two experts; there are no weights of the second, and no new programs.
 
     Args:
         artifact: its folder, with a manifest of its own.
-        forms: programs of the denoising loop that every profile has, with and without guidance.
+        loop: forms of the denoising loop that every profile has, with and without guidance.
         max_steps: what the scan form is built for.
     """
     manifest = read_manifest(artifact)
-    profiles: dict[str, Profile] = {}
-    for old in manifest.profiles.values():
-        platforms = {}
-        for platform, programs in old.programs.items():
-            rest = {
-                name: item for name, item in programs.items() if name not in ("denoise_step", "denoise_loop")
-            }
-            platforms[platform] = {**rest, **dict.fromkeys(forms, programs["denoise_step"])}
-        for guidance in (True, False):
-            options = msgspec.structs.replace(old.options, max_steps=max_steps)
-            new = msgspec.structs.replace(
-                old, guidance=guidance, index=len(profiles), options=options, programs=platforms
-            )
-            profiles[new.name] = new
+    old = next(iter(manifest.profiles.values()))
+    options = msgspec.structs.replace(old.options, loop=loop, max_steps=max_steps)
+    profiles = [
+        msgspec.structs.replace(old, guidance=guidance, index=index, options=options)
+        for index, guidance in enumerate((True, False))
+    ]
     one, model = manifest.components["transformer"], manifest.model
     defaults = {**model["defaults"], "guidance_scale": 4.0, "guidance_scale_2": 3.0}
-    manifest.changed(
+    with_profiles(manifest, profiles).changed(
         components={
             **manifest.components,
             "transformer_2": Component("weights/transformer_2", one.parameters),
         },
         model={**model, "defaults": defaults, "boundary_ratio": 0.875},
-        profiles=profiles,
     ).write(artifact)

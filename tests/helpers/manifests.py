@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from wanrun.artifact.layout import plan_layout
 from wanrun.artifact.manifest import Manifest, Tokenizer
 from wanrun.artifact.parameters import Parameter
-from wanrun.artifact.programs import ProfileOptions
+from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
 
 
 def plain_manifest(**fields: Any) -> Manifest:
@@ -21,7 +24,10 @@ def plain_manifest(**fields: Any) -> Manifest:
         "components": {},
         "tokenizer": tokenizer,
         "loras": (),
-        **{name: {} for name in ("profiles", "targets", "golden", "embeddings", "tool", "times")},
+        **{
+            name: {}
+            for name in ("profiles", "program_sets", "targets", "golden", "embeddings", "tool", "times")
+        },
     }
     return Manifest(**{**nothing, **fields})
 
@@ -47,3 +53,44 @@ def built_with(**options: Any) -> ProfileOptions:
         "vae_weights_dtype": "float32",
     }
     return ProfileOptions(**{**defaults, **options})
+
+
+def programs_of(manifest: Manifest, profile: str, target: str = "cpu") -> Mapping[str, Program]:
+    """The programs of a profile for a target, by name."""
+    return manifest.programs(manifest.targets[target], manifest.profiles[profile])
+
+
+def plain_program(**fields: Any) -> Program:
+    """A program of nothing but these fields."""
+    return Program(**{"file": "f", "sha256": "", "inputs": (), "donate": (), "avals": {}, **fields})
+
+
+def program_set(programs: Mapping[str, Mapping[str, Program]]) -> ProgramSet:
+    """A set of these programs, by profile and name."""
+    kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
+    return ProgramSet(platform="cpu", kernels=kernels, mesh={}, jax="0", programs=programs)
+
+
+def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:
+    """The manifest with other profiles, all of which have the programs and executables of its first."""
+    first, new = next(iter(manifest.profiles)), {profile.name: profile for profile in profiles}
+
+    def of_first(entries: Mapping[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys(new, entries[first]) if first in entries else {}
+
+    sets = {
+        key: msgspec.structs.replace(old, programs=of_first(old.programs))
+        for key, old in manifest.program_sets.items()
+    }
+    targets = {
+        name: msgspec.structs.replace(
+            old, executables=of_first(old.executables), statistics=of_first(old.statistics)
+        )
+        for name, old in manifest.targets.items()
+    }
+    return manifest.changed(profiles=new, program_sets=sets, targets=targets)
+
+
+def without_profiles(manifest: Manifest) -> Manifest:
+    """The manifest as ``wanbuild convert`` made it."""
+    return manifest.changed(profiles={}, program_sets={}, targets={}, golden={})

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -51,7 +52,7 @@ def make_task(artifact: Path, task: str, references: Sequence[int] = (0,), num_f
         msgspec.structs.replace(one, num_references=number, num_frames=num_frames, index=index)
         for index, number in enumerate(references)
     ]
-    manifest.changed(model=model, profiles={profile.name: profile for profile in profiles}).write(artifact)
+    with_profiles(manifest, profiles).changed(model=model).write(artifact)
 
 
 def pixels(seed: int, width: int = 50, height: int = 38) -> np.ndarray:

@@ -12,11 +12,12 @@ import pytest
 
 from helpers.reference_models import relative_error
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.options import BuildOptions, Kernels, Shape
+from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import image_multiple
 from wanbuild.variants import FAMILIES
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.programs import Kernels
 from wanrun.generation.pipeline import load
 
 SAME = 2e-6  # seen: 5e-7; sums of the same terms in another order

@@ -30,19 +30,29 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     profiles = {
         profile.name: {
             "options": msgspec.to_builtins(profile.options),
-            "programs": {
-                platform: {
-                    name: {"inputs": list(program.inputs), "donate": list(program.donate), **program.avals}
-                    for name, program in programs.items()
-                }
-                for platform, programs in profile.programs.items()
-            },
             "recorded": profile.name in manifest.golden,
         }
         for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index)
     }
+    program_sets = {
+        key: {
+            "platform": programs.platform,
+            "kernels": msgspec.to_builtins(programs.kernels),
+            "mesh": dict(programs.mesh),
+            "jax": programs.jax,
+            "profiles": {
+                profile: {
+                    name: {"inputs": list(program.inputs), "donate": list(program.donate), **program.avals}
+                    for name, program in entries.items()
+                }
+                for profile, entries in programs.programs.items()
+            },
+        }
+        for key, programs in manifest.program_sets.items()
+    }
     targets = {
         name: {
+            "program_set": target.program_set,
             "environment": dict(target.environment),
             "profiles": sorted(target.executables),
             "bytes": sum(e.nbytes for entries in target.executables.values() for e in entries.values()),
@@ -58,6 +68,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "dtypes": msgspec.to_builtins(manifest.dtypes),
         "components": components,
         "profiles": profiles,
+        "program_sets": program_sets,
         "targets": targets,
         "embeddings": sorted(
             (
@@ -125,7 +136,8 @@ def table(manifest: Manifest) -> Iterator[str]:
         yield ""
         yield (
             f"target {name}: {environment['device_count']} x {environment['device_kind']} "
-            f"({environment['machine']}), {packages}, {target['bytes']:,} bytes of executables"
+            f"({environment['machine']}), {packages}, programs {target['program_set']}, "
+            f"{target['bytes']:,} bytes of executables"
         )
         for profile_name, programs in target["statistics"].items():
             for program, facts in programs.items():

@@ -95,11 +95,11 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         ArtifactError: naming the first that is missing or damaged, or that is in weights/ and not listed.
     """
     check_weights(artifact, manifest, report)
-    for profile in manifest.profiles.values():
-        for programs in profile.programs.values():
+    for key, program_set in manifest.program_sets.items():
+        for profile_name, programs in program_set.programs.items():
             for name, program in programs.items():
                 read_program(artifact, name, program)
-        report(f"{profile.name}: programs intact")
+            report(f"{profile_name}: programs of {key} intact")
     for target_name, target in manifest.targets.items():
         for entries in target.executables.values():
             for name, entry in entries.items():

@@ -334,6 +334,7 @@ def convert(request: ConvertRequest) -> Manifest:
                         pad_id=source.tokenizer.pad_id,
                     ),
                     profiles={},
+                    program_sets={},
                     targets={},
                     golden={},
                     embeddings={},

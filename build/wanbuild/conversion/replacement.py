@@ -60,7 +60,9 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     for folder in ("programs", "executables"):
         if (old / folder).is_dir():
             shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
-    return new.changed(profiles=previous.profiles, targets=previous.targets)
+    return new.changed(
+        profiles=previous.profiles, program_sets=previous.program_sets, targets=previous.targets
+    )
 
 
 def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:

@@ -3,7 +3,7 @@
 XLA's CPU backend has no bfloat16 dynamic-slice or gather: it converts the whole array to float32 first and
 each slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB copy in every denoising
 step. So whatever is sliced is sliced as uint16, of the same bits, and weights are passed as uint16 to begin
-with (``Program.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
+with (``Kernels.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
 """
 
 from __future__ import annotations

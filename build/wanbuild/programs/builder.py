@@ -24,9 +24,10 @@ from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
 from wanbuild.programs.conditioner import CONDITIONERS
 from wanbuild.programs.denoiser import HISTORY, Denoiser
-from wanbuild.programs.options import BuildOptions, Kernels, Shape
+from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec, program
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Kernels
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import UsageError
 from wanrun.generation.conditioning import PREVIOUS_FRAMES

@@ -1,8 +1,7 @@
-"""Exports a profile's programs and compiles them into the artifact's compilation cache."""
+"""Compiles a profile's programs into the artifact's compilation cache."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time
@@ -11,21 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.export import jax_options, profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.variants import family_named
 from wanrun import __version__
 from wanrun.artifact.environment import configure_jax, using_cache
-from wanrun.artifact.manifest import Manifest, Profile, Target, read_manifest
-from wanrun.artifact.programs import ProfileOptions, Program
+from wanrun.artifact.manifest import Manifest, Target, read_manifest
 from wanrun.artifact.targets import Executable
 from wanrun.errors import UsageError
-from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
+from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
 from wanrun.loading.executables import lower, read_program
 
@@ -66,50 +62,6 @@ class CompileRequest:
                     yield Shape(width, height, frames, self.num_videos, guidance, self.num_references)
 
 
-def export_program(spec: ProgramSpec, platform: str) -> bytes:
-    """Serializes a program as portable StableHLO, for one platform.
-
-    Without source locations: they hold the paths and line numbers of this toolchain, so that the same
-    program would have another digest wherever it is installed.
-    """
-    import jax
-    from jax import export
-
-    with _jax_options(jax_traceback_in_locations_limit=0):
-        exported = export.export(jax.jit(spec.function), platforms=[platform])(*spec.arguments)
-        return bytes(exported.serialize())
-
-
-@contextlib.contextmanager
-def _jax_options(**options: Any) -> Iterator[None]:
-    """Sets JAX options that are not a part of the cache's key, and sets them back."""
-    import jax
-
-    before = {name: jax.config.values[name] for name in options}
-    try:
-        for name, value in options.items():
-            jax.config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-
-
-def _describe(spec: ProgramSpec) -> dict[str, Any]:
-    """Inputs and outputs as text; a component's weights are in the manifest already."""
-    import jax
-
-    def text(tree: Any) -> Any:
-        return jax.tree.map(lambda a: f"{a.dtype}[{','.join(map(str, a.shape))}]", tree)
-
-    arguments = zip(spec.inputs, spec.arguments, strict=True)
-    weights = ("transformer", "transformer_2", "text_encoder", "vae", "image_encoder")
-    return {
-        "inputs": {name: text(tree) for name, tree in arguments if name not in weights},
-        "outputs": text(spec.outputs),
-    }
-
-
 @dataclass(frozen=True)
 class CompiledProgram:
     """A compiled program's cache entry and what the compiler says of it."""
@@ -145,7 +97,7 @@ class _Compiler:
             cache = Path(folder)
             started = time.perf_counter()
             # A cache entry that cannot be written is only a warning to JAX, and its first part stays.
-            options = _jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
+            options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
             with using_cache(cache), options:
                 compiled = lower(data, name, donate, self.target.device).compile()
             seconds = time.perf_counter() - started
@@ -187,61 +139,6 @@ class _Compiler:
             "temporary_bytes": memory.temp_size_in_bytes,
             "code_bytes": memory.generated_code_size_in_bytes,
         }
-
-
-def _export_profile(
-    artifact: Path, manifest: Manifest, shape: Shape, options: BuildOptions, target: TargetSpec
-) -> Profile:
-    """Exports every program of a profile to files named by their content."""
-    programs: dict[str, Program] = {}
-    profile = _profile_of(manifest, shape, options)
-    old = manifest.profiles.get(profile.name)
-    # Other platforms' programs stay only if they were built with the same options.
-    others = old.programs if old is not None and old.options == profile.options else {}
-    folder = artifact / "programs" / profile.name
-    folder.mkdir(parents=True, exist_ok=True)
-    for spec in ProgramBuilder(manifest, shape, options, target.kernels).programs():
-        data = export_program(spec, target.platform)
-        digest = sha256_of(data)
-        file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
-        if not (file.is_file() and file_sha256(file) == digest):  # a killed build leaves the old one whole
-            replace_file(file, data)
-        programs[spec.name] = Program(
-            file.relative_to(artifact).as_posix(),
-            digest,
-            spec.inputs,
-            spec.donate_argnums,
-            target.kernels.weight_bits,
-            _describe(spec),
-        )
-    fsync_directory(folder)
-    fsync_directory(folder.parent)
-    return msgspec.structs.replace(profile, programs={**others, target.platform: programs})
-
-
-def _profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profile:
-    """The profile of a shape, without programs."""
-    weights = {
-        option: manifest.dtypes[name].weights
-        for option, name in (
-            ("weights_dtype", "transformer"),
-            ("text_weights_dtype", "text_encoder"),
-            ("image_weights_dtype", "image_encoder"),
-            ("vae_weights_dtype", "vae"),
-        )
-        if name in manifest.dtypes
-    }
-    return Profile(
-        width=shape.width,
-        height=shape.height,
-        num_frames=shape.num_frames,
-        num_videos=shape.num_videos,
-        guidance=shape.guidance,
-        index=0,
-        options=msgspec.convert({**options.as_json(), **weights}, ProfileOptions),
-        programs={},
-        num_references=shape.num_references,
-    )
 
 
 def _intact(artifact: Path, folder: str, entry: Executable) -> bool:
@@ -290,28 +187,56 @@ def _build_target(
     options: BuildOptions,
     report: Callable[[str], None],
 ) -> Manifest:
-    profiles = dict(manifest.profiles)
-    for shape in shapes:
-        profile = _export_profile(artifact, manifest, shape, options, spec)
-        old = profiles.get(profile.name)
-        index = old.index if old else 1 + max((p.index for p in profiles.values()), default=-1)
-        profiles[profile.name] = msgspec.structs.replace(profile, index=index)
-    wanted = [_profile_of(manifest, shape, options).name for shape in shapes]
+    """Exports and compiles profiles for a target, and commits the manifest that lists them."""
+    wanted = [profile_of(manifest, shape, options) for shape in shapes]
+    exported, key = with_programs(artifact, manifest, spec, wanted)
+    target = _compile_target(artifact, manifest, exported, spec, key, [p.name for p in wanted], report)
+    targets = {**exported.targets, spec.name: target}
+    changed = exported.changed(
+        targets=targets,
+        program_sets=used_sets(exported.program_sets, targets),
+        tool={"name": "wanbuild", "version": __version__},
+        times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+    )
+    changed.write(artifact)
+    return changed
+
+
+def _compile_target(
+    artifact: Path,
+    before: Manifest,
+    manifest: Manifest,
+    spec: TargetSpec,
+    key: str,
+    wanted: Sequence[str],
+    report: Callable[[str], None],
+) -> Target:
+    """Compiles what a target has no usable executable of.
+
+    Args:
+        artifact: the artifact's folder.
+        before: its manifest, with the executables that there are.
+        manifest: the new one, with the programs.
+        spec: the target.
+        key: of its program set.
+        wanted: names of the profiles that were asked for; the target's others are compiled too.
+        report: told one line per program.
+    """
     folder = f"executables/{spec.name}"
-    built = manifest.targets.get(spec.name, Target(folder, spec.environment, {}, {}))
+    built = before.targets.get(spec.name)
     ledger: dict[tuple[str, str], CompiledProgram] = {}
-    if built.environment == spec.environment:
+    if built is not None and built.environment == spec.environment:
         folder = built.folder
-        ledger = _usable_entries(artifact, manifest, built)
-    else:
+        ledger = _usable_entries(artifact, before, built)
+    elif built is not None:
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
         if built.folder == folder:  # the key may be the same, and a killed build leaves the old entries
             folder += "-2"
     compiler = _Compiler(artifact, spec, folder, {c.executable.file: c for c in ledger.values()})
     executables: dict[str, dict[str, Executable]] = {}
     statistics: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys([*built.executables, *wanted]):
-        for program_name, program in profiles[name].programs[spec.platform].items():
+    for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
+        for program_name, program in manifest.program_sets[key].programs[name].items():
             compiled = ledger.get((program_name, program.sha256))
             if compiled is None:
                 data = read_program(artifact, program_name, program)
@@ -323,20 +248,13 @@ def _build_target(
                 report(f"{name}  {program_name:<15} up to date")
             executables.setdefault(name, {})[program_name] = compiled.executable
             statistics.setdefault(name, {})[program_name] = compiled.statistics
-    target = Target(compiler.folder, spec.environment, executables, statistics)
-    changed = manifest.changed(
-        profiles=profiles,
-        targets={**manifest.targets, spec.name: target},
-        golden={
-            name: record
-            for name, record in manifest.golden.items()
-            if profiles[name] == manifest.profiles.get(name)
-        },
-        tool={"name": "wanbuild", "version": __version__},
-        times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+    return Target(
+        program_set=key,
+        folder=folder,
+        environment=spec.environment,
+        executables=executables,
+        statistics=statistics,
     )
-    changed.write(artifact)
-    return changed
 
 
 def _usable_entries(
@@ -345,7 +263,7 @@ def _usable_entries(
     """What is compiled and undamaged, by program name and the digest of its StableHLO."""
     usable: dict[tuple[str, str], CompiledProgram] = {}
     for name, entries in built.executables.items():
-        programs = manifest.profiles[name].programs[built.environment["platform"]]
+        programs = manifest.programs(built, manifest.profiles[name])
         for program_name, entry in entries.items():
             if _intact(artifact, built.folder, entry):
                 key = program_name, programs[program_name].sha256

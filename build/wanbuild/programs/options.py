@@ -1,11 +1,14 @@
-"""What a profile's programs depend on beside the model: shape, the user's choices, the target's kernels."""
+"""What a profile's programs depend on beside the model and the target: its shape, and the user's choices."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 
-from wanbuild.models.convolution import Algorithm
+import msgspec
+
+from wanrun.artifact.parameters import DtypePolicy
+from wanrun.artifact.programs import Profile, ProfileOptions
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import UsageError
 from wanrun.generation.request import MAX_STEPS
@@ -52,25 +55,28 @@ class BuildOptions:
                     f"--{option.replace('_', '-')} is out of range", expected="1 or more", found=chunk
                 )
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @classmethod
+    def of(cls, recorded: ProfileOptions) -> BuildOptions:
+        """The choices that a profile was built with."""
+        return cls(**{choice.name: getattr(recorded, choice.name) for choice in fields(cls)})
 
+    def recorded(self, dtypes: Mapping[str, DtypePolicy]) -> ProfileOptions:
+        """What the manifest says of them.
 
-@dataclass(frozen=True)
-class Kernels:
-    """Implementations chosen by the target's platform; they compute the same.
-
-    Args:
-        attention: a name in ``models.attention.ATTENTION``.
-        convolution: the form of the VAE's convolutions.
-        weight_bits: whether bfloat16 weights are passed as uint16 (``models.loops`` says why).
-        image_multiple: image tokens are padded to a multiple of this.
-    """
-
-    attention: str
-    convolution: Algorithm
-    weight_bits: bool
-    image_multiple: int = 1
+        Args:
+            dtypes: storage dtypes by component, which change the programs too.
+        """
+        stored = {
+            option: dtypes[name].weights
+            for option, name in (
+                ("weights_dtype", "transformer"),
+                ("text_weights_dtype", "text_encoder"),
+                ("image_weights_dtype", "image_encoder"),
+                ("vae_weights_dtype", "vae"),
+            )
+            if name in dtypes
+        }
+        return msgspec.convert({**asdict(self), **stored}, ProfileOptions)
 
 
 @dataclass(frozen=True)
@@ -92,3 +98,8 @@ class Shape:
     num_videos: int
     guidance: bool
     num_references: int = 0
+
+    @classmethod
+    def of(cls, profile: Profile) -> Shape:
+        """The shape of a profile."""
+        return cls(**{size.name: getattr(profile, size.name) for size in fields(cls)})

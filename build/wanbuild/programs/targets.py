@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.programs.options import Kernels
 from wanrun.artifact.environment import device_environment, host_environment, open_devices
+from wanrun.artifact.programs import Kernels
 from wanrun.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:

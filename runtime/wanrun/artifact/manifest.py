@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from wanrun.artifact.parameters import Component, DtypePolicy
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError
@@ -29,7 +29,7 @@ MAX_BYTES = 2**26
 TRANSFORMERS = ("transformer", "transformer_2")
 """Component names of the experts, the high-noise one first; most models have the first alone."""
 
-_DIGESTS = ("content_digest",)
+_DIGESTS = ("content_digest", "targets_digest")
 
 
 class Tokenizer(ListedFile, frozen=True, kw_only=True):
@@ -73,14 +73,16 @@ class Manifest(Record, frozen=True, kw_only=True):
         dtypes: dtype policy by component.
         components: weights by component.
         tokenizer: the tokenizer's file and facts.
-        profiles: programs by profile name.
+        profiles: static shapes by name.
+        program_sets: programs by the key of their set.
         targets: executables by target name.
         golden: the recorded outputs, by profile name.
         embeddings: every precomputed prompt embedding, by key.
         tool: name and version of the tool that wrote the artifact.
         times: when each part was made; no digest covers them.
         content_digest: sha256 of what the artifact is made from and computes, the same for equal sources and
-            options. It is always computed, whatever is given.
+            options.
+        targets_digest: sha256 of the targets. Both digests are always computed, whatever is given.
     """
 
     format: Literal["wan-artifact"] = FORMAT
@@ -93,20 +95,42 @@ class Manifest(Record, frozen=True, kw_only=True):
     components: Mapping[str, Component]
     tokenizer: Tokenizer
     profiles: Mapping[str, Profile]
+    program_sets: Mapping[str, ProgramSet]
     targets: Mapping[str, Target]
     golden: Mapping[str, ListedFile]
     embeddings: Mapping[str, Embedding]
     tool: Mapping[str, str]
     times: Mapping[str, str]
     content_digest: str = ""
+    targets_digest: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.source.get("files"), Mapping):
+            raise ValueError("the source has no files")
+        self._check_references()
+        msgspec.structs.force_setattr(self, "content_digest", self._content_digest())
+        msgspec.structs.force_setattr(self, "targets_digest", _digest(self.targets))
+
+    def _check_references(self) -> None:
+        """Raises ValueError for a name that is not that of its record, or that leads nowhere."""
         for name, profile in self.profiles.items():
             if name != profile.name:
                 raise ValueError(f"profile {name} has the shape of {profile.name}")
-        if not isinstance(self.source.get("files"), Mapping):
-            raise ValueError("the source has no files")
-        msgspec.structs.force_setattr(self, "content_digest", self._content_digest())
+        for key, programs in self.program_sets.items():
+            if key != programs.key:
+                raise ValueError(f"program set {key} has what belongs to {programs.key}")
+            if unknown := programs.programs.keys() - self.profiles.keys():
+                raise ValueError(f"program set {key} is for profiles that there are not: {sorted(unknown)}")
+        for name, target in self.targets.items():
+            used = self.program_sets.get(target.program_set)
+            if used is None or used.platform != target.environment["platform"]:
+                raise ValueError(f"target {name} refers to program set {target.program_set}")
+            if unknown := target.executables.keys() - used.programs.keys():
+                raise ValueError(f"target {name} has executables without programs: {sorted(unknown)}")
+
+    def programs(self, target: Target, profile: Profile) -> Mapping[str, Program]:
+        """The programs of a profile for a target, by name; none where they are not built."""
+        return self.program_sets[target.program_set].programs.get(profile.name, {})
 
     def _content_digest(self) -> str:
         # All of a profile but its place in the order of building.
@@ -122,8 +146,9 @@ class Manifest(Record, frozen=True, kw_only=True):
             "components": self.components,
             "tokenizer": self.tokenizer,
             "profiles": profiles,
+            "program_sets": self.program_sets,
         }
-        return "sha256:" + sha256_of(canonical_json(msgspec.to_builtins(content)))
+        return _digest(content)
 
     def as_json(self) -> dict[str, Any]:
         """The manifest as ``manifest.json`` has it."""
@@ -139,12 +164,18 @@ class Manifest(Record, frozen=True, kw_only=True):
         replace_file(artifact / MANIFEST, text.encode("utf-8") + b"\n")
 
 
+def _digest(content: Any) -> str:
+    """sha256 of records in their one spelling."""
+    return "sha256:" + sha256_of(canonical_json(msgspec.to_builtins(content)))
+
+
 class _Header(msgspec.Struct):
     """What tells an artifact's manifest from other files, and this version's from others'."""
 
     format: Any = None
     format_version: Any = None
     content_digest: Any = None
+    targets_digest: Any = None
 
 
 def read_manifest(artifact: Path) -> Manifest:

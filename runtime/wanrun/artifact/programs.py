@@ -1,12 +1,14 @@
-"""What the manifest says of programs: the static shapes they are built for, and every exported program."""
+"""What the manifest says of programs: the static shapes they are built for, and the sets they are in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
-from wanrun.files import plain_relative
+from wanrun.files import canonical_json, plain_relative, sha256_of
 
 
 def aval(text: str) -> tuple[str, tuple[int, ...]]:
@@ -23,7 +25,6 @@ class Program(Record, frozen=True):
         sha256: digest of that file.
         inputs: argument names in order; a component's name stands for its weights.
         donate: indices of donated arguments.
-        weight_bits: whether bfloat16 weights are passed as uint16 of the same bits.
         avals: input and output avals as text, ``float32[2,3]``; in nested dicts where an input is one.
     """
 
@@ -31,7 +32,6 @@ class Program(Record, frozen=True):
     sha256: str
     inputs: tuple[str, ...]
     donate: tuple[NotNegative, ...]
-    weight_bits: bool
     avals: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True):
-    """One static shape and the programs built for it.
+    """One static shape, and what its programs are built with.
 
     Attributes:
         width: pixels.
@@ -83,7 +83,6 @@ class Profile(Record, frozen=True):
         guidance: whether classifier-free guidance is on, as one doubled batch.
         index: position in the order of building; the first is the default.
         options: what it was built with.
-        programs: by platform and name; platforms differ in their attention.
         num_references: reference images of a VACE model, each a latent frame in front of the video's.
     """
 
@@ -94,7 +93,6 @@ class Profile(Record, frozen=True):
     guidance: bool
     index: NotNegative
     options: ProfileOptions
-    programs: Mapping[str, Mapping[str, Program]]
     num_references: NotNegative = 0
 
     @property
@@ -103,3 +101,44 @@ class Profile(Record, frozen=True):
         guidance = "cfg" if self.guidance else "nocfg"
         references = f"-r{self.num_references}" if self.num_references else ""
         return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
+
+
+class Kernels(Record, frozen=True):
+    """Implementations that suit a kind of machine; they compute the same.
+
+    Attributes:
+        attention: the form of the attention.
+        convolution: the form of the VAE's convolutions.
+        weight_bits: whether bfloat16 weights are passed as uint16 of the same bits.
+        image_multiple: image tokens are padded to a multiple of this.
+    """
+
+    attention: str
+    convolution: Literal["direct", "winograd"]
+    weight_bits: bool
+    image_multiple: AtLeastOne
+
+
+class ProgramSet(Record, frozen=True, kw_only=True):
+    """The programs of one way to build them, which targets of several machines may share.
+
+    Attributes:
+        platform: JAX's name of it.
+        kernels: the implementations in the programs.
+        mesh: devices by axis of the mesh that the programs are partitioned over; empty for one device.
+        jax: version of the JAX that exported the programs.
+        programs: by profile and program name.
+    """
+
+    platform: str
+    kernels: Kernels
+    mesh: Mapping[str, AtLeastOne]
+    jax: str
+    programs: Mapping[str, Mapping[str, Program]]
+
+    @property
+    def key(self) -> str:
+        """The platform, and a digest of all that changes a program besides its profile: ``cpu-1a2b3c4d``."""
+        facts = {"kernels": self.kernels, "mesh": self.mesh, "jax": self.jax}
+        digest = sha256_of(canonical_json(msgspec.to_builtins({"platform": self.platform, **facts})))
+        return f"{self.platform}-{digest[:8]}"

@@ -102,7 +102,7 @@ def select_target(
     candidates = [
         SelectedTarget(key, target, tuple(host_mismatches(target.environment)))
         for key, target in sorted(manifest.targets.items())
-        if name in (None, key) and target.environment["platform"] in profile.programs
+        if name in (None, key) and manifest.programs(target, profile)
     ]
     if not candidates:
         raise ArtifactError(

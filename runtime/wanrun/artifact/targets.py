@@ -23,16 +23,18 @@ class Executable(Record, frozen=True):
         plain_relative(self.file, "an executable")
 
 
-class Target(Record, frozen=True):
+class Target(Record, frozen=True, kw_only=True):
     """One kind of machine and the executables compiled for it.
 
     Attributes:
+        program_set: key of the programs.
         folder: the compilation cache.
         environment: every fact that the executables depend on: see ``wanrun.artifact.environment``.
         executables: by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
     """
 
+    program_set: str
     folder: str
     environment: Mapping[str, Any]
     executables: Mapping[str, Mapping[str, Executable]]

@@ -163,8 +163,7 @@ def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
 
 def loop_forms(profile: Profile) -> tuple[str, ...]:
     """The forms of the denoising loop that a profile is built with, the preferred one first."""
-    built = {name for programs in profile.programs.values() for name in programs}
-    return tuple(form for form, program in LOOP_PROGRAMS.items() if program in built)
+    return tuple(form for form in LOOP_PROGRAMS if profile.options.loop in (form, "both"))
 
 
 def resolve_loop(profile: Profile, loop: str | None) -> str:
@@ -177,11 +176,11 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
     name, built = field("loop"), loop_forms(profile)
     if loop is not None and loop not in LOOP_PROGRAMS:
         raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(LOOP_PROGRAMS))
-    form = loop or next(iter(built), "step")
+    form = loop or built[0]
     if form not in built:
         raise ArtifactError(
             f"profile {profile.name} has no program for {name} {form}",
-            found=f"one for {' and '.join(built) or 'no form'}",
+            found=f"one for {' and '.join(built)}",
             remedy="add it with wanbuild compile --loop both",
         )
     return form

@@ -139,7 +139,7 @@ class Pipeline:
             return "both"
         placement = choose_placement(
             self.manifest,
-            self.profile,
+            self.manifest.programs(selected.target, self.profile),
             selected.target.statistics.get(self.profile.name, {}),
             device_memory_bytes(device),
             host_memory_bytes(),

@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,6 +253,7 @@ class Executables:
         artifact: the artifact's folder.
         target: the chosen target.
         profile: the chosen profile.
+        programs: its programs for that target, by name.
         device: where they run.
         overlay: makes the cache to compile into where the artifact has no fitting entry; None is strict.
         warn: told when something had to be compiled.
@@ -266,6 +267,7 @@ class Executables:
         artifact: Path,
         target: Target,
         profile: Profile,
+        programs: Mapping[str, Program],
         device: jax.Device,
         overlay: Callable[[], Path] | None = None,
         warn: Callable[[str], None] = lambda message: None,
@@ -274,7 +276,7 @@ class Executables:
         self._profile, self._device, self._overlay, self._warn = profile, device, overlay, warn
         self.hits = 0
         self.misses = 0
-        self._programs = profile.programs[target.environment["platform"]]
+        self._programs = programs
         self._data = {name: read_program(artifact, name, program) for name, program in self._programs.items()}
         if overlay is None:
             for name in self._programs:

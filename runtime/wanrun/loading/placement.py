@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.manifest import TRANSFORMERS, Manifest, Profile
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
 
@@ -66,7 +66,7 @@ class Placement:
 
 def choose_placement(
     manifest: Manifest,
-    profile: Profile,
+    programs: Mapping[str, Program],
     statistics: Mapping[str, Any],
     device_memory: int | None,
     host_memory: int,
@@ -83,7 +83,7 @@ def choose_placement(
 
     Args:
         manifest: the artifact's manifest.
-        profile: the chosen profile.
+        programs: of the chosen profile and target, by name.
         statistics: the target's for this profile, by program; where a program has none, only weights count.
         device_memory: bytes of the device, None if it does not say; unused where memory is shared.
         host_memory: bytes of the host.
@@ -101,7 +101,7 @@ def choose_placement(
     low = memory == "low"
     if low or (separate and not text_encoder):  # where memory is shared it counts wherever it runs
         sizes.pop("text_encoder", None)
-    beside = sum(sizes.values()) + _working_bytes(profile, statistics)
+    beside = sum(sizes.values()) + _working_bytes(programs, statistics)
     both, one = sum(experts) + beside, max(experts, default=0) + beside
     available, margin = (device_memory, DEVICE_MARGIN) if separate else (host_memory, HOST_MARGIN)
 
@@ -132,9 +132,8 @@ def _gigabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB"
 
 
-def _working_bytes(profile: Profile, statistics: Mapping[str, Any]) -> int:
+def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any]) -> int:
     """What the largest program takes beside weights, and the code of all: bytes."""
-    programs = {name: entry for entries in profile.programs.values() for name, entry in entries.items()}
     working = [_inputs_bytes(program) for program in programs.values()]
     code = 0
     for name, numbers in statistics.items():

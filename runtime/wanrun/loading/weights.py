@@ -83,12 +83,12 @@ class Loader:
         self._artifact, self._manifest, self._location = artifact, manifest, weights
         self._device, self._verify, self._timings = device.device, verify, timings
         target = selected.target
-        self.programs: Mapping[str, Program] = profile.programs[target.environment["platform"]]
-        self._bits = any(program.weight_bits for program in self.programs.values())
+        self.programs: Mapping[str, Program] = manifest.programs(target, profile)
+        self._bits = manifest.program_sets[target.program_set].kernels.weight_bits
         if device.foreign:
             target = msgspec.structs.replace(target, executables={})
         overlay = functools.partial(overlay_folder, manifest, selected.name) if allow_compile else None
-        self._executables = Executables(artifact, target, profile, self._device, overlay, warn)
+        self._executables = Executables(artifact, target, profile, self.programs, self._device, overlay, warn)
         self._memories, self._keep_on_host = dict(memories), keep_on_host
         self._lock = threading.Lock()
         self._restores: dict[str, Restore] = {}  # that are being read

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROGRAMS
+from helpers.manifests import programs_of
 from wanbuild.check import verify
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import CompileRequest, compile_artifact, export_program
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.targets import resolve_target
 from wanbuild.toy.checkpoint import write_toy
@@ -40,8 +42,8 @@ def compile_again(artifact: Path, **changes: Any) -> tuple[Manifest, list[str]]:
 def listed_files(artifact: Path, manifest: Manifest) -> set[Path]:
     programs = {
         artifact / program.file
-        for profile in manifest.profiles.values()
-        for by_name in profile.programs.values()
+        for program_set in manifest.program_sets.values()
+        for by_name in program_set.programs.values()
         for program in by_name.values()
     }
     return programs | {
@@ -80,7 +82,7 @@ def test_programs_hold_no_paths(toy_artifact: Path) -> None:
 
 
 def test_the_manifest_says_what_a_program_takes(toy_artifact: Path) -> None:
-    programs = read_manifest(toy_artifact).profiles[PROFILE].programs["cpu"]
+    programs = programs_of(read_manifest(toy_artifact), PROFILE)
     assert set(programs) == set(PROGRAMS)
     assert programs["encode_text_64"].avals["outputs"]["embeddings"] == "float32[1,64,32]"
     step = programs["denoise_step"]

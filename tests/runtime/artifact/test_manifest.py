@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from helpers.damage import resealed
+from helpers.manifests import without_profiles
 from wanrun.artifact.manifest import FORMAT, FORMAT_VERSION, MANIFEST, MAX_BYTES, read_manifest
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
@@ -57,7 +58,8 @@ def test_times_are_not_part_of_the_digest(toy_artifact: Path) -> None:
         manifest.changed(times={}, tool={}, targets={}, golden={}).content_digest == manifest.content_digest
     )
     assert manifest.changed(dtypes={}).content_digest != manifest.content_digest
-    assert manifest.changed(profiles={}).content_digest != manifest.content_digest
+    assert without_profiles(manifest).content_digest != manifest.content_digest
+    assert manifest.changed(targets={}).targets_digest != manifest.targets_digest
 
 
 def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
@@ -145,8 +147,8 @@ def test_a_change_is_noticed(
 )
 def test_a_name_that_leads_outside_is_refused(tmp_path: Path, written: dict[str, Any], name: Any) -> None:
     (profile,) = written["profiles"]
-    (platform,) = written["profiles"][profile]["programs"]
-    program = ("profiles", profile, "programs", platform, "decode_video", "file")
+    (key,) = written["program_sets"]
+    program = ("program_sets", key, "programs", profile, "decode_video", "file")
     target = ("targets", next(iter(written["targets"])))
     executable = (*target, "executables", profile, "decode_video", "file")
     tokenizer = ("tokenizer", "file")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from helpers.manifests import built_with, plain_manifest
 from wanrun.artifact.manifest import Component, Manifest, Profile
-from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop, resolve_options
 from wanrun.generation.request import Request, read_request, rows
@@ -34,14 +33,10 @@ TWO = ONE.changed(
     model={"defaults": {**DEFAULTS, "guidance_scale_2": 3.0}, "boundary_ratio": 0.875},
     components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
 )
-PROGRAM = Program("file", "sha256", (), (), False, {})
 
 
-def profile(guidance: bool = True, forms: tuple[str, ...] = ("step", "scan"), **others: Any) -> Profile:
-    programs = {"step": "denoise_step", "scan": "denoise_loop"}
-    built = dict.fromkeys(("prepare", *(programs[form] for form in forms)), PROGRAM)
-    options = built_with(max_steps=50)
-    return Profile(96, 64, 9, 1, guidance, 0, options, others or {"tpu": {"prepare": PROGRAM}, "cpu": built})
+def profile(guidance: bool = True, loop: str = "both") -> Profile:
+    return Profile(96, 64, 9, 1, guidance, 0, built_with(loop=loop, max_steps=50))
 
 
 def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, Any]:
@@ -211,31 +206,23 @@ def test_the_latents_of_a_profile() -> None:
 
 def test_the_forms_of_the_loop_that_are_built() -> None:
     assert loop_forms(profile()) == ("step", "scan")
-    assert loop_forms(profile(forms=("scan",))) == ("scan",)
-    assert loop_forms(profile(forms=("step",))) == ("step",)
-    assert loop_forms(profile(forms=())) == ()
-    apart = profile(tpu={"denoise_loop": PROGRAM}, cpu={"denoise_step": PROGRAM})
-    assert loop_forms(apart) == ("step", "scan")
+    assert loop_forms(profile(loop="scan")) == ("scan",)
+    assert loop_forms(profile(loop="step")) == ("step",)
 
 
 def test_the_form_of_the_loop() -> None:
-    for forms, asked, found in [
-        (("step", "scan"), None, "step"),
-        (("step", "scan"), "step", "step"),
-        (("step", "scan"), "scan", "scan"),
-        (("scan",), None, "scan"),
-        (("step",), None, "step"),
+    for loop, asked, found in [
+        ("both", None, "step"),
+        ("both", "step", "step"),
+        ("both", "scan", "scan"),
+        ("scan", None, "scan"),
+        ("step", None, "step"),
     ]:
-        assert resolve(ONE, profile(forms=forms), loop=asked)["loop"] == found
-        assert resolve_loop(profile(forms=forms), asked) == found
-    for forms, asked, built in [
-        (("step",), "scan", "step"),
-        (("scan",), "step", "scan"),
-        ((), "scan", "no form"),
-        ((), None, "no form"),
-    ]:
-        assert refusal(ArtifactError, ONE, profile(forms=forms), loop=asked) == (
-            f"profile 96x64x9-b1-cfg has no program for loop {asked or 'step'}; found one for {built}; "
+        assert resolve(ONE, profile(loop=loop), loop=asked)["loop"] == found
+        assert resolve_loop(profile(loop=loop), asked) == found
+    for built, asked in [("step", "scan"), ("scan", "step")]:
+        assert refusal(ArtifactError, ONE, profile(loop=built), loop=asked) == (
+            f"profile 96x64x9-b1-cfg has no program for loop {asked}; found one for {built}; "
             "add it with wanbuild compile --loop both"
         )
     wrong = refusal(UsageError, ONE, profile(), loop="while")
@@ -243,7 +230,7 @@ def test_the_form_of_the_loop() -> None:
 
 
 def test_the_most_steps_of_the_scan_form() -> None:
-    both, scan = profile(), profile(forms=("scan",))
+    both, scan = profile(), profile(loop="scan")
     what = (
         "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; expected at most 50; "
     )
@@ -257,5 +244,5 @@ def test_the_most_steps_of_the_scan_form() -> None:
     assert resolve(ONE, both, loop="scan", num_steps=50)["num_steps"] == 50
     assert resolve(ONE, both, loop="step", num_steps=51)["num_steps"] == 51
     assert resolve(ONE, both, num_steps=51)["loop"] == "step"
-    short = msgspec.structs.replace(scan, options=built_with(max_steps=39))
+    short = msgspec.structs.replace(scan, options=built_with(loop="scan", max_steps=39))
     assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default

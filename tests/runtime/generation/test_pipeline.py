@@ -14,6 +14,7 @@ import pytest
 
 import wanrun
 from helpers.damage import flip, own
+from helpers.manifests import programs_of
 from wanbuild.cli import wanbuild
 from wanrun.console import run
 from wanrun.errors import ArtifactError, UsageError
@@ -176,7 +177,7 @@ def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         pipeline.warmup()
         assert ran == [*TEXT, "prepare", "denoise_step", "decode_video"]
-        assert sorted([*ran, "denoise_loop"]) == sorted(pipeline.profile.programs["cpu"])
+        assert sorted([*ran, "denoise_loop"]) == sorted(programs_of(pipeline.manifest, pipeline.profile.name))
         assert pipeline.timings.step_seconds == []
         expected = pipeline.generate(PROMPT, num_steps=2)
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
@@ -190,7 +191,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
     """
     pipeline: Pipeline
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
-        lengths = text_programs(pipeline.profile.programs["cpu"], 512)
+        lengths = text_programs(programs_of(pipeline.manifest, pipeline.profile.name), 512)
         assert list(lengths.items()) == list(zip([64, 128, 256, 512], TEXT, strict=True))
         random = np.random.default_rng(5)
         for tokens in (1, 17, 63, 64):

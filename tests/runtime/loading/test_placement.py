@@ -12,11 +12,11 @@ import jax
 import pytest
 
 from helpers.damage import PROFILE
-from helpers.manifests import built_with, plain_manifest, plain_parameter
+from helpers.manifests import plain_manifest, plain_parameter, plain_program, programs_of
 from wanbuild.components import KINDS
 from wanbuild.models.params import abstract_params, flatten
 from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
-from wanrun.artifact.manifest import Component, Manifest, Profile, read_manifest
+from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
 from wanrun.loading.placement import (
@@ -42,13 +42,12 @@ def manifest_of(**components: Component) -> Manifest:
     return plain_manifest(components=components)
 
 
-def profile_of(**inputs: Any) -> Profile:
-    """A profile with one program for each name, whose inputs beside weights are these."""
-    programs = {
-        name: Program("f", "", (), (), False, {"inputs": avals, "outputs": "float32[1000000000]"})
+def taking(**inputs: Any) -> dict[str, Program]:
+    """A program for each name, whose inputs beside weights are these."""
+    return {
+        name: plain_program(avals={"inputs": avals, "outputs": "float32[1000000000]"})
         for name, avals in inputs.items()
     }
-    return Profile(832, 480, 81, 1, True, 0, built_with(), {"cuda": programs})
 
 
 SMALL = manifest_of(
@@ -74,7 +73,7 @@ PLENTY = 1000 * MIB
 
 
 def choose(device: int | None, host: int = PLENTY, separate: bool = True, **options: Any) -> Placement:
-    return choose_placement(SMALL, profile_of(**INPUTS), STATISTICS, device, host, separate, **options)
+    return choose_placement(SMALL, taking(**INPUTS), STATISTICS, device, host, separate, **options)
 
 
 def enough(needed: int, margin: float = DEVICE_MARGIN) -> int:
@@ -126,16 +125,16 @@ def test_the_first_that_fits_is_chosen(
 
 def test_without_statistics_weights_and_inputs_count() -> None:
     inputs = 6 * MIB + 1
-    found = choose_placement(SMALL, profile_of(**INPUTS), {}, PLENTY, PLENTY, True)
+    found = choose_placement(SMALL, taking(**INPUTS), {}, PLENTY, PLENTY, True)
     assert found.needed == 100 * MIB + inputs
-    found = choose_placement(SMALL, profile_of(), {}, PLENTY, PLENTY, True)
+    found = choose_placement(SMALL, taking(), {}, PLENTY, PLENTY, True)
     assert found.needed == 100 * MIB
 
 
 def test_one_transformer_is_no_choice() -> None:
     model = manifest_of(transformer=of_bytes(40 * MIB), vae=of_bytes(4 * MIB))
     for memory in ("auto", "low"):
-        found = choose_placement(model, profile_of(), {}, 1 * MIB, 1 * MIB, True, memory)
+        found = choose_placement(model, taking(), {}, 1 * MIB, 1 * MIB, True, memory)
         assert (found.kind, found.needed) == ("both", 44 * MIB)
 
 
@@ -147,7 +146,7 @@ def test_damaged_statistics_are_refused(numbers: Any) -> None:
     with pytest.raises(
         ArtifactError, match=r"statistics of prepare are damaged; expected \w+_bytes as a number"
     ):
-        choose_placement(SMALL, profile_of(), {"prepare": numbers}, PLENTY, PLENTY, True)
+        choose_placement(SMALL, taking(), {"prepare": numbers}, PLENTY, PLENTY, True)
 
 
 # --- in words -------------------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def test_the_choice_is_said_in_one_line() -> None:
     )
 
     def say(device: int | None, host: int = 100 * GB, separate: bool = True, **options: Any) -> str:
-        return choose_placement(model, profile_of(), {}, device, host, separate, **options).describe()
+        return choose_placement(model, taking(), {}, device, host, separate, **options).describe()
 
     assert say(80 * GB) == "experts: both resident (50.0 GB of 80.0 GB)"
     assert say(None) == "experts: both resident (50.0 GB of an unknown size)"
@@ -244,9 +243,9 @@ STEP_720P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 16_900_0
 def test_published_sizes_on_published_devices(
     device: int, host: int, statistics: dict[str, Any], options: dict[str, Any], kind: str
 ) -> None:
-    profile = profile_of(denoise_step={"kv": {"k": KV, "v": KV}})
+    programs = taking(denoise_step={"kv": {"k": KV, "v": KV}})
     manifest = published_a14b()
-    found = choose_placement(manifest, profile, statistics, device * GB, host * GB, True, **options)
+    found = choose_placement(manifest, programs, statistics, device * GB, host * GB, True, **options)
     assert found.kind == kind
     sizes = {name: component.nbytes for name, component in manifest.components.items()}
     if options.get("memory") == "low" or not options.get("text_encoder", True):
@@ -261,12 +260,11 @@ def test_published_sizes_on_published_devices(
 def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
     (target,) = manifest.targets.values()
-    profile, statistics = manifest.profiles[PROFILE], target.statistics[PROFILE]
+    programs, statistics = programs_of(manifest, PROFILE), target.statistics[PROFILE]
     needed: dict[str, int] = {}
-    for name, program in profile.programs["cpu"].items():
+    for name, program in programs.items():
         numbers = statistics[name]
-        only = Profile(96, 64, 9, 1, True, 0, built_with(), {"cpu": {name: program}})
-        found = choose_placement(manifest_of(), only, {name: numbers}, None, PLENTY, True)
+        found = choose_placement(manifest_of(), {name: program}, {name: numbers}, None, PLENTY, True)
         beside = sum(numbers[f"{kind}_bytes"] for kind in ("output", "temporary", "code"))
         # At least what the compiler counts as arguments, if every weight were read.
         weights = sum(manifest.components[key].nbytes for key in program.inputs if key in manifest.components)
@@ -274,7 +272,7 @@ def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
         needed[name] = found.needed - beside
     assert needed["decode_video"] == 16 * 3 * 8 * 12 * 4  # latents, float32
     assert needed["encode_text_64"] == 2 * 64 * 4  # ids and mask, int32
-    whole = choose_placement(manifest_of(), profile, statistics, None, PLENTY, True)
+    whole = choose_placement(manifest_of(), programs, statistics, None, PLENTY, True)
     code = sum(numbers["code_bytes"] for numbers in statistics.values())
     parts = ("output_bytes", "temporary_bytes")
     assert whole.needed == code + max(

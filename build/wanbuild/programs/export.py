@@ -1,0 +1,193 @@
+"""Exports a profile's programs as StableHLO, into the set that a target's platform and kernels make."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.targets import TargetSpec
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.targets import Target
+from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
+
+_Programs = Mapping[str, Mapping[str, Program]]
+"""By profile and program name."""
+
+
+def export_program(spec: ProgramSpec, platform: str) -> bytes:
+    """Serializes a program as portable StableHLO, for one platform.
+
+    Without source locations: they hold the paths and line numbers of this toolchain, so that the same
+    program would have another digest wherever it is installed.
+    """
+    import jax
+    from jax import export
+
+    with jax_options(jax_traceback_in_locations_limit=0):
+        exported = export.export(jax.jit(spec.function), platforms=[platform])(*spec.arguments)
+        return bytes(exported.serialize())
+
+
+@contextlib.contextmanager
+def jax_options(**options: Any) -> Iterator[None]:
+    """Sets JAX options that are not a part of the cache's key, and sets them back."""
+    import jax
+
+    before = {name: jax.config.values[name] for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def _describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:
+    """Inputs and outputs as text; the weights of components are in the manifest already."""
+    import jax
+
+    def text(tree: Any) -> Any:
+        return jax.tree.map(lambda a: f"{a.dtype}[{','.join(map(str, a.shape))}]", tree)
+
+    arguments = zip(spec.inputs, spec.arguments, strict=True)
+    return {
+        "inputs": {name: text(tree) for name, tree in arguments if name not in components},
+        "outputs": text(spec.outputs),
+    }
+
+
+def profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profile:
+    """The profile of a shape, the first in the order of building."""
+    return Profile(
+        width=shape.width,
+        height=shape.height,
+        num_frames=shape.num_frames,
+        num_videos=shape.num_videos,
+        guidance=shape.guidance,
+        index=0,
+        options=options.recorded(manifest.dtypes),
+        num_references=shape.num_references,
+    )
+
+
+def with_programs(
+    artifact: Path, manifest: Manifest, target: TargetSpec, wanted: Sequence[Profile]
+) -> tuple[Manifest, str]:
+    """Exports profiles into the program set of a target.
+
+    A target whose programs are of another set by now, for the kernels or JAX have changed, gets those of all
+    its profiles. Programs of other sets stay if they were built with the same options. Executables and
+    recorded outputs of programs that are not the same any more are left out.
+
+    Args:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+        target: what to export for.
+        wanted: the profiles.
+
+    Returns:
+        A manifest that lists the programs, and the key of the target's set.
+    """
+    import jax
+
+    profiles = _indexed(manifest.profiles, wanted)
+    empty = ProgramSet(
+        platform=target.platform, kernels=target.kernels, mesh={}, jax=jax.__version__, programs={}
+    )
+    sets = {
+        key: msgspec.structs.replace(old, programs=_of_these(old.programs, manifest.profiles, profiles))
+        for key, old in manifest.program_sets.items()
+    }
+    own = sets.get(empty.key, empty)
+    programs = dict(own.programs)
+    built = manifest.targets[target.name].executables if target.name in manifest.targets else {}
+    names = dict.fromkeys([*(p.name for p in wanted), *(name for name in built if name not in programs)])
+    for name in names:
+        programs[name] = _export_profile(artifact, manifest, profiles[name], target)
+    sets[empty.key] = msgspec.structs.replace(own, programs=programs)
+    changed = _changed_programs(manifest.program_sets, sets)
+    targets = {
+        name: _without(old, {profile for key, profile in changed if key == old.program_set})
+        for name, old in manifest.targets.items()
+    }
+    lost = {profile for _, profile in changed}
+    golden = {name: record for name, record in manifest.golden.items() if name not in lost}
+    return (
+        manifest.changed(profiles=profiles, program_sets=sets, targets=targets, golden=golden),
+        empty.key,
+    )
+
+
+def used_sets(program_sets: Mapping[str, ProgramSet], targets: Mapping[str, Target]) -> dict[str, ProgramSet]:
+    """The program sets that targets refer to."""
+    used = {target.program_set for target in targets.values()}
+    return {key: programs for key, programs in program_sets.items() if key in used}
+
+
+def _export_profile(
+    artifact: Path, manifest: Manifest, profile: Profile, target: TargetSpec
+) -> dict[str, Program]:
+    """Exports every program of a profile to files named by their content."""
+    programs: dict[str, Program] = {}
+    folder = artifact / "programs" / profile.name
+    folder.mkdir(parents=True, exist_ok=True)
+    shape, options = Shape.of(profile), BuildOptions.of(profile.options)
+    for spec in ProgramBuilder(manifest, shape, options, target.kernels).programs():
+        data = export_program(spec, target.platform)
+        digest = sha256_of(data)
+        file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
+        if not (file.is_file() and file_sha256(file) == digest):  # a killed build leaves the old one whole
+            replace_file(file, data)
+        programs[spec.name] = Program(
+            file=file.relative_to(artifact).as_posix(),
+            sha256=digest,
+            inputs=spec.inputs,
+            donate=spec.donate_argnums,
+            avals=_describe(spec, manifest.components),
+        )
+    fsync_directory(folder)
+    fsync_directory(folder.parent)
+    return programs
+
+
+def _indexed(old: Mapping[str, Profile], wanted: Sequence[Profile]) -> dict[str, Profile]:
+    """The profiles that there are and those that are wanted, in the order in which they were first built."""
+    profiles = dict(old)
+    for profile in wanted:
+        following = 1 + max((other.index for other in profiles.values()), default=-1)
+        index = profiles[profile.name].index if profile.name in profiles else following
+        profiles[profile.name] = msgspec.structs.replace(profile, index=index)
+    return profiles
+
+
+def _of_these(programs: _Programs, old: Mapping[str, Profile], new: Mapping[str, Profile]) -> _Programs:
+    """The programs of profiles whose options are what they were."""
+    return {name: entry for name, entry in programs.items() if old[name].options == new[name].options}
+
+
+def _changed_programs(old: Mapping[str, ProgramSet], new: Mapping[str, ProgramSet]) -> set[tuple[str, str]]:
+    """Key and profile of the programs that are gone, or are others by now."""
+    return {
+        (key, name)
+        for key, programs in old.items()
+        for name, entry in programs.programs.items()
+        if new[key].programs.get(name) != entry
+    }
+
+
+def _without(target: Target, profiles: Collection[str]) -> Target:
+    """A target without the executables of these profiles."""
+    return msgspec.structs.replace(
+        target,
+        executables={name: entry for name, entry in target.executables.items() if name not in profiles},
+        statistics={name: entry for name, entry in target.statistics.items() if name not in profiles},
+    )
