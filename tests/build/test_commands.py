@@ -40,7 +40,9 @@ def test_inspect(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
     assert data["content_digest"] == manifest.content_digest
     assert data["components"]["transformer"]["bytes"] == manifest.components["transformer"].nbytes
-    assert data["components"]["transformer"]["shapes"]["blocks/attn1/to_q/weight"] == ["float32", [3, 40, 40]]
+    path = "blocks/attn1/to_q/weight"
+    assert data["components"]["transformer"]["shapes"][path] == ["float32", [3, 40, 40]]
+    assert data["components"]["transformer"]["axes"][path] == ["layers", "heads", "embed"]
 
 
 @pytest.mark.parametrize(

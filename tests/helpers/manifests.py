@@ -35,7 +35,7 @@ def plain_manifest(**fields: Any) -> Manifest:
 def plain_parameter(shape: tuple[int, ...], dtype: str) -> Parameter:
     """A parameter whose checksums nobody reads."""
     layout = plan_layout(shape, dtype, stacked=False)
-    return Parameter(layout, ("00000000",) * layout.rows, "")
+    return Parameter(layout=layout, axes=(None,) * len(shape), crc32c=("00000000",) * layout.rows, sha256="")
 
 
 def built_with(**options: Any) -> ProfileOptions:

@@ -51,7 +51,9 @@ def parameter_of(value: np.ndarray, rows: int) -> Parameter:
     parts = [part.tobytes() for part in np.split(value, rows)]
     digests = b"".join(bytes.fromhex(sha256_of(part)) for part in parts)
     checksums = tuple(f"{crc32c(part):08x}" for part in parts)
-    return Parameter(ArrayLayout(value.shape, value.dtype.name, rows, 1), checksums, sha256_of(digests))
+    layout = ArrayLayout(value.shape, value.dtype.name, rows, 1)
+    axes = (None,) * value.ndim
+    return Parameter(layout=layout, axes=axes, crc32c=checksums, sha256=sha256_of(digests))
 
 
 class Stored(NamedTuple):

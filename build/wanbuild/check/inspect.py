@@ -24,6 +24,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
                 path: [parameter.layout.dtype, list(parameter.layout.shape)]
                 for path, parameter in component.parameters.items()
             },
+            "axes": {path: list(parameter.axes) for path, parameter in component.parameters.items()},
         }
         for name, component in manifest.components.items()
     }

@@ -224,12 +224,14 @@ class ComponentWriter:
         for name, content in metadata_files(self._layouts).items():
             (self._folder / name).write_bytes(content)
         parameters = {}
+        axes = {item.path: item.axes for item in self._assignments}
         for path, layout in sorted(self._layouts.items()):
             rows = [row for chunk in range(layout.chunks) for row in self._work.rows[path, chunk]]
             parameters[path] = Parameter(
-                layout,
-                tuple(row.crc32c for row in rows),
-                hashlib.sha256(b"".join(row.sha256 for row in rows)).hexdigest(),
+                layout=layout,
+                axes=axes[path],
+                crc32c=tuple(row.crc32c for row in rows),
+                sha256=hashlib.sha256(b"".join(row.sha256 for row in rows)).hexdigest(),
             )
         return WrittenComponent(
             Component(f"weights/{self._folder.name}", parameters), self._work.source_crc32c

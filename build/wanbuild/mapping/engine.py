@@ -33,15 +33,20 @@ class Assignment:
         path: the parameter's path.
         shape: its shape.
         dtype: its stored dtype.
-        stacked: whether axis 0 is the layer axis.
+        axes: a logical axis, or None, per dimension.
         fills: one per layer if stacked, else one.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    stacked: bool
+    axes: tuple[str | None, ...]
     fills: tuple[Fill, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether axis 0 is the layer axis."""
+        return self.axes[0] == LAYERS
 
     @property
     def fill_shape(self) -> tuple[int, ...]:
@@ -128,7 +133,8 @@ def assign(
             problems.append(f"{component}: missing key for {path}{where}")
             continue
         fills = tuple(rows[path][row] for row in wanted)
-        assignments.append(Assignment(path, tuple(target.shape), np.dtype(target.dtype), stacked, fills))
+        dtype = np.dtype(target.dtype)
+        assignments.append(Assignment(path, tuple(target.shape), dtype, axes[path], fills))
     return tuple(assignments), problems
 
 

@@ -22,22 +22,26 @@ class DtypePolicy(Record, frozen=True):
     norms: Dtype
 
 
-class Parameter(Record, frozen=True):
+class Parameter(Record, frozen=True, kw_only=True):
     """One array of a component.
 
     Attributes:
         layout: shape, dtype, rows and chunk files.
+        axes: a logical axis such as ``heads``, or None, per dimension: what shardings derive from.
         crc32c: checksum of every row, 8 hexadecimal digits each.
         sha256: sha256 over the concatenated sha256 digests of the rows.
     """
 
     layout: ArrayLayout
+    axes: tuple[str | None, ...]
     crc32c: tuple[str, ...]
     sha256: str
 
     def __post_init__(self) -> None:
         if len(self.crc32c) != self.layout.rows:
             raise ValueError(f"{len(self.crc32c)} checksums for {self.layout.rows} rows")
+        if len(self.axes) != len(self.layout.shape):
+            raise ValueError(f"axes {self.axes} for shape {self.layout.shape}")
 
 
 class Component(Record, frozen=True):

@@ -36,8 +36,9 @@ _HEADER_BYTES = 256
 
 def text_digest(manifest: Manifest) -> str:
     """sha256 of what turns a cleaned prompt into numbers: tokenizer, the encoder's config and weights."""
+    parameters = manifest.components[TEXT_ENCODER].parameters
     content = {
-        "parameters": manifest.components[TEXT_ENCODER].parameters,
+        "parameters": {path: [p.layout, p.crc32c, p.sha256] for path, p in parameters.items()},
         "config": manifest.configs[TEXT_ENCODER],
         "tokenizer": manifest.tokenizer,
     }

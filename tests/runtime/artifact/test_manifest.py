@@ -126,6 +126,7 @@ PARAMETER = ("components", "vae", "parameters", "decoder/conv_out/bias")
         (("dtypes", "vae", "weights"), "bfloat16"),
         (("configs", "transformer", "eps"), 1e-5),
         ((*PARAMETER, "crc32c"), ["00000000"]),
+        ((*PARAMETER, "axes"), ["heads"]),
         ((*PARAMETER, "sha256"), "0" * 64),
         (("tokenizer", "sha256"), "0" * 64),
         (("content_digest",), "sha256:" + "0" * 64),
@@ -185,6 +186,9 @@ def test_a_name_that_leads_outside_is_refused(tmp_path: Path, written: dict[str,
         ("crc32c", []),
         ("crc32c", ["00000000", "11111111"]),
         ("crc32c", 3),
+        ("axes", []),
+        ("axes", [None, None]),
+        ("axes", [7]),
     ],
 )
 def test_a_parameter_that_makes_no_sense_is_refused(
@@ -192,7 +196,7 @@ def test_a_parameter_that_makes_no_sense_is_refused(
 ) -> None:
     node = written["components"]["vae"]["parameters"][PARAMETER[-1]]
     assert msgspec.json.decode(msgspec.json.encode(msgspec.convert(node, Parameter))) == node
-    place = (*PARAMETER, name) if name == "crc32c" else (*PARAMETER, "layout", name)
+    place = (*PARAMETER, name) if name in ("crc32c", "axes") else (*PARAMETER, "layout", name)
     write(tmp_path, changed(written, place, value), reseal=True)
     with pytest.raises(ArtifactError, match="is damaged"):
         read_manifest(tmp_path)

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.manifests import plain_parameter
 from wanrun.artifact.layout import ALIGNMENT, plan_layout
 from wanrun.artifact.manifest import Component
-from wanrun.artifact.parameters import Parameter
 from wanrun.loading import buffers as module
 from wanrun.loading.buffers import Memory
 
 
 def component(**shapes: tuple[tuple[int, ...], str]) -> Component:
-    layouts = {path: plan_layout(shape, dtype, stacked=False) for path, (shape, dtype) in shapes.items()}
-    checksums = {path: ("00000000",) * layout.rows for path, layout in layouts.items()}
-    return Component("c", {path: Parameter(layout, checksums[path], "") for path, layout in layouts.items()})
+    return Component("c", {path: plain_parameter(shape, dtype) for path, (shape, dtype) in shapes.items()})
 
 
 LARGE = {"a": ((2048, 2048), "float32"), "b": ((3, 5), "bfloat16"), "c": ((7,), "float16")}

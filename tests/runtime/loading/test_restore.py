@@ -21,6 +21,7 @@ import pytest
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.writer import ComponentWriter
 from wanbuild.mapping.engine import Assignment, Fill
+from wanbuild.models.params import LAYERS
 from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact import layout as layout_module
 from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
@@ -81,7 +82,8 @@ def write_component(
         parts = {f"{path}.{i}": row for i, row in enumerate(value)} if path in stacked else {path: value}
         rows |= parts
         fills = tuple(Fill(key, "copy") for key in parts)
-        assignments.append(Assignment(path, value.shape, value.dtype, path in stacked, fills))
+        axes = (LAYERS if path in stacked else None, *(None,) * (value.ndim - 1))
+        assignments.append(Assignment(path, value.shape, value.dtype, axes, fills))
     writer = ComponentWriter(root / "weights" / "model", assignments, Arrays(rows))
     for task in writer.tasks():
         task.run()

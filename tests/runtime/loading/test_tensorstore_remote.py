@@ -200,7 +200,9 @@ from wanrun.artifact.parameters import Parameter
 assert {"max_retries", "initial_delay", "max_delay"} == set(tensorstore_restore.RETRIES)
 tensorstore_restore.RETRIES = {"max_retries": 0}
 tensorstore_restore.CURL_LIMITS["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = "1"
-parameter = Parameter(ArrayLayout((4,), "float32", 1, 1), ("00000000",), "")
+parameter = Parameter(
+    layout=ArrayLayout((4,), "float32", 1, 1), axes=(None,), crc32c=("00000000",), sha256=""
+)
 started = time.monotonic()
 try:
     reader = tensorstore_restore.TensorStoreReader(sys.argv[1], "model")

@@ -52,7 +52,8 @@ def write_big(artifact: Path) -> Component:
         file.parent.mkdir(parents=True)
         file.write_bytes(row.tobytes() + checksum.to_bytes(CRC_BYTES, "little"))
     digest = sha256_of(b"".join(bytes.fromhex(sha256_of(row.tobytes())) for row in values))
-    parameter = Parameter(layout, tuple(f"{checksum:08x}" for checksum in checksums), digest)
+    checksums_of_rows = tuple(f"{checksum:08x}" for checksum in checksums)
+    parameter = Parameter(layout=layout, axes=("layers", None), crc32c=checksums_of_rows, sha256=digest)
     return Component("weights/big", {"stack": parameter})
 
 
