@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wanbuild.programs.compile import _describe, export_program
 from wanbuild.programs.denoiser import HISTORY, solver_step
+from wanbuild.programs.export import describe, export_program
 from wanbuild.programs.spec import ProgramSpec, program
-from wanrun.artifact.manifest import Program
+from wanrun.artifact.programs import Program
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.loading.executables import LoadedProgram, lower
 
@@ -115,10 +115,10 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     records, compiled = {}, {}
     for spec in _specs(dtype):
         donate = spec.donate_argnums
-        records[spec.name] = Program("", "", spec.inputs, donate, False, _describe(spec))
+        records[spec.name] = Program("p", "", spec.inputs, donate, describe(spec, {"transformer"}))
         lowered = lower(export_program(spec, "cpu"), spec.name, donate, jax.devices("cpu")[0])
         compiled[spec.name] = LoadedProgram(lowered.compile(), spec.inputs)
-    records["prepare"] = Program("", "", ("transformer", "embeddings"), (), False, {})
+    records["prepare"] = Program("p", "", ("transformer", "embeddings"), (), {})
     return records, compiled
 
 

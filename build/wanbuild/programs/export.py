@@ -51,7 +51,7 @@ def jax_options(**options: Any) -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def _describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:
+def describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:
     """Inputs and outputs as text; the weights of components are in the manifest already."""
     import jax
 
@@ -152,7 +152,7 @@ def _export_profile(
             sha256=digest,
             inputs=spec.inputs,
             donate=spec.donate_argnums,
-            avals=_describe(spec, manifest.components),
+            avals=describe(spec, manifest.components),
         )
     fsync_directory(folder)
     fsync_directory(folder.parent)

@@ -29,7 +29,7 @@ REUSED = {2, 3, 6}
 def denoise(
     loader: SmallLoader, table: SolverTable, loop: str, ranges: Sequence[ExpertRange] = RANGES, **options: Any
 ) -> np.ndarray:
-    profile: Any = types.SimpleNamespace(guidance=False, options={"max_steps": MAX_STEPS})
+    profile: Any = types.SimpleNamespace(guidance=False, options=types.SimpleNamespace(max_steps=MAX_STEPS))
     expert_loop = ExpertLoop(loader, profile, tuple(SCALES), "both")  # type: ignore[arg-type]
     return expert_loop(NOISE, table, ranges, np.empty(0), Conditions(), loop, Timings(), **options)
 

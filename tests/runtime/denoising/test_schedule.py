@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wanrun.artifact.manifest import Component, Manifest
+from helpers.manifests import plain_manifest
+from wanrun.artifact.parameters import Component
 from wanrun.denoising.schedule import ExpertRange, boundary_between, expert_ranges, schedule
 from wanrun.denoising.solvers import solver_table
 from wanrun.errors import UsageError
@@ -16,18 +17,13 @@ from wanrun.errors import UsageError
 NAMES = ("transformer", "transformer_2")
 LIGHTNING = [1000, 937.5, 833.33, 625]
 DEFAULTS: Mapping[str, Any] = {"num_steps": 40, "guidance_scale": 4.0, "flow_shift": 5.0, "solver": "unipc"}
-TWO = Manifest(
+TWO = plain_manifest(
     model={
         "defaults": {**DEFAULTS, "guidance_scale_2": 3.0},
         "boundary_ratio": 0.875,
         "num_train_timesteps": 1000,
     },
-    configs={},
-    source={"files": {}},
-    loras=(),
-    dtypes={},
     components={name: Component(name, {}) for name in NAMES},
-    tokenizer={},
 )
 
 
