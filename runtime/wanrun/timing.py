@@ -117,6 +117,12 @@ class Timings:
         with self._lock:
             self._spans.append(Span(name, label, start, end))
 
+    def count_cache(self, hits: int = 0, misses: int = 0) -> None:
+        """Adds executables that came from the compilation cache, and that had to be compiled."""
+        with self._lock:
+            self.cache_hits += hits
+            self.cache_misses += misses
+
     def step(self, seconds: float) -> None:
         """Adds one denoising step of the step form, synchronised with the device."""
         self._add_steps("step", 1, seconds)

@@ -530,7 +530,7 @@ def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> No
     # All that is encoded before the first step: of all lines only where the encoder goes afterwards.
     assert [load["prompts"] for load in fake.loads] == [["one", ""], ["one", "", "two", "snow"], ["one", ""]]
     assert fake.asked == ["one", "two", "closed", "warmup", "one", "two", "closed", "one", "two", "closed"]
-    signature = {field.name for field in dataclasses.fields(pipeline.Loading)}
+    signature = {field.name for field in dataclasses.fields(pipeline.LoadPolicy)}
     assert {*names, "allow_compile"} - {"target"} <= signature
 
 

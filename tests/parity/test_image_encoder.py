@@ -28,7 +28,7 @@ from wanbuild.models.params import bind
 from wanbuild.toy.published_image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_ENCODER
 from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanrun.errors import SourceError
-from wanrun.loading.executables import lower
+from wanrun.loading.jax_cache import lower
 
 KIND = KINDS["image_encoder"]
 PREFIX = "vision_model."

@@ -23,7 +23,8 @@ from wanrun.artifact.environment import configure_jax, using_cache
 from wanrun.artifact.manifest import Executable, Manifest, Profile, Program, Target, read_manifest
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
-from wanrun.loading.executables import lower, read_program
+from wanrun.loading.executables import read_program
+from wanrun.loading.jax_cache import lower
 
 if TYPE_CHECKING:
     import jax.stages

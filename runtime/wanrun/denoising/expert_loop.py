@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,8 @@ from wanrun.denoising.steps import (
     step_calls,
 )
 from wanrun.loading.buffers import DTYPES
-from wanrun.loading.weights import Loader
+from wanrun.loading.futures import unfinished
+from wanrun.loading.programs import Programs
 from wanrun.timing import Timings
 
 
@@ -31,46 +34,52 @@ def _nothing(*_: Any) -> None:
     pass
 
 
+@dataclass(frozen=True)
+class Denoising:
+    """What a generation asks of the denoising loop, the same for all of its windows.
+
+    Attributes:
+        table: timesteps and coefficients.
+        segments: which expert takes which steps.
+        embeddings: (P, 512, text_dim), the positive prompt first.
+        loop: 'step' or 'scan'.
+        timings: where steps are recorded.
+        behind: called when what comes after the steps can be loaded behind them; more than once.
+        on_step: told after each call how many of how many steps are done.
+    """
+
+    table: SolverTable
+    segments: Sequence[Segment]
+    embeddings: np.ndarray
+    loop: str
+    timings: Timings
+    behind: Callable[[], None] = _nothing
+    on_step: OnStep = _nothing
+
+
 class ExpertLoop:
     """Takes noise to latents.
 
     Args:
-        loader: brings weights and programs to the device.
-        profile: the chosen profile.
+        programs: the profile's, with their weights.
+        profile: the profile.
         names: the transformers' components, the high-noise one first.
         placement: where experts are kept. ``both``: on the device; ``host``: one is there and the other in
             host memory; ``one``: the other is read again when its turn comes.
     """
 
-    def __init__(self, loader: Loader, profile: Profile, names: Sequence[str], placement: str) -> None:
-        self._loader, self._profile = loader, profile
+    def __init__(self, programs: Programs, profile: Profile, names: Sequence[str], placement: str) -> None:
+        self._programs, self._profile = programs, profile
         self._names, self._placement = tuple(names), placement
         self._dtype = DTYPES[profile.options["scheduler_dtype"]]
 
-    def __call__(
-        self,
-        noise: np.ndarray,
-        table: SolverTable,
-        segments: Sequence[Segment],
-        embeddings: np.ndarray,
-        conditions: Conditions,
-        loop: str,
-        timings: Timings,
-        behind: Callable[[], None] = _nothing,
-        on_step: OnStep = _nothing,
-    ) -> np.ndarray:
+    def __call__(self, run: Denoising, noise: np.ndarray, conditions: Conditions) -> np.ndarray:
         """Runs the segments in order.
 
         Args:
+            run: what to do.
             noise: initial latents, float32 (B, C, T, h, w); only read.
-            table: timesteps and coefficients.
-            segments: which expert takes which steps.
-            embeddings: (P, 512, text_dim), the positive prompt first.
             conditions: what images and videos give.
-            loop: 'step' or 'scan'.
-            timings: where steps are recorded.
-            behind: called when what comes after the steps can be loaded behind them; more than once.
-            on_step: told after each call how many of how many steps are done.
 
         Returns:
             The final latents, float32 (B, C, T, h, w).
@@ -80,38 +89,36 @@ class ExpertLoop:
             WanError: if the latents are not finite.
         """
         state: State = start_state(noise, self._dtype)
-        for index, segment in enumerate(segments):
+        for index, segment in enumerate(run.segments):
 
-            def load_behind(rest: Sequence[Segment] = segments[index + 1 :]) -> None:
-                self._expect(rest)
-                behind()
+            def load_behind(rest: Sequence[Segment] = run.segments[index + 1 :]) -> None:
+                unfinished(self._expect(rest))  # a failure ends the run now
+                run.behind()
 
-            constant = self._prepare(embeddings, conditions, segment, timings)
-            state = self._run(state, constant, table, segment, loop, timings, load_behind, on_step)
+            constant = self._prepare(run, conditions, segment)
+            state = self._run(run, state, constant, segment, load_behind)
             del constant  # the next expert has its own
         return conditions.finish(final_latents(state))
 
     def _run(
         self,
+        run: Denoising,
         state: State,
         constant: Mapping[str, Any],
-        table: SolverTable,
         segment: Segment,
-        loop: str,
-        timings: Timings,
         load_behind: Callable[[], None],
-        on_step: OnStep,
     ) -> State:
         """Takes a segment's steps. When it returns, nothing here holds the expert's weights."""
-        program = self._bound(LOOP_PROGRAMS[loop], segment.transformer)
-        calls: Iterable[Call] = step_calls(table, segment)
-        if loop == "scan":
-            calls = [loop_call(table, segment, self._profile.options["max_steps"])]
-        if loop == "scan" or segment.last - segment.first == 1:
+        scan, timings = run.loop == "scan", run.timings
+        program = self._bound(LOOP_PROGRAMS[run.loop], segment.transformer)
+        calls: Iterable[Call] = step_calls(run.table, segment)
+        if scan:
+            calls = [loop_call(run.table, segment, self._profile.options["max_steps"])]
+        if scan or segment.last - segment.first == 1:
             load_behind()  # no later call of this segment could hide it
 
         def record(call: Call, seconds: float) -> None:
-            if loop == "scan":
+            if scan:
                 timings.steps(call.last - call.first, seconds)
             else:
                 timings.step(seconds)
@@ -119,18 +126,19 @@ class ExpertLoop:
 
         def on_call(call: Call) -> None:
             load_behind()
-            on_step(call.last, len(table.timesteps))
+            run.on_step(call.last, len(run.table.timesteps))
 
         with timings.phase("denoise"):
             return run_calls(program, calls, state, constant, record, on_call)
 
-    def _prepare(
-        self, embeddings: np.ndarray, conditions: Conditions, segment: Segment, timings: Timings
-    ) -> dict[str, Any]:
+    def _prepare(self, run: Denoising, conditions: Conditions, segment: Segment) -> dict[str, Any]:
         """What every step of a segment takes."""
         prepare = self._bound("prepare", segment.transformer)
-        with timings.phase("prepare"):
-            constant = {**prepare(embeddings=embeddings, **conditions.prepare), **conditions.steps}
+        with run.timings.phase("prepare"):
+            constant = {
+                **prepare(embeddings=run.embeddings, **conditions.prepare),
+                **conditions.steps,
+            }
         if self._profile.guidance:
             constant["guidance_scale"] = np.float32(segment.guidance_scale)
         return constant
@@ -140,13 +148,12 @@ class ExpertLoop:
         if self._placement != "both":
             for other in self._names:
                 if other != expert:
-                    self._loader.release(other)
-        return self._loader.bound(program, transformer=expert)
+                    self._programs.release(other)
+        return self._programs.bound(program, transformer=expert)
 
-    def _expect(self, segments: Sequence[Segment]) -> None:
+    def _expect(self, segments: Sequence[Segment]) -> list[Future[Any]]:
         """Starts to read the experts of segments to come, as far as there is room."""
         names = [segment.transformer for segment in segments]
         if self._placement == "both":
-            self._loader.request(components=names)
-        elif self._placement == "host":
-            self._loader.prefetch(names)
+            return self._programs.request(components=names)
+        return self._programs.prefetch(names) if self._placement == "host" else []

@@ -14,18 +14,18 @@ from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest, Profile, read_manifest
 from wanrun.artifact.select import SelectedTarget, select_profile, select_target
-from wanrun.denoising.expert_loop import ExpertLoop
+from wanrun.denoising.expert_loop import Denoising, ExpertLoop
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import Segment, schedule, transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS, OnStep, velocity_table
 from wanrun.errors import UsageError
 from wanrun.generation.conditioning import Conditioning
+from wanrun.generation.last_encoded import LastEncoded
 from wanrun.generation.options import (
     check_latents,
     choose_profile,
     has_guidance,
     latents_shape,
-    leading_latents,
     resolve_loop,
     resolve_options,
 )
@@ -34,12 +34,15 @@ from wanrun.generation.result import Result
 from wanrun.generation.sampler import Sampler
 from wanrun.loading.buffers import DTYPES, Memory
 from wanrun.loading.device import open_device
-from wanrun.loading.executables import check_entries
+from wanrun.loading.executables import Executables, check_entries
+from wanrun.loading.futures import unfinished, when_done
+from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.placement import choose_placement, device_memory_bytes, host_memory_bytes
-from wanrun.loading.policy import Loading
-from wanrun.loading.weights import Loader, unfinished, when_done
+from wanrun.loading.policy import LoadPolicy
+from wanrun.loading.programs import Programs
+from wanrun.loading.weights import WeightStore
 from wanrun.media.types import Inputs, Media
-from wanrun.text.backends import embedding_stores, environment_of, text_backend
+from wanrun.text.backends import embedding_stores, text_backend
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
@@ -61,7 +64,7 @@ class Pipeline:
         manifest: Manifest,
         profile: Profile,
         selected: SelectedTarget,
-        loading: Loading,
+        loading: LoadPolicy,
         timings: Timings,
         warn: Tell,
         report: Tell = _silent,
@@ -88,41 +91,23 @@ class Pipeline:
             ahead[self._first_expert] = Memory(manifest.components[self._first_expert])
             ahead[self._first_expert].touch_ahead()  # while jax is imported
         try:
-            opened = open_device(selected, loading.allow_compile, timings, warn)
-            placement = self._placement(selected, opened.device, report)
-            self._loader = Loader(
-                artifact,
-                manifest,
-                profile,
-                selected,
-                opened,
-                weights=loading.weights,
-                memories=ahead,
-                keep_on_host=frozenset(names if placement == "host" else ()),
-                allow_compile=loading.allow_compile,
-                verify=loading.verify,
-                timings=timings,
-                warn=warn,
-            )
+            device = open_device(selected, loading.allow_compile, timings, warn)
+            opened = OpenedArtifact(artifact, manifest, selected, device, loading, timings, warn, report)
+            placement = self._placement(selected, device.device, report)
+            bits = any(program.weight_bits for program in opened.programs(profile).values())
+            self._executables, self._weights = Executables(opened), WeightStore(opened, bits, ahead)
+            self._programs = Programs(profile, self._executables, self._weights)
         except BaseException:
             for memory in ahead.values():
                 memory.stop()
             raise
-        self._expert_loop = ExpertLoop(self._loader, profile, names, placement)
+        self._weights.keep_on_host(names if placement == "host" else ())
+        self._expert_loop = ExpertLoop(self._programs, profile, names, placement)
+        self._last = LastEncoded()
         low = loading.memory == "low"
-        self._conditioning = Conditioning(self._loader, manifest, profile, low)
-        self._sampler = Sampler(
-            self._loader,
-            profile,
-            self._conditioning,
-            self._expert_loop,
-            self.latents_shape,
-            leading_latents(manifest, profile),
-        )
-        environment = environment_of(selected.target.environment, opened.foreign, opened.device)
-        self._backend = text_backend(
-            artifact, manifest, profile, self._loader, loading, environment, timings, warn
-        )
+        self._conditioning = Conditioning(self._programs, manifest, profile, self._last, low)
+        self._sampler = Sampler(self._programs, manifest, profile, self._conditioning, self._expert_loop)
+        self._backend = text_backend(opened, self._programs, profile.options["dtype"])
         self._prompts = PromptEncoder(
             self._tokenizer,
             self._backend,
@@ -182,12 +167,12 @@ class Pipeline:
         conditioned = inputs is not None or self._conditioning.needed
         if conditioned:
             waiting += self._conditioning.request_weights()
-        waiting += self._loader.request(components=[self._first_expert])
+        waiting += self._programs.request(components=[self._first_expert])
         if missing:
             waiting += self._backend.request(self._tokenizer(missing).lengths)
         if conditioned:  # after the text's, which is encoded first
             waiting += self._conditioning.request_programs()
-        waiting += self._loader.request(programs=["prepare", LOOP_PROGRAMS[self._loop]])
+        waiting += self._programs.request(programs=["prepare", LOOP_PROGRAMS[self._loop]])
         when_done(waiting, self.timings.mark_ready)
         if missing:
             with self.timings.phase("text"):
@@ -223,7 +208,7 @@ class Pipeline:
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """A component's weights on the device, as nested dicts by path."""
-        return self._loader.weights(name)
+        return self._weights.weights(name)
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
         """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
@@ -254,9 +239,8 @@ class Pipeline:
         """
         segment, embeddings = Segment(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
         table, conditions = velocity_table(timestep), self._conditioning(inputs, timings=Timings())
-        return latents - self._expert_loop(
-            latents, table, [segment], embeddings, conditions, self._loop, Timings()
-        )
+        run = Denoising(table, [segment], embeddings, self._loop, Timings())
+        return latents - self._expert_loop(run, latents, conditions)
 
     def image_tokens(self, inputs: Inputs) -> np.ndarray:
         """What the image encoder makes of the images: (N, tokens, image_dim) in the compute dtype."""
@@ -275,13 +259,11 @@ class Pipeline:
             prompts = 2 if self.profile.guidance else 1
             embeddings = np.zeros((prompts, self._tokenizer.max_length, self._width), self._dtype)
             noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
-            conditions = self._conditioning.blank(Timings())
+            conditions = self._conditioning.blank()
             # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
             for expert in sorted(self._transformers, key=lambda name: name == self._first_expert):
-                segment = Segment(expert, 0, 1, 1.0)
-                latents = self._expert_loop(
-                    noise, table, [segment], embeddings, conditions, self._loop, Timings()
-                )
+                run = Denoising(table, [Segment(expert, 0, 1, 1.0)], embeddings, self._loop, Timings())
+                latents = self._expert_loop(run, noise, conditions)
             self.decode(latents[:1])
 
     def generate(
@@ -332,32 +314,25 @@ class Pipeline:
             check_latents(latents, self.latents_shape)
         prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
         embeddings = self.encode_prompts(prompts)
-        frames, final = self._sampler(
-            options,
-            table,
-            segments,
-            embeddings,
-            inputs,
-            latents,
-            self.timings,
-            self._load_behind,
-            on_step,
+        run = Denoising(
+            table, segments, embeddings, options["loop"], self.timings, self._load_behind, on_step
         )
+        frames, final = self._sampler(run, options, inputs, latents)
         facts = {**options, **(inputs.facts if inputs else {}), "num_frames": frames.shape[1]}
         if self.manifest.model["task"] == "animate":
             facts["segment_frames"] = self.profile.num_frames
         return Result(frames, final, {**facts, "content_digest": self.manifest.content_digest}, self.timings)
 
     def _load_behind(self) -> None:
-        """Raises what has failed in the background, and asks for what comes after the last step."""
-        self._loader.raise_failures()
-        self._loader.request(programs=["decode_video"], components=["vae"])
+        """Asks for what comes after the last step, and raises what has failed of it."""
+        unfinished(self._programs.request(programs=["decode_video"], components=["vae"]))
 
     def close(self) -> None:
         """Lets go of weights and executables."""
-        self._conditioning.forget()
+        self._last.forget()
         self._backend.release()
-        self._loader.close()
+        self._executables.close()
+        self._weights.close()
 
     def __enter__(self) -> Self:
         return self
@@ -400,13 +375,13 @@ def load(
         report: told what was decided: where two experts are kept.
         num_references: reference images of a VACE model.
         inputs: the images and videos that are going to be used first, which are encoded meanwhile.
-        loading: fields of ``Loading``.
+        loading: fields of ``LoadPolicy``.
 
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
         UsageError: for a choice that there is not, or a text encoder or weights that cannot be had.
     """
-    folder, how = Path(artifact).resolve(), Loading(**loading)
+    folder, how = Path(artifact).resolve(), LoadPolicy(**loading)
     if timings is None:
         timings = Timings()
     with timings.phase("manifest"):

@@ -1,8 +1,9 @@
-"""The choices of how a pipeline is loaded."""
+"""The choices of how an artifact is loaded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from wanrun.errors import UsageError
 
@@ -12,8 +13,8 @@ EMBEDDINGS = ("all", "artifact", "none")
 
 
 @dataclass(frozen=True)
-class Loading:
-    """How a pipeline is loaded.
+class LoadPolicy:
+    """How an artifact is loaded.
 
     Args:
         allow_compile: compile from the StableHLO where no executable fits, into the user's cache.
@@ -59,3 +60,23 @@ class Loading:
             from wanrun.loading.tensorstore_reader import weights_location
 
             weights_location(self.weights)
+
+    @property
+    def low_memory(self) -> bool:
+        """Whether as little as possible is held at a time."""
+        return self.memory == "low"
+
+
+class LoadChoices(TypedDict, total=False):
+    """The fields of ``LoadPolicy``, as keywords of ``wanrun.load``."""
+
+    allow_compile: bool
+    verify: str
+    memory: str
+    loop: str | None
+    first_expert: str | None
+    text_encoder: str
+    text_encoder_device: str
+    embeddings: str
+    weights: str | None
+    lazy: bool

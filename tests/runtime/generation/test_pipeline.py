@@ -15,10 +15,12 @@ import pytest
 import wanrun
 from helpers.damage import flip, own
 from wanbuild.cli import wanbuild
+from wanrun.artifact.manifest import Profile
 from wanrun.console import run
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.pipeline import Pipeline
-from wanrun.loading.weights import Loader
+from wanrun.loading.executables import Executables
+from wanrun.loading.programs import Programs
 from wanrun.text.backends import ArtifactTextEncoder, text_programs
 from wanrun.timing import Timings
 
@@ -30,13 +32,13 @@ TEXT = ["encode_text_64", "encode_text_128", "encode_text_256", "encode_text"]
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The programs that are loaded, in order."""
     loaded: list[str] = []
-    load = Loader._load_program
+    load = Executables._load
 
-    def record(self: Loader, name: str) -> Any:
+    def record(self: Executables, profile: Profile, name: str, data: bytes) -> Any:
         loaded.append(name)
-        return load(self, name)
+        return load(self, profile, name, data)
 
-    monkeypatch.setattr(Loader, "_load_program", record)
+    monkeypatch.setattr(Executables, "_load", record)
     return loaded
 
 
@@ -161,9 +163,9 @@ def test_ready_is_before_the_prompts_are_encoded(toy_artifact: Path, monkeypatch
 
 def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    bound = Loader.bound
+    bound = Programs.bound
 
-    def record(self: Loader, name: str, **components: str) -> Callable[..., Any]:
+    def record(self: Programs, name: str, **components: str) -> Callable[..., Any]:
         program = bound(self, name, **components)
 
         def call(**arguments: Any) -> Any:
@@ -172,7 +174,7 @@ def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest
 
         return call
 
-    monkeypatch.setattr(Loader, "bound", record)
+    monkeypatch.setattr(Programs, "bound", record)
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         pipeline.warmup()
         assert ran == [*TEXT, "prepare", "denoise_step", "decode_video"]
@@ -199,7 +201,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
             mask = (np.arange(512) < tokens).astype(np.int32)[None]
             results = [
                 np.asarray(
-                    pipeline._loader.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
+                    pipeline._programs.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
                 )[0]
                 for length, name in lengths.items()
             ]

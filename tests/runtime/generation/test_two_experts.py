@@ -20,8 +20,8 @@ from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import pipeline as pipeline_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
+from wanrun.loading.programs import Programs
 from wanrun.loading.restore import Restore
-from wanrun.loading.weights import Loader
 from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"
@@ -46,13 +46,13 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Programs that are bound to an expert, and to which."""
     found: list[tuple[str, str]] = []
-    bind = Loader.bound
+    bind = Programs.bound
 
-    def record(self: Loader, name: str, **components: str) -> Any:
+    def record(self: Programs, name: str, **components: str) -> Any:
         found.extend((name, expert) for expert in components.values())
         return bind(self, name, **components)
 
-    monkeypatch.setattr(Loader, "bound", record)
+    monkeypatch.setattr(Programs, "bound", record)
     return found
 
 
