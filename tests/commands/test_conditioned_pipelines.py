@@ -85,6 +85,38 @@ def test_from_nothing(media_toy: Toys, ti2v_artifact: Path) -> None:
         assert np.array_equal(text.frames, pipeline.generate(PROMPT, "", num_steps=2).frames)
 
 
+def test_reference_images_choose_the_profile(media_toy: Toys) -> None:
+    """Of the same pipeline: with two of them, and without."""
+    _, artifact = media_toy("wan2.1-vace")
+    references = Media(reference_image=(picture(90, 70, 1), picture(70, 90, 2)))
+    with load(artifact, prompts=[PROMPT, ""]) as pipeline:
+        assert pipeline.profile.num_references == 0
+        found = [pipeline.generate(PROMPT, "", media=media, num_steps=2) for media in (references, Media())]
+        with pytest.raises(ArtifactError, match=r"no profile is built for .* 1 reference image"):
+            pipeline.generate(PROMPT, "", media=Media(reference_image=(picture(90, 70),)), num_steps=2)
+    for count, media, expected in ((2, references, found[0]), (0, Media(), found[1])):
+        with load(artifact, num_references=count, prompts=[PROMPT, ""]) as pipeline:
+            alone = pipeline.generate(PROMPT, "", media=media, num_steps=2)
+        assert np.array_equal(alone.latents, expected.latents)
+        assert np.array_equal(alone.frames, expected.frames)
+
+
+def test_profiles_share_what_was_encoded(media_toy: Toys) -> None:
+    """With guidance and without, the same inputs are encoded by the same programs, and so once."""
+    _, artifact = media_toy("wan2.2-animate")
+    manifest = read_manifest(artifact)
+    profile = next(profile for profile in manifest.profiles.values() if profile.guidance)
+    inputs, timings = load_media(manifest, profile, animation(13)), Timings()
+    with load(artifact, guidance=False, prompts=[PROMPT, ""], timings=timings) as pipeline:
+        unguided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
+        guided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, guidance_scale=3)
+        assert encodings(timings) == 1
+    assert not np.array_equal(unguided.latents, guided.latents)
+    with load(artifact, guidance=True, prompts=[PROMPT, ""]) as pipeline:
+        alone = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, guidance_scale=3)
+    assert np.array_equal(alone.latents, guided.latents) and np.array_equal(alone.frames, guided.frames)
+
+
 def animation(frames: int, **changes: Any) -> Media:
     return replace(
         Media(

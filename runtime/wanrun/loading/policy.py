@@ -67,8 +67,8 @@ class LoadPolicy:
         return self.memory == "low"
 
 
-class LoadChoices(TypedDict, total=False):
-    """The fields of ``LoadPolicy``, as keywords of ``wanrun.load``."""
+class PolicyChoices(TypedDict, total=False):
+    """The fields of ``LoadPolicy`` as keywords."""
 
     allow_compile: bool
     verify: str
@@ -80,3 +80,27 @@ class LoadChoices(TypedDict, total=False):
     embeddings: str
     weights: str | None
     lazy: bool
+
+
+class ProfileChoices(TypedDict, total=False):
+    """What chooses a profile and a target, as keywords.
+
+    Attributes:
+        size: (width, height) in pixels; the first built profile's where None.
+        num_frames: frames; the first built profile's where None.
+        num_videos: videos per prompt, 1 by default.
+        guidance: whether classifier-free guidance is on; as the model is published where None.
+        num_references: reference images of a VACE model, 0 by default.
+        target: a target's name; the one that matches this machine where None.
+    """
+
+    size: tuple[int, int] | None
+    num_frames: int | None
+    num_videos: int
+    guidance: bool | None
+    num_references: int
+    target: str | None
+
+
+class LoadChoices(ProfileChoices, PolicyChoices, total=False):
+    """The keywords of ``wanrun.load`` that choose what is loaded, and how."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, sha256_of
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.programs import Programs
@@ -184,17 +182,11 @@ def text_backend(opened: OpenedArtifact, programs: Programs, dtype: str) -> Text
     return TorchBackend(opened, dtype)
 
 
-def embedding_stores(
-    artifact: Path,
-    manifest: Manifest,
-    backend: TextBackend,
-    which: str,
-    warn: Callable[[str], None],
-) -> list[EmbeddingStore]:
-    """Where embeddings may be taken from, the first first; which is one of ``loading.EMBEDDINGS``."""
-    stores: list[EmbeddingStore] = []
+def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
+    """Where embeddings may be taken from, the first first, as the artifact's policy says."""
+    which, stores = opened.policy.embeddings, list[EmbeddingStore]()
     if which != "none":
-        stores.append(ArtifactEmbeddings(artifact, manifest))
+        stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
     if which == "all":
-        stores.append(EmbeddingCache(manifest, backend.made_by(), warn=warn))
+        stores.append(EmbeddingCache(opened.manifest, backend.made_by(), warn=opened.warn))
     return stores

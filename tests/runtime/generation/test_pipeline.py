@@ -192,7 +192,8 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
     """
     pipeline: Pipeline
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
-        lengths = text_programs(pipeline.profile.programs["cpu"], 512)
+        session = pipeline.session(pipeline.profile)
+        lengths = text_programs(session.programs, 512)
         assert list(lengths.items()) == list(zip([64, 128, 256, 512], TEXT, strict=True))
         random = np.random.default_rng(5)
         for tokens in (1, 17, 63, 64):
@@ -201,7 +202,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
             mask = (np.arange(512) < tokens).astype(np.int32)[None]
             results = [
                 np.asarray(
-                    pipeline._programs.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
+                    session.programs.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
                 )[0]
                 for length, name in lengths.items()
             ]

@@ -17,7 +17,7 @@ import pytest
 import wanrun
 from helpers.damage import flip, linked, own
 from wanrun.errors import ArtifactError, WanError
-from wanrun.generation import pipeline as pipeline_module
+from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
 from wanrun.loading.programs import Programs
@@ -37,7 +37,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         def choose(*arguments: Any, **options: Any) -> Placement:
             return dataclasses.replace(choose_placement(*arguments, **options), kind=kind)
 
-        monkeypatch.setattr(pipeline_module, "choose_placement", choose)
+        monkeypatch.setattr(session_module, "choose_placement", choose)
 
     return force
 
