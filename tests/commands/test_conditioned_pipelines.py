@@ -50,11 +50,11 @@ def test_the_same_inputs_are_encoded_once(media_toy: Toys, variant: str) -> None
         artifact, guidance=profile.guidance, prompts=[PROMPT], inputs=inputs, timings=timings
     ) as pipeline:
         assert encodings(timings) == 1  # while the transformer was read
-        pipeline.warmup()
-        first = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
-        again = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
+        pipeline.warmup(timings)
+        first = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, timings=timings)
+        again = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, timings=timings)
         assert encodings(timings) == 1
-        read = pipeline.generate(PROMPT, "", media=media_of(pipeline), num_steps=2)
+        read = pipeline.generate(PROMPT, "", media=media_of(pipeline), num_steps=2, timings=timings)
         assert encodings(timings) == 2
         assert timings.cache_misses == 0
     for other in (again, read):
@@ -108,8 +108,8 @@ def test_profiles_share_what_was_encoded(media_toy: Toys) -> None:
     profile = next(profile for profile in manifest.profiles.values() if profile.guidance)
     inputs, timings = load_media(manifest, profile, animation(13)), Timings()
     with load(artifact, guidance=False, prompts=[PROMPT, ""], timings=timings) as pipeline:
-        unguided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
-        guided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, guidance_scale=3)
+        unguided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, timings=timings)
+        guided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, guidance_scale=3, timings=timings)
         assert encodings(timings) == 1
     assert not np.array_equal(unguided.latents, guided.latents)
     with load(artifact, guidance=True, prompts=[PROMPT, ""]) as pipeline:
@@ -135,7 +135,7 @@ def test_segments_encode_the_image_once(media_toy: Toys) -> None:
     for memory in ("auto", "low"):
         timings = Timings()
         with load(artifact, memory=memory, timings=timings, prompts=[PROMPT]) as pipeline:
-            results.append(pipeline.generate(PROMPT, media=animation(30), num_steps=2))
+            results.append(pipeline.generate(PROMPT, media=animation(30), num_steps=2, timings=timings))
         assert encodings(timings) == 3  # each segment's videos
         reads = [span for span in timings.labelled_spans if span.phase == "restore"]
         assert [span.label for span in reads].count("image_encoder") == 1

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.policy import LoadPolicy
 from wanrun.loading.programs import Programs
 from wanrun.loading.weights import WeightStore
-from wanrun.timing import Timings
+from wanrun.timing import Recorder, Timings
 
 ROWS, ROW_BYTES = 24, 2 * 2**20
 """Of the component 'big': one chunk file a row, 48 MiB in all."""
@@ -49,8 +50,10 @@ class Opened:
         profile = manifest.profiles[PROFILE]
         selected = select_target(manifest, profile)
         device = open_device(selected, False, self.timings, print)
+        recorder, self._recording = Recorder(), ExitStack()
+        self._recording.enter_context(recorder.into(self.timings))
         self.opened = OpenedArtifact(
-            artifact, manifest, selected, device, LoadPolicy(), self.timings, print, print
+            artifact, manifest, selected, device, LoadPolicy(), recorder, print, print
         )
         bits = any(program.weight_bits for program in self.opened.programs(profile).values())
         self.weights = WeightStore(self.opened, bits, memories)
@@ -61,6 +64,7 @@ class Opened:
         return Programs(self.opened.manifest.profiles[profile], self.executables, self.weights)
 
     def close(self) -> None:
+        self._recording.close()
         self.executables.close()
         self.weights.close()
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -31,7 +32,7 @@ from wanrun.loading.device import open_device
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.policy import LoadChoices, LoadPolicy, ProfileChoices
 from wanrun.media.types import Inputs, Media
-from wanrun.timing import Timings
+from wanrun.timing import Recorder, Timings
 
 Tell = Callable[[str], None]
 
@@ -57,8 +58,7 @@ class Pipeline:
         self._making = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._session = self.session(profile)
-        if self._session.placement is not None:
-            timings.placement = self._session.placement.kind
+        self._session.describe(timings)
 
     def session(self, profile: Profile) -> Session:
         """The session of a built profile, made when it is first asked for.
@@ -83,19 +83,22 @@ class Pipeline:
             ArtifactError: if something that is needed is missing or damaged.
         """
         if not self._opened.policy.lazy:
-            self._session.start(prompts, inputs, self.timings)
+            with self._opened.recorder.into(self.timings):
+                self._session.start(prompts, inputs, self.timings)
 
-    def encode_prompts(self, prompts: Sequence[str]) -> np.ndarray:
+    def encode_prompts(self, prompts: Sequence[str], timings: Timings | None = None) -> np.ndarray:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
-        return self._session.text.encode(prompts, self.timings)
+        with self._recorded(timings) as timings:
+            return self._session.text.encode(prompts, timings)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """A component's weights on the device, as nested dicts by path."""
         return self._shared.weights.weights(name)
 
-    def decode(self, latents: np.ndarray) -> np.ndarray:
+    def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
         """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
-        return self._session.sampler.decode(latents, self.timings)[0]
+        with self._recorded(timings) as timings:
+            return self._session.sampler.decode(latents, timings)[0]
 
     def velocity(
         self,
@@ -128,15 +131,15 @@ class Pipeline:
         """What the image encoder makes of the images: (N, tokens, image_dim) in the compute dtype."""
         return np.asarray(self._session.conditioning(inputs, timings=Timings()).prepare["image_tokens"])
 
-    def warmup(self) -> None:
+    def warmup(self, timings: Timings | None = None) -> None:
         """Executes every program once, and with every expert, so that the first request pays for nothing new.
 
         Of the loaded profile, and of the two forms of the loop the one that ``load`` was given. The text
         encoder is left out where ``load`` was told the prompts and had all their embeddings.
         """
-        with self.timings.phase("warmup"):
+        with self._recorded(timings) as timings, timings.phase("warmup"):
             self._session.warm_up_text()
-            self._session.warm_up()
+            self._session.warm_up(timings)
 
     def generate(
         self,
@@ -147,6 +150,7 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
+        timings: Timings | None = None,
         **options: Any,
     ) -> Result:
         """Generates a profile's number of videos for one prompt.
@@ -163,6 +167,7 @@ class Pipeline:
                 again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: told after each call how many of how many steps are done.
+            timings: where to record what it takes; the result's own where None.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None is the default.
 
         Raises:
@@ -172,26 +177,33 @@ class Pipeline:
             WanError: if the latents are not finite.
         """
         named = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
-        request, timings = asked_for(self.profile, named), self.timings
+        request = asked_for(self.profile, named)
         media = media_asked_for(request, media, inputs)
-        session = self._session_for(request, inputs if media is None else media)
-        inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
-        resolved = self._resolved(session, request, inputs)
-        table, segments = schedule(resolved, self.manifest)
-        if latents is not None:
-            check_latents(latents, session.latents_shape)
-        texts = [prompt, resolved["negative_prompt"]] if session.profile.guidance else [prompt]
-        run = Denoising(
-            table,
-            segments,
-            session.text.encode(texts, timings),
-            resolved["loop"],
-            timings,
-            session.load_behind,
-            on_step,
-        )
-        frames, final = session.sampler(run, resolved, inputs, latents)
-        return Result(frames, final, self._facts(session.profile, resolved, inputs, frames), timings)
+        with self._recorded(timings) as timings:
+            session = self._session_for(request, inputs if media is None else media)
+            session.describe(timings)
+            inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
+            resolved = self._resolved(session, request, inputs)
+            table, segments = schedule(resolved, self.manifest)
+            if latents is not None:
+                check_latents(latents, session.latents_shape)
+            texts = [prompt, resolved["negative_prompt"]] if session.profile.guidance else [prompt]
+            embeddings = session.text.encode(texts, timings)
+            run = Denoising(
+                table, segments, embeddings, resolved["loop"], timings, session.load_behind, on_step
+            )
+            frames, final = session.sampler(run, resolved, inputs, latents)
+        facts = self._facts(session.profile, resolved, inputs, frames)
+        return Result(frames, final, facts, timings)
+
+    @contextmanager
+    def _recorded(self, timings: Timings | None) -> Iterator[Timings]:
+        """Records what is loaded while a call runs into its timings, or into new ones that end with it."""
+        own = timings if timings is not None else Timings.from_now()
+        with self._opened.recorder.into(own):
+            yield own
+        if timings is None:
+            own.stop()
 
     def _session_for(self, request: Request, given: Media | Inputs | None) -> Session:
         """The session of the profile that a generation asks for."""
@@ -272,7 +284,7 @@ def load(
         ahead[expert].touch_ahead()  # while jax is imported
     try:
         device = open_device(selected, policy.allow_compile, timings, warn)
-        opened = OpenedArtifact(folder, manifest, selected, device, policy, timings, warn, report)
+        opened = OpenedArtifact(folder, manifest, selected, device, policy, Recorder(), warn, report)
         pipeline = Pipeline(Shared.of(opened, profile, ahead), profile, timings)
     except BaseException:
         for memory in ahead.values():

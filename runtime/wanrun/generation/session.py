@@ -108,6 +108,11 @@ class Session:
         """Shape (B, C, T, h, w) of the latents."""
         return latents_shape(self._opened.manifest, self.profile)
 
+    def describe(self, timings: Timings) -> None:
+        """Says where the experts are kept, to the timings of what runs in this session."""
+        if self.placement is not None:
+            timings.placement = self.placement.kind
+
     def start(self, prompts: Sequence[str] | None, inputs: Inputs | None, timings: Timings) -> None:
         """Loads until the first step could run; what comes after it is loaded behind the second step.
 
@@ -180,8 +185,8 @@ class Session:
         if self._text_expected:
             self.text.warm_up()
 
-    def warm_up(self) -> None:
-        """Executes every program once but the text encoder's, and with every expert."""
+    def warm_up(self, timings: Timings) -> None:
+        """Executes every program once but the text encoder's, and with every expert; no step is recorded."""
         embeddings = self.text.blank(2 if self.profile.guidance else 1)
         noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
         conditions = self.conditioning.blank()
@@ -189,7 +194,7 @@ class Session:
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
             run = Denoising(table, [Segment(expert, 0, 1, 1.0)], embeddings, self.loop, Timings())
             latents = self._expert_loop(run, noise, conditions)
-        self.sampler.decode(latents[:1], Timings())
+        self.sampler.decode(latents[:1], timings)
 
 
 def _place(opened: OpenedArtifact, profile: Profile) -> Placement | None:

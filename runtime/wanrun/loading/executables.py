@@ -208,7 +208,7 @@ class Executables:
 
     def _load(self, profile: Profile, name: str, data: bytes) -> LoadedProgram:
         program = self._opened.programs(profile)[name]
-        with self._opened.timings.phase("executables", name), _LOADING:
+        with self._opened.recorder.phase("executables", name), _LOADING:
             try:
                 compiled = self._load_entry(profile, name, data, program)
             except ArtifactError as error:
@@ -250,7 +250,7 @@ class Executables:
                 found="a miss",
                 remedy="unset JAX_* variables, run wanbuild compile here, or pass --allow-compile",
             )
-        self._opened.timings.count_cache(hits=1)
+        self._opened.recorder.count_cache(hits=1)
         return compiled
 
     def _from_overlay(self, name: str, data: bytes, program: Program, reason: str) -> jax.stages.Compiled:
@@ -265,6 +265,6 @@ class Executables:
                 compiled = lower(data, name, program.donate, self._opened.device.device).compile()
             for entry in Path(folder).iterdir():
                 entry.replace(overlay / entry.name)
-        self._opened.timings.count_cache(misses=1)
+        self._opened.recorder.count_cache(misses=1)
         self._opened.warn(f"compiled {name}, kept in {overlay}: {reason}")
         return compiled

@@ -13,7 +13,7 @@ from wanrun.artifact.manifest import Manifest, Profile, Program, Target
 from wanrun.artifact.select import SelectedTarget
 from wanrun.loading.device import OpenDevice
 from wanrun.loading.policy import LoadPolicy
-from wanrun.timing import Timings
+from wanrun.timing import Recorder
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class OpenedArtifact:
         selected: the chosen target, the same for every profile.
         device: where programs run.
         policy: how it is loaded.
-        timings: where loading is recorded.
+        recorder: passes what is loaded on to the timings of what is under way.
         warn: told what does not stop a run but should be known.
         report: told what was decided.
     """
@@ -36,7 +36,7 @@ class OpenedArtifact:
     selected: SelectedTarget
     device: OpenDevice
     policy: LoadPolicy
-    timings: Timings
+    recorder: Recorder
     warn: Callable[[str], None]
     report: Callable[[str], None]
 

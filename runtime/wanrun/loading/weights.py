@@ -31,6 +31,7 @@ from wanrun.artifact.manifest import Component
 from wanrun.loading.buffers import Memory
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.restore import Restore, Tree, default_threads
+from wanrun.timing import now
 
 
 class WeightStore:
@@ -106,7 +107,7 @@ class WeightStore:
                 self.components[name],
                 self._readers,
                 self._opened.policy.verify,
-                clock=self._opened.timings.now,
+                clock=now,
                 weights=self._opened.policy.weights,
                 memory=self._memories.pop(name, None),
             )
@@ -121,7 +122,7 @@ class WeightStore:
             with self._lock:
                 if self._restores.get(restore.name) is restore:
                     del self._restores[restore.name]
-        self._opened.timings.add("restore", restore.started_at, restore.finished_at, restore.name)
+        self._opened.recorder.add("restore", restore.started_at, restore.finished_at, restore.name)
         return tree
 
     def _transfer(self, name: str, host: Future[Tree], order: object) -> Any:
@@ -135,7 +136,7 @@ class WeightStore:
         with self._lock:
             if self._orders.get(name) is not order:  # released meanwhile: there may be no room for it now
                 raise CancelledError
-        with self._opened.timings.phase("transfer", name):
+        with self._opened.recorder.phase("transfer", name):
             weights = jax.block_until_ready(self.put(tree))
         with self._lock:  # so that a device with memory of its own does not cost the host's too
             if name not in self._kept and self._hosts.get(name) is host:

@@ -20,6 +20,7 @@ from wanrun.loading.programs import Programs
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
 from wanrun.text.encoder import EmbeddingStore
+from wanrun.timing import now
 
 if TYPE_CHECKING:
     from wanrun.text.torch_encoder import TorchTextEncoder
@@ -120,7 +121,7 @@ class TorchBackend:
         from wanrun.text.torch_encoder import TorchTextEncoder, check_torch
 
         policy = opened.policy
-        self._device, self._timings = policy.text_encoder_device, opened.timings
+        self._device, self._recorder = policy.text_encoder_device, opened.recorder
         check_torch(self._device)
         self._make = functools.partial(
             TorchTextEncoder,
@@ -130,7 +131,7 @@ class TorchBackend:
             device=self._device,
             verify=policy.verify,
             weights=policy.weights,
-            clock=opened.timings.now,
+            clock=now,
             warn=opened.warn,
         )
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch")
@@ -149,9 +150,9 @@ class TorchBackend:
             return [self._encoder]
 
     def _load(self) -> TorchTextEncoder:
-        with self._timings.phase("import", "torch"):
+        with self._recorder.phase("import", "torch"):
             encoder = self._make()
-        self._timings.add("restore", *encoder.restored, TEXT_ENCODER)
+        self._recorder.add("restore", *encoder.restored, TEXT_ENCODER)
         return encoder
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
