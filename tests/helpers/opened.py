@@ -85,9 +85,9 @@ class Watch:
         return eventually(lambda: all(block() is None for block in self.blocks))
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether something becomes true within two seconds."""
-    end = time.monotonic() + 2.0
+def eventually(condition: Callable[[], bool], seconds: float = 2.0) -> bool:
+    """Whether something becomes true within so many seconds."""
+    end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -27,6 +27,7 @@ from wanrun.generation.request import Request
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session, check_profile, first_expert
 from wanrun.generation.shared import Shared
+from wanrun.generation.turns import Turns
 from wanrun.loading.buffers import Memory
 from wanrun.loading.device import open_device
 from wanrun.loading.opened import OpenedArtifact
@@ -44,6 +45,22 @@ def _silent(message: str) -> None:
 class Pipeline:
     """An artifact on its device; made by ``load``.
 
+    Every method may be called from any thread.
+
+    | part of a call | runs | waits for |
+    |---|---|---|
+    | reading images and videos, encoding prompts | beside any other | nothing |
+    | encoding images and videos, steps, decoding, warm-up | one at a time | those that came before it |
+    | ``close`` | last | every call that has the device or needs none |
+
+    So the device is one generation's at a time, in the order of arrival, and the prompts of the next ones are
+    encoded meanwhile; but where memory is low, one at a time and in order too. ``close`` ends the calls that
+    wait for the device, and all later ones, with a UsageError. An error in one thread is no matter of the
+    others. ``on_step`` is called by the thread that has the device: from there it cannot be asked for again.
+
+    Pipelines of one process are independent, but for what JAX has one of in a process: of all of them one
+    executable is loaded at a time.
+
     Attributes:
         artifact: the artifact's folder.
         manifest: its manifest.
@@ -55,7 +72,7 @@ class Pipeline:
         self._shared, self._opened = shared, shared.opened
         self.artifact, self.manifest = self._opened.folder, self._opened.manifest
         self.profile, self.timings = profile, timings
-        self._making = threading.Lock()
+        self._making, self._turns = threading.Lock(), Turns()
         self._sessions: dict[str, Session] = {}
         self._session = self.session(profile)
         self._session.describe(timings)
@@ -88,16 +105,17 @@ class Pipeline:
 
     def encode_prompts(self, prompts: Sequence[str], timings: Timings | None = None) -> np.ndarray:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
-        with self._recorded(timings) as timings:
-            return self._session.text.encode(prompts, timings)
+        with self._call(timings) as timings:
+            return self._encode(self._session, prompts, timings)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """A component's weights on the device, as nested dicts by path."""
-        return self._shared.weights.weights(name)
+        with self._turns.call():
+            return self._shared.weights.weights(name)
 
     def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
         """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
-        with self._recorded(timings) as timings:
+        with self._call(timings) as timings, self._device(timings):
             return self._session.sampler.decode(latents, timings)[0]
 
     def velocity(
@@ -124,12 +142,16 @@ class Pipeline:
             is held has no velocity.
         """
         segment = Segment(transformer, 0, 1, guidance_scale)
-        embeddings = self.encode_prompts(prompts)
-        return self._session.velocity(latents, embeddings, timestep, segment, inputs)
+        with self._call(None) as timings:
+            embeddings = self._encode(self._session, prompts, timings)
+            with self._device(timings):
+                return self._session.velocity(latents, embeddings, timestep, segment, inputs)
 
     def image_tokens(self, inputs: Inputs) -> np.ndarray:
         """What the image encoder makes of the images: (N, tokens, image_dim) in the compute dtype."""
-        return np.asarray(self._session.conditioning(inputs, timings=Timings()).prepare["image_tokens"])
+        with self._call(None) as timings, self._device(timings):
+            conditions = self._session.conditioning(inputs, timings=timings)
+            return np.asarray(conditions.prepare["image_tokens"])
 
     def warmup(self, timings: Timings | None = None) -> None:
         """Executes every program once, and with every expert, so that the first request pays for nothing new.
@@ -137,9 +159,11 @@ class Pipeline:
         Of the loaded profile, and of the two forms of the loop the one that ``load`` was given. The text
         encoder is left out where ``load`` was told the prompts and had all their embeddings.
         """
-        with self._recorded(timings) as timings, timings.phase("warmup"):
-            self._session.warm_up_text()
-            self._session.warm_up(timings)
+        with self._call(timings) as timings, timings.phase("warmup"):
+            with self._text(timings):
+                self._session.warm_up_text()
+            with self._device(timings):
+                self._session.warm_up(timings)
 
     def generate(
         self,
@@ -179,7 +203,7 @@ class Pipeline:
         named = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
         request = asked_for(self.profile, named)
         media = media_asked_for(request, media, inputs)
-        with self._recorded(timings) as timings:
+        with self._call(timings) as timings:
             session = self._session_for(request, inputs if media is None else media)
             session.describe(timings)
             inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
@@ -188,22 +212,40 @@ class Pipeline:
             if latents is not None:
                 check_latents(latents, session.latents_shape)
             texts = [prompt, resolved["negative_prompt"]] if session.profile.guidance else [prompt]
-            embeddings = session.text.encode(texts, timings)
+            embeddings = self._encode(session, texts, timings)
             run = Denoising(
                 table, segments, embeddings, resolved["loop"], timings, session.load_behind, on_step
             )
-            frames, final = session.sampler(run, resolved, inputs, latents)
+            with self._device(timings):
+                frames, final = session.sampler(run, resolved, inputs, latents)
         facts = self._facts(session.profile, resolved, inputs, frames)
         return Result(frames, final, facts, timings)
 
     @contextmanager
-    def _recorded(self, timings: Timings | None) -> Iterator[Timings]:
-        """Records what is loaded while a call runs into its timings, or into new ones that end with it."""
+    def _call(self, timings: Timings | None) -> Iterator[Timings]:
+        """A call: what is loaded meanwhile is recorded in its timings, or in new ones that end with it."""
         own = timings if timings is not None else Timings.from_now()
-        with self._opened.recorder.into(own):
+        with self._turns.call(), self._opened.recorder.into(own):
             yield own
         if timings is None:
             own.stop()
+
+    @contextmanager
+    def _device(self, timings: Timings) -> Iterator[None]:
+        """Has the device for itself; what it had to wait for that is recorded."""
+        asked = timings.now()
+        with self._turns.turn() as waited:
+            if waited:
+                timings.add("wait", asked, timings.now())
+            yield
+
+    def _text(self, timings: Timings) -> AbstractContextManager[None]:
+        """Runs the text encoder: beside the steps of another call, unless there is no memory for both."""
+        return self._device(timings) if self._opened.policy.low_memory else nullcontext()
+
+    def _encode(self, session: Session, prompts: Sequence[str], timings: Timings) -> np.ndarray:
+        with self._text(timings):
+            return session.text.encode(prompts, timings)
 
     def _session_for(self, request: Request, given: Media | Inputs | None) -> Session:
         """The session of the profile that a generation asks for."""
@@ -230,7 +272,12 @@ class Pipeline:
         return {**facts, "content_digest": self.manifest.content_digest}
 
     def close(self) -> None:
-        """Lets go of weights and executables."""
+        """Lets go of weights and executables, when the generation that runs and its like have ended.
+
+        Raises:
+            UsageError: if it is called in the middle of a generation, from its own thread.
+        """
+        self._turns.close()
         self._shared.close()
 
     def __enter__(self) -> Self:

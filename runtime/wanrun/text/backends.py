@@ -135,7 +135,7 @@ class TorchBackend:
             warn=opened.warn,
         )
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch")
-        self._lock = threading.Lock()
+        self._lock, self._running = threading.Lock(), threading.Lock()
         self._encoder: Future[TorchTextEncoder] | None = None
 
     def made_by(self) -> Mapping[str, Any]:
@@ -157,7 +157,8 @@ class TorchBackend:
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         (encoder,) = self.request()
-        return np.asarray(encoder.result().encode(ids, mask))
+        with self._running:  # torch has threads of its own, and compiles in the first call
+            return np.asarray(encoder.result().encode(ids, mask))
 
     def warm_up(self) -> None:
         """Compiles it."""
