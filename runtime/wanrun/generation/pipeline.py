@@ -22,7 +22,7 @@ from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import Segment, schedule
 from wanrun.denoising.steps import OnStep
 from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
-from wanrun.generation.options import check_latents, has_guidance, resolve_options
+from wanrun.generation.options import check_latents, has_guidance, resolve_loop, resolve_options
 from wanrun.generation.request import Request
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session, check_profile, first_expert
@@ -323,10 +323,10 @@ def load(
         manifest = read_manifest(folder)
         profile = _wanted_profile(manifest, folder, wanted)
         selected = select_target(manifest, profile, wanted.get("target"), policy.allow_compile)
-    check_profile(folder, manifest, profile, selected, policy)
-    ahead: dict[str, Memory] = {}
+    check_profile(folder, profile, selected, policy)
+    resolve_loop(profile, policy.loop)
+    ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
     if not (policy.lazy or policy.low_memory):  # the text encoder may come first
-        expert = first_expert(manifest, policy)
         ahead[expert] = Memory(manifest.components[expert])
         ahead[expert].touch_ahead()  # while jax is imported
     try:

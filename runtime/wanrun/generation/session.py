@@ -17,7 +17,7 @@ from wanrun.denoising.schedule import Segment, transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning
-from wanrun.generation.options import latents_shape, resolve_loop
+from wanrun.generation.options import latents_shape, loop_forms, resolve_loop
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.shared import Shared
 from wanrun.loading.executables import check_entries
@@ -31,15 +31,11 @@ from wanrun.text.prompt import clean_prompt
 from wanrun.timing import Timings
 
 
-def check_profile(
-    artifact: Path, manifest: Manifest, profile: Profile, selected: SelectedTarget, policy: LoadPolicy
-) -> None:
+def check_profile(artifact: Path, profile: Profile, selected: SelectedTarget, policy: LoadPolicy) -> None:
     """Checks of a profile that cost nothing: neither jax nor a file's content is needed.
 
     Raises:
-        ArtifactError: if it is not compiled for the target, an executable is missing or has another size, or
-            it is not built with the form of the loop.
-        UsageError: for a form of the loop or a transformer that there is not.
+        ArtifactError: if it is not compiled for the target, or an executable is missing or has another size.
     """
     if not policy.allow_compile:  # or what is missing is compiled
         if profile.name not in selected.target.executables:
@@ -48,7 +44,14 @@ def check_profile(
                 remedy="run wanbuild compile",
             )
         check_entries(artifact, selected.target, profile.name)
-    resolve_loop(profile, policy.loop)
+
+
+def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
+    """The transformer that is needed first.
+
+    Raises:
+        UsageError: if the policy names one that there is not.
+    """
     names = transformers(manifest)
     if policy.first_expert not in (None, *names):
         raise UsageError(
@@ -56,11 +59,7 @@ def check_profile(
             expected=" or ".join(names),
             found=repr(policy.first_expert),
         )
-
-
-def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
-    """The transformer that is needed first."""
-    return policy.first_expert or transformers(manifest)[0]
+    return policy.first_expert or names[0]
 
 
 class Session:
@@ -73,7 +72,8 @@ class Session:
     Attributes:
         profile: as given.
         programs: its programs, with their weights.
-        loop: the form of the denoising loop where a generation names none.
+        loop: the form of the denoising loop where a generation names none: as the artifact was loaded, if the
+            profile is built with it.
         text: what turns its prompts into embeddings.
         conditioning: what encodes its images and videos.
         sampler: makes its frames.
@@ -87,8 +87,9 @@ class Session:
     def __init__(self, shared: Shared, profile: Profile) -> None:
         opened = shared.opened
         manifest, policy = opened.manifest, opened.policy
-        check_profile(opened.folder, manifest, profile, opened.selected, policy)
-        self.profile, self.loop = profile, resolve_loop(profile, policy.loop)
+        check_profile(opened.folder, profile, opened.selected, policy)
+        loop = policy.loop if policy.loop in loop_forms(profile) else None
+        self.profile, self.loop = profile, resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
         self.placement = _place(opened, profile)

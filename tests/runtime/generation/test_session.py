@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 from collections.abc import Callable, Mapping
@@ -185,3 +186,21 @@ def test_a_profile_of_another_target_is_refused(two_experts_artifact: Path, tmp_
         executables.pop(other.name)
         with pytest.raises(ArtifactError, match=f"{other.name} is not compiled for target cpu"):
             pipeline.session(other)
+
+
+def test_a_profile_without_the_loop_that_was_asked_for(two_experts_artifact: Path, tmp_path: Path) -> None:
+    """Of the profile that is loaded it is an error; another one is run as it is built."""
+    artifact = linked(two_experts_artifact, tmp_path / "artifact")
+    manifest = read_manifest(artifact)
+    other = manifest.profiles["96x64x9-b1-nocfg"]
+    programs = {name: item for name, item in other.programs["cpu"].items() if name != "denoise_loop"}
+    stepwise = dataclasses.replace(other, programs={"cpu": programs})
+    manifest.changed(profiles={**manifest.profiles, other.name: stepwise}).write(artifact)
+    with pytest.raises(ArtifactError, match="nocfg has no program for loop scan"):
+        wanrun.load(artifact, guidance=False, loop="scan")
+    with wanrun.load(artifact, loop="scan", prompts=[PROMPT, ""]) as pipeline:
+        options: Mapping[str, Any] = {"num_steps": 2, "boundary": 0}
+        assert pipeline.generate(PROMPT, "", **options).options["loop"] == "scan"
+        assert pipeline.generate(PROMPT, guidance_scale=1, **options).options["loop"] == "step"
+        with pytest.raises(ArtifactError, match="nocfg has no program for loop scan"):
+            pipeline.generate(PROMPT, guidance_scale=1, loop="scan", **options)
