@@ -27,7 +27,7 @@ from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants import FAMILIES
 from wanrun.artifact.environment import configure_jax
 from wanrun.artifact.manifest import Component, Manifest, Tokenizer
-from wanrun.loading.executables import lower
+from wanrun.loading.jax_cache import lower
 
 SIZES = ((832, 480), (1280, 720))
 """What every model is compiled for that is published for no other sizes."""

@@ -154,7 +154,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
 
-    batch = Batch(plan, how.overwrite)
+    batch = Batch(plan, how.overwrite, timings)
     batch.report_plan()
     try:
         if plan.jobs:
@@ -208,7 +208,7 @@ def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Tim
         report=functools.partial(click.echo, err=True),
     ) as pipeline:
         if how.warmup:
-            pipeline.warmup()
+            pipeline.warmup(timings)
         with tracing(how.trace):
             batch.run(pipeline)
 

@@ -1,4 +1,4 @@
-"""What a run spends: named phases on one clock that starts with the process, steps, memory, cache counts."""
+"""What a run or a generation spends: phases on the process's clock, steps, memory, cache counts."""
 
 from __future__ import annotations
 
@@ -73,8 +73,20 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+_ORIGIN = time.monotonic() - process_start_seconds_ago()
+
+
+def now() -> float:
+    """Seconds since the process started: the clock of all timings."""
+    return time.monotonic() - _ORIGIN
+
+
 class Timings:
     """Collects durations; every method may be called from any thread.
+
+    Args:
+        begin: when what is timed begins, in seconds since the process started. The total and the time that no
+            span covers count from there; everything else is on the process's clock.
 
     Attributes:
         cache_hits: executables that came from the compilation cache.
@@ -83,8 +95,9 @@ class Timings:
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
     """
 
-    def __init__(self) -> None:
-        self._origin = time.monotonic() - process_start_seconds_ago()
+    def __init__(self, begin: float = 0.0) -> None:
+        self._begin = begin
+        self._end: float | None = None
         self._lock = threading.Lock()
         self._spans: list[Span] = []
         self._steps: list[float] = []
@@ -96,7 +109,16 @@ class Timings:
 
     def now(self) -> float:
         """Seconds since the process started."""
-        return time.monotonic() - self._origin
+        return now()
+
+    @classmethod
+    def from_now(cls) -> Timings:
+        """Of something that begins in this moment, in a process that may be old."""
+        return cls(now())
+
+    def stop(self) -> None:
+        """Ends the total: the time that passes from now on is no part of it."""
+        self._end = self.now()
 
     @contextmanager
     def phase(self, name: str, label: str | None = None) -> Iterator[None]:
@@ -116,6 +138,12 @@ class Timings:
         """Adds a span to a phase; start and end are seconds since the process started."""
         with self._lock:
             self._spans.append(Span(name, label, start, end))
+
+    def count_cache(self, hits: int = 0, misses: int = 0) -> None:
+        """Adds executables that came from the compilation cache, and that had to be compiled."""
+        with self._lock:
+            self.cache_hits += hits
+            self.cache_misses += misses
 
     def step(self, seconds: float) -> None:
         """Adds one denoising step of the step form, synchronised with the device."""
@@ -173,7 +201,7 @@ class Timings:
         until = self._marks.get("process_to_first_step_seconds")
         if until is None:
             return None
-        return length(gaps(((span.start, span.end) for span in self.labelled_spans), until))
+        return length(gaps(((span.start, span.end) for span in self.labelled_spans), until, self._begin))
 
     @property
     def loop_overhead_seconds(self) -> float | None:
@@ -215,7 +243,7 @@ class Timings:
             "placement": self.placement,
             "step_seconds": self.step_seconds,
             "loop_overhead_seconds": self.loop_overhead_seconds,
-            "total_seconds": self.now(),
+            "total_seconds": (self.now() if self._end is None else self._end) - self._begin,
             "cache_hits": self.cache_hits,
             "cache_misses": self.cache_misses,
             "peak_rss_bytes": peak_rss_bytes(),
@@ -281,3 +309,49 @@ class Timings:
                 found=error.strerror or error,
                 remedy="choose another --timing-json",
             ) from error
+
+
+class Recorder:
+    """Passes what happens in the background on to the timings of everything that is under way.
+
+    What is loaded for one generation may be waited for by another: it is recorded in both. It keeps nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listening: list[Timings] = []
+
+    @contextmanager
+    def into(self, timings: Timings) -> Iterator[None]:
+        """What ends while the block runs is recorded in these timings too."""
+        with self._lock:
+            self._listening.append(timings)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listening.remove(timings)
+
+    def _timings(self) -> list[Timings]:
+        """Those that listen, each once."""
+        with self._lock:
+            return list(dict.fromkeys(self._listening))
+
+    @contextmanager
+    def phase(self, name: str, label: str | None = None) -> Iterator[None]:
+        """Times a block, as ``Timings.phase``."""
+        start = now()
+        try:
+            yield
+        finally:
+            self.add(name, start, now(), label)
+
+    def add(self, name: str, start: float, end: float, label: str | None = None) -> None:
+        """Adds a span to a phase, as ``Timings.add``."""
+        for timings in self._timings():
+            timings.add(name, start, end, label)
+
+    def count_cache(self, hits: int = 0, misses: int = 0) -> None:
+        """Adds executables, as ``Timings.count_cache``."""
+        for timings in self._timings():
+            timings.count_cache(hits, misses)

@@ -52,15 +52,15 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in union(intervals))
 
 
-def gaps(intervals: Iterable[Interval], until: float) -> list[Interval]:
-    """The time from 0 until a moment that no interval covers."""
-    found, reached = [], 0.0
+def gaps(intervals: Iterable[Interval], until: float, begin: float = 0.0) -> list[Interval]:
+    """The time from one moment until another that no interval covers."""
+    found, reached = [], begin
     for start, end in union(intervals):
         if start >= until:
             break
         if start > reached:
             found.append((reached, start))
-        reached = end
+        reached = max(reached, end)
     if reached < until:
         found.append((reached, until))
     return found

@@ -51,11 +51,11 @@ def test_the_same_inputs_are_encoded_once(media_toy: Toys, variant: str) -> None
         artifact, guidance=profile.guidance, prompts=[PROMPT], inputs=inputs, timings=timings
     ) as pipeline:
         assert encodings(timings) == 1  # while the transformer was read
-        pipeline.warmup()
-        first = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
-        again = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2)
+        pipeline.warmup(timings)
+        first = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, timings=timings)
+        again = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, timings=timings)
         assert encodings(timings) == 1
-        read = pipeline.generate(PROMPT, "", media=media_of(pipeline), num_steps=2)
+        read = pipeline.generate(PROMPT, "", media=media_of(pipeline), num_steps=2, timings=timings)
         assert encodings(timings) == 2
         assert timings.cache_misses == 0
     for other in (again, read):
@@ -86,6 +86,38 @@ def test_from_nothing(media_toy: Toys, ti2v_artifact: Path) -> None:
         assert np.array_equal(text.frames, pipeline.generate(PROMPT, "", num_steps=2).frames)
 
 
+def test_reference_images_choose_the_profile(media_toy: Toys) -> None:
+    """Of the same pipeline: with two of them, and without."""
+    _, artifact = media_toy("wan2.1-vace")
+    references = Media(reference_image=(picture(90, 70, 1), picture(70, 90, 2)))
+    with load(artifact, prompts=[PROMPT, ""]) as pipeline:
+        assert pipeline.profile.num_references == 0
+        found = [pipeline.generate(PROMPT, "", media=media, num_steps=2) for media in (references, Media())]
+        with pytest.raises(ArtifactError, match=r"no profile is built for .* 1 reference image"):
+            pipeline.generate(PROMPT, "", media=Media(reference_image=(picture(90, 70),)), num_steps=2)
+    for count, media, expected in ((2, references, found[0]), (0, Media(), found[1])):
+        with load(artifact, num_references=count, prompts=[PROMPT, ""]) as pipeline:
+            alone = pipeline.generate(PROMPT, "", media=media, num_steps=2)
+        assert np.array_equal(alone.latents, expected.latents)
+        assert np.array_equal(alone.frames, expected.frames)
+
+
+def test_profiles_share_what_was_encoded(media_toy: Toys) -> None:
+    """With guidance and without, the same inputs are encoded by the same programs, and so once."""
+    _, artifact = media_toy("wan2.2-animate")
+    manifest = read_manifest(artifact)
+    profile = next(profile for profile in manifest.profiles.values() if profile.guidance)
+    inputs, timings = load_media(manifest, profile, animation(13)), Timings()
+    with load(artifact, guidance=False, prompts=[PROMPT, ""], timings=timings) as pipeline:
+        unguided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, timings=timings)
+        guided = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, guidance_scale=3, timings=timings)
+        assert encodings(timings) == 1
+    assert not np.array_equal(unguided.latents, guided.latents)
+    with load(artifact, guidance=True, prompts=[PROMPT, ""]) as pipeline:
+        alone = pipeline.generate(PROMPT, "", inputs=inputs, num_steps=2, guidance_scale=3)
+    assert np.array_equal(alone.latents, guided.latents) and np.array_equal(alone.frames, guided.frames)
+
+
 def animation(frames: int, **changes: Any) -> Media:
     return replace(
         Media(
@@ -104,7 +136,7 @@ def test_segments_encode_the_image_once(media_toy: Toys) -> None:
     for memory in ("auto", "low"):
         timings = Timings()
         with load(artifact, memory=memory, timings=timings, prompts=[PROMPT]) as pipeline:
-            results.append(pipeline.generate(PROMPT, media=animation(30), num_steps=2))
+            results.append(pipeline.generate(PROMPT, media=animation(30), num_steps=2, timings=timings))
         assert encodings(timings) == 3  # each segment's videos
         reads = [span for span in timings.labelled_spans if span.phase == "restore"]
         assert [span.label for span in reads].count("image_encoder") == 1

@@ -46,6 +46,29 @@ def contents(folder: Path) -> dict[str, bytes]:
 # The real pipeline.
 
 
+def test_lines_of_several_profiles(wan: Call, two_experts_artifact: Path, tmp_path: Path) -> None:
+    """With guidance and without, in both forms of the loop: read once, and what single runs make."""
+    shared = {"steps": 4, "flow_shift": 3, "boundary": 0.8}
+    lines: list[dict[str, Any]] = [
+        {"prompt": "a red fox", "guidance_scale": 4, "loop": "step", **shared},
+        {"prompt": "a wolf", "guidance_scale": 1, "loop": "scan", **shared},
+        {"prompt": "a red fox", "guidance_scale": 3, "seed": 5, "loop": "scan", **shared},
+    ]
+    timing, file = tmp_path / "t.json", write_lines(tmp_path / "p.jsonl", *lines)
+    arguments = ("--prompts", file, "--output", tmp_path / "o.npy", "--timing-json", timing)
+    done = wan(*arguments, artifact=two_experts_artifact)
+    assert (done.code, done.out[-1]) == (0, "3 made, 0 skipped, 0 failed")
+    spans = [name for name, _, _ in json.loads(timing.read_text())["spans"] if name.startswith("restore")]
+    parts = ("text_encoder", "transformer", "transformer_2", "vae")
+    assert sorted(spans) == [f"restore {part}" for part in parts]
+    for index, line in enumerate(lines, 1):
+        options = [(f"--{name.replace('_', '-')}", value) for name, value in line.items()]
+        alone = tmp_path / f"alone-{index}.npy"
+        flat = [part for option in options for part in option]
+        assert wan(*flat, "--output", alone, artifact=two_experts_artifact).code == 0
+        assert np.array_equal(np.load(alone), np.load(tmp_path / f"o-{index}.npy"))
+
+
 def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
     """Per-line options through one loaded pipeline, against a run of wanrun for each."""
     lines: list[dict[str, Any]] = [
@@ -532,7 +555,7 @@ def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> No
     # All that is encoded before the first step: of all lines only where the encoder goes afterwards.
     assert [load["prompts"] for load in fake.loads] == [["one", ""], ["one", "", "two", "snow"], ["one", ""]]
     assert fake.asked == ["one", "two", "closed", "warmup", "one", "two", "closed", "one", "two", "closed"]
-    signature = {field.name for field in dataclasses.fields(pipeline.Loading)}
+    signature = {field.name for field in dataclasses.fields(pipeline.LoadPolicy)}
     assert {*names, "allow_compile"} - {"target"} <= signature
 
 

@@ -21,6 +21,7 @@ from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanrun.denoising.schedule import transformers
 from wanrun.files import sha256_of, user_cache
+from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"
 # Seen: bitwise equal, on the CPU, for every family. But a compiler may order the sums of the two programs
@@ -102,25 +103,26 @@ def test_no_option_needs_an_executable(
     artifact: Path = request.getfixturevalue(family)
     before = contents(artifact)
     jax.clear_caches()  # or what an earlier test compiled would not be seen
-    with compiling() as seen, wanrun.load(artifact) as pipeline:
+    timings = Timings()
+    with compiling() as seen, wanrun.load(artifact, timings=timings) as pipeline:
         two = len(transformers(pipeline.manifest)) == 2
         assert two == (family == "two_experts_artifact")
         sweep = [{**BASE, **change} for change in (*CHANGES, *(CHANGES_OF_TWO if two else ()))]
-        pipeline.warmup()
+        pipeline.warmup(timings)
         for loop in ("step", "scan"):
-            pipeline.generate(PROMPT, loop=loop, num_steps=2)
+            pipeline.generate(PROMPT, loop=loop, num_steps=2, timings=timings)
         programs = programs_of(pipeline.manifest, pipeline.profile.name)
         assert {"denoise_step", "denoise_loop"} <= programs.keys()
-        assert seen.count(COMPILE) == seen.count(HIT) == pipeline.timings.cache_hits == len(programs)
-        assert seen.count(MISS) == pipeline.timings.cache_misses == 0
+        assert seen.count(COMPILE) == seen.count(HIT) == timings.cache_hits == len(programs)
+        assert seen.count(MISS) == timings.cache_misses == 0
 
         seen.clear()
         steps, scans = (
-            [pipeline.generate(PROMPT, loop=loop, **options).latents for options in sweep]
+            [pipeline.generate(PROMPT, loop=loop, timings=timings, **options).latents for options in sweep]
             for loop in ("step", "scan")
         )
         assert seen == []
-        assert (pipeline.timings.cache_hits, pipeline.timings.cache_misses) == (len(programs), 0)
+        assert (timings.cache_hits, timings.cache_misses) == (len(programs), 0)
         assert np.asarray(jax.jit(lambda x: 3 * x)(np.float32(2))) == 6
         assert seen.count(COMPILE) == 1, "a compilation is seen"
     assert contents(artifact) == before

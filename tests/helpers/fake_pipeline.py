@@ -48,7 +48,7 @@ class Fake:
     """
 
     def __init__(self, num_videos: int) -> None:
-        self.num_videos, self.timings = num_videos, Timings()
+        self.num_videos = num_videos
         self.loads: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.generations: list[dict[str, Any]] = []
@@ -59,11 +59,12 @@ class Fake:
         self.loads.append(arguments)
         return self
 
-    def warmup(self) -> None:
+    def warmup(self, timings: Timings) -> None:
         self.asked.append("warmup")
 
     def generate(self, prompt: str, negative_prompt: str | None = None, **options: Any) -> Result:
         self.asked.append(prompt)
+        timings = options.pop("timings")
         self.generations.append(dict(options))
         self.happens.get(prompt, lambda: None)()
         on_step = options.pop("on_step")
@@ -79,7 +80,7 @@ class Fake:
         for name in ("size", "num_frames", "num_videos"):  # the profile's, which it tells otherwise
             options.pop(name)
         asked = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
-        return Result(frames, latents, asked, self.timings)
+        return Result(frames, latents, asked, timings)
 
     def __enter__(self) -> Fake:
         return self

@@ -86,24 +86,27 @@ def _specs(dtype: str) -> list[ProgramSpec]:
 
 
 @dataclass
-class SmallLoader:
+class SmallPrograms:
     """Gives an ``ExpertLoop`` the programs of this module; there is nothing to load.
 
     Attributes:
-        programs: their records, as a manifest has them.
+        records: as a manifest has them.
         bound_names: what was bound, in order: a program, and its transformer or None.
     """
 
-    programs: Mapping[str, Program]
+    records: Mapping[str, Program]
     compiled: Mapping[str, LoadedProgram]
     bound_names: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Program:
+        return self.records[name]
 
     def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
         self.bound_names.append((name, components.get("transformer")))
         if name == "prepare":
             return lambda **inputs: {}
         weights = {key: {"scale": np.float32(SCALES[value])} for key, value in components.items()}
-        assert weights.keys() == {"transformer"} & set(self.programs[name].inputs)
+        assert weights.keys() == {"transformer"} & set(self.records[name].inputs)
         return functools.partial(self.compiled[name], **weights)
 
     def request(self, *, programs: Sequence[str] = (), components: Sequence[str] = ()) -> list[Any]:
@@ -122,6 +125,6 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     return records, compiled
 
 
-def small_loader(dtype: str = "float32") -> SmallLoader:
+def small_programs(dtype: str = "float32") -> SmallPrograms:
     """The programs, with latents and history of this dtype."""
-    return SmallLoader(*_built(dtype))
+    return SmallPrograms(*_built(dtype))

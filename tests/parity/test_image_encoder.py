@@ -29,7 +29,7 @@ from wanbuild.toy.published_image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IM
 from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.errors import SourceError
-from wanrun.loading.executables import lower
+from wanrun.loading.jax_cache import lower
 
 KIND = KINDS["image_encoder"]
 PREFIX = "vision_model."

@@ -15,7 +15,7 @@ import pytest
 
 from wanrun import timing
 from wanrun.errors import UsageError
-from wanrun.timing import PHASES, Timings, peak_rss_bytes, process_start_seconds_ago
+from wanrun.timing import PHASES, Recorder, Timings, peak_rss_bytes, process_start_seconds_ago
 from wanrun.waterfall import WIDTH
 
 # What benchmarks and users read: a key may be added, none may go or change its name.
@@ -365,6 +365,46 @@ def test_a_waterfall_of_anything_fits_and_is_plain() -> None:
         assert summary.isascii()
         # A span of no length at 0 alone is nothing to draw.
         assert ("WATERFALL" in summary) == any(span.end > 0 for span in timings.labelled_spans)
+
+
+def test_timings_of_a_part_of_a_process() -> None:
+    """Total and unaccounted time count from its begin, everything else from the process's."""
+    before = timing.now()
+    timings = Timings.from_now()
+    time.sleep(0.05)
+    with timings.phase("denoise"):
+        time.sleep(0.05)
+    timings.mark_first_step()
+    timings.add("restore", before - 10, before - 1)  # of long before
+    timings.add("restore", before - 5, before + 0.01)
+    time.sleep(0.02)
+    timings.stop()
+    data = timings.as_json()
+    assert 0.12 <= data["total_seconds"] < 0.5
+    assert 0.03 < data["unaccounted_seconds"] < 0.2
+    assert data["process_to_first_step_seconds"] > before
+    time.sleep(0.05)
+    assert timings.as_json()["total_seconds"] == data["total_seconds"]
+
+
+def test_what_happens_in_the_background_is_everybodys() -> None:
+    recorder, first, second = Recorder(), Timings(), Timings()
+    recorder.add("restore", 0.0, 1.0, "nobody")
+    with recorder.into(first):
+        recorder.add("restore", 1.0, 2.0, "transformer")
+        with recorder.into(second), recorder.into(first):  # once all the same
+            with recorder.phase("executables", "prepare"):
+                recorder.count_cache(hits=1)
+            recorder.count_cache(misses=2)
+        recorder.add("restore", 2.0, 3.0, "vae")
+    with pytest.raises(RuntimeError), recorder.into(first):
+        raise RuntimeError
+    recorder.count_cache(hits=5)
+    names = [[span.name for span in timings.labelled_spans] for timings in (first, second)]
+    assert sorted(names[0]) == ["executables prepare", "restore transformer", "restore vae"]
+    assert names[1] == ["executables prepare"]
+    for timings in (first, second):
+        assert (timings.cache_hits, timings.cache_misses) == (1, 2)
 
 
 def test_import_is_light() -> None:

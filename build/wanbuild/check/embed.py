@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wanbuild.staging import build_lock, remove_unlisted
-from wanrun.artifact.manifest import Embedding, Manifest, Profile, read_manifest
+from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import Dtype
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError

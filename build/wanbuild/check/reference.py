@@ -30,7 +30,8 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.toy.media import sample_media
 from wanbuild.variants import family_named
-from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import boundary_between, schedule, transformers

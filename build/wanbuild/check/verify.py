@@ -21,7 +21,8 @@ from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.toy.media import sample_media
 from wanrun.artifact.environment import open_devices, usable_cores
-from wanrun.artifact.manifest import Manifest, Profile, read_manifest
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.denoising.schedule import boundary_between

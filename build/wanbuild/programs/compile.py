@@ -18,12 +18,13 @@ from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.variants import family_named
 from wanrun import __version__
 from wanrun.artifact.environment import configure_jax, using_cache
-from wanrun.artifact.manifest import Manifest, Target, read_manifest
-from wanrun.artifact.targets import Executable
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
-from wanrun.loading.executables import lower, read_program
+from wanrun.loading.executables import read_program
+from wanrun.loading.jax_cache import lower
 
 if TYPE_CHECKING:
     import jax.stages

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:

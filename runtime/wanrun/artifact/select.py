@@ -6,7 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from wanrun.artifact.environment import host_mismatches, unusable_devices
-from wanrun.artifact.manifest import Manifest, Profile, Target
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
 
 

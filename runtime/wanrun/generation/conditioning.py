@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest, Profile
-from wanrun.artifact.programs import Program
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile, Program
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.last_encoded import LastEncoded
 from wanrun.generation.options import latents_shape
-from wanrun.loading.weights import Loader
+from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import Window
 from wanrun.timing import Timings
@@ -29,48 +29,50 @@ WINDOWED = ("pose_video", "face_video", "background_video", "mask_video")
 
 
 class Conditioning:
-    """Runs ``encode_image`` and ``encode_video``; keeps what the last inputs gave, for the next prompt.
+    """Runs ``encode_image`` and ``encode_video``.
 
     Args:
-        loader: brings weights and programs to the device.
+        programs: the profile's, with their weights.
         manifest: the artifact's manifest.
-        profile: the chosen profile.
+        profile: the profile.
+        last: keeps what the last inputs gave, for the next prompt.
         low_memory: whether the image encoder is let go of when it has run.
     """
 
     def __init__(
-        self, loader: Loader, manifest: Manifest, profile: Profile, low_memory: bool = False
+        self,
+        programs: Programs,
+        manifest: Manifest,
+        profile: Profile,
+        last: LastEncoded,
+        low_memory: bool = False,
     ) -> None:
-        self._loader, self._manifest, self._profile = loader, manifest, profile
-        self._low_memory = low_memory
-        self._last: tuple[weakref.ref[Inputs], dict[str, Any]] | None = None
+        self._programs, self._manifest, self._profile = programs, manifest, profile
+        self._last, self._low_memory = last, low_memory
+        self._encoders = [name for name in ("encode_image", "encode_video") if name in programs]
+        self._digests = tuple(programs[name].sha256 for name in self._encoders)
 
     @property
     def needed(self) -> bool:
-        """Whether nothing is made without a condition, be it of nothing: only TI2V's steps can go without."""
+        """Whether every step needs a condition. Only TI2V can run without one."""
         return "condition" in self._step.inputs and "frame_mask" not in self._step.inputs
 
     @property
     def _step(self) -> Program:
-        programs = self._loader.programs
-        return next(programs[name] for name in LOOP_PROGRAMS.values() if name in programs)
+        return next(self._programs[name] for name in LOOP_PROGRAMS.values() if name in self._programs)
 
     @property
     def _prepare(self) -> Program:
-        return self._loader.programs["prepare"]
-
-    @property
-    def _programs(self) -> list[str]:
-        return [name for name in ("encode_image", "encode_video") if name in self._loader.programs]
+        return self._programs["prepare"]
 
     def request_weights(self) -> list[Future[Any]]:
         """Starts to read what encodes images and videos."""
-        names = [name for program in self._programs for name in self._loader.programs[program].inputs]
-        return self._loader.request(components=[name for name in names if name in self._manifest.components])
+        names = [name for program in self._encoders for name in self._programs.components(program)]
+        return self._programs.request(components=names)
 
     def request_programs(self) -> list[Future[Any]]:
         """Starts to load the programs that encode images and videos."""
-        return self._loader.request(programs=self._programs)
+        return self._programs.request(programs=self._encoders)
 
     def read(
         self, media: Media | None, inputs: Inputs | None, overlap: int | None, timings: Timings
@@ -110,22 +112,20 @@ class Conditioning:
             inputs = load_media(self._manifest, self._profile, given)
         return inputs if inputs.arrays else None
 
-    def blank(self, timings: Timings) -> Conditions:
+    def blank(self) -> Conditions:
         """Conditions of black images, by running all programs: for a warm-up."""
+        if not self._encoders:
+            return self._without()
         arrays: dict[str, np.ndarray] = {}
-        for name in self._programs:
-            program = self._loader.programs[name]
+        for name in self._encoders:
+            program = self._programs[name]
             for key in program.avals["inputs"]:  # which leaves out the weights
                 dtype, shape = program.array(key)
                 arrays[key] = np.zeros(shape, dtype)
         if "face_video" in self._prepare.inputs:
             dtype, shape = self._prepare.array("face_video")
             arrays["face_video"] = np.zeros(shape, dtype)
-        last, inputs = self._last, Inputs(arrays) if self._programs else None
-        try:
-            return self(inputs, timings=timings)
-        finally:
-            self._last = last
+        return self._conditions(arrays, self._encode(arrays, {}, None, overlap=1), scale=1.0)
 
     def __call__(
         self,
@@ -151,7 +151,7 @@ class Conditioning:
         """
         if inputs is None or not inputs.arrays:
             return self._without()
-        if "encode_video" not in self._programs:
+        if "encode_video" not in self._encoders:
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
@@ -160,29 +160,20 @@ class Conditioning:
         start, stop = (0, self._profile.num_frames) if window is None else (window.start, window.stop)
         arrays |= {name: arrays[name][start:stop] for name in WINDOWED if name in arrays}
         self._check(arrays)
-        known = self._remembered(inputs)
+        known = self._last.find(inputs, self._digests)
         if known is not None and not start:
             return self._conditions(arrays, known, scale)
         tokens = {} if known is None else {key: known[key] for key in known if key != "condition"}
         with timings.phase("encode_media"):
             encoded = self._encode(arrays, tokens, previous, inputs.segment_overlap)
         if not start:
-            self._last = weakref.ref(inputs), encoded  # the arrays may be gigabytes, and are the caller's
+            self._last.keep(inputs, self._digests, encoded)
         return self._conditions(arrays, encoded, scale)
-
-    def forget(self) -> None:
-        """Lets go of what the last inputs gave."""
-        self._last = None
-
-    def _remembered(self, inputs: Inputs) -> dict[str, Any] | None:
-        """What the first window of the same inputs gave, where they were the last ones."""
-        last = self._last
-        return last[1] if last is not None and last[0]() is inputs else None
 
     def _check(self, arrays: Mapping[str, Any]) -> None:
         """Raises UsageError for arrays of another shape than the programs take."""
-        for name in self._programs:
-            program = self._loader.programs[name]
+        for name in self._encoders:
+            program = self._programs[name]
             for key in program.inputs:
                 if key not in arrays:
                     continue
@@ -202,17 +193,17 @@ class Conditioning:
         import jax
 
         flags = {"overlap": np.int32(overlap), "later": np.int32(previous is not None)}
-        video = self._loader.programs["encode_video"]
+        video = self._programs["encode_video"]
         if previous is None and "previous" in video.inputs:
             dtype, shape = video.array("previous")
             previous = np.zeros(shape, dtype)
         encoded = dict(tokens)
-        if not tokens and "encode_image" in self._programs:
-            encoded |= self._loader.bound("encode_image")(pixels=arrays["pixels"])
+        if not tokens and "encode_image" in self._encoders:
+            encoded |= self._programs.bound("encode_image")(pixels=arrays["pixels"])
             jax.block_until_ready(encoded)
             if self._low_memory:
-                self._loader.release("image_encoder")
-        encode_video = self._loader.bound("encode_video")
+                self._programs.release("image_encoder")
+        encode_video = self._programs.bound("encode_video")
         encoded |= encode_video(**{**arrays, **flags, "previous": previous})
         return jax.block_until_ready(encoded)  # type: ignore[no-any-return]
 
@@ -228,7 +219,7 @@ class Conditioning:
         if "frame_mask" in self._step.inputs:
             held = np.asarray(encoded["condition"]["first_frame"])
             steps["frame_mask"] = self._frame_mask(held=True)
-        return Conditions(prepare, self._loader.put(steps), held)
+        return Conditions(prepare, self._programs.put(steps), held)
 
     def _frame_mask(self, held: bool) -> np.ndarray:
         """Zero for a frame that is held, float32 (T,)."""
@@ -244,4 +235,4 @@ class Conditioning:
         _, channels, _, h, w = latents_shape(self._manifest, self._profile)
         nothing = {"first_frame": np.zeros((channels, 1, h, w), np.float32)}
         steps = {"condition": nothing, "frame_mask": self._frame_mask(held=False)}
-        return Conditions(steps=self._loader.put(steps))
+        return Conditions(steps=self._programs.put(steps))

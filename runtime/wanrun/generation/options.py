@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.console import parse_size
 from wanrun.denoising.schedule import explicit_timesteps, transformers

@@ -1,49 +1,40 @@
-"""The runtime: restore, load executables, and run them in order. It knows no model code."""
+"""An opened artifact that makes videos: any of its built profiles, over one copy of the weights.
+
+The runtime restores, loads executables, and runs them in order. It knows no model code.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 from msgspec import structs
 
-from wanrun.artifact.manifest import Manifest, Profile, read_manifest
-from wanrun.artifact.select import SelectedTarget, select_profile, select_target
-from wanrun.denoising.expert_loop import ExpertLoop
-from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.schedule import ExpertRange, schedule, transformers
-from wanrun.denoising.steps import LOOP_PROGRAMS, OnStep, velocity_table
-from wanrun.errors import UsageError
-from wanrun.generation.conditioning import Conditioning
-from wanrun.generation.options import (
-    check_latents,
-    choose_profile,
-    has_guidance,
-    latents_shape,
-    leading_latents,
-    resolve_loop,
-    resolve_options,
-)
-from wanrun.generation.request import Request, read_request
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import select_profile, select_target
+from wanrun.denoising.expert_loop import Denoising
+from wanrun.denoising.schedule import ExpertRange, schedule
+from wanrun.denoising.steps import OnStep
+from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
+from wanrun.generation.options import check_latents, has_guidance, resolve_loop, resolve_options
+from wanrun.generation.request import Request
 from wanrun.generation.result import Result
-from wanrun.generation.sampler import Sampler
-from wanrun.loading.buffers import DTYPES, Memory
+from wanrun.generation.session import Session, check_profile, first_expert
+from wanrun.generation.shared import Shared
+from wanrun.generation.turns import Turns
+from wanrun.loading.buffers import Memory
 from wanrun.loading.device import open_device
-from wanrun.loading.executables import check_entries
-from wanrun.loading.placement import choose_placement, device_memory_bytes, host_memory_bytes
-from wanrun.loading.policy import Loading
-from wanrun.loading.weights import Loader, unfinished, when_done
+from wanrun.loading.opened import OpenedArtifact
+from wanrun.loading.policy import LoadChoices, LoadPolicy, ProfileChoices
 from wanrun.media.types import Inputs, Media
-from wanrun.text.backends import embedding_stores, environment_of, text_backend
-from wanrun.text.encoder import PromptEncoder
-from wanrun.text.prompt import clean_prompt
-from wanrun.text.tokenizer import ArtifactTokenizer
-from wanrun.timing import Timings
+from wanrun.timing import Recorder, Timings
 
 Tell = Callable[[str], None]
 
@@ -53,181 +44,80 @@ def _silent(message: str) -> None:
 
 
 class Pipeline:
-    """One profile of an artifact on its device; made by ``load``."""
+    """An artifact on its device; made by ``load``.
 
-    def __init__(
-        self,
-        artifact: Path,
-        manifest: Manifest,
-        profile: Profile,
-        selected: SelectedTarget,
-        loading: Loading,
-        timings: Timings,
-        warn: Tell,
-        report: Tell = _silent,
-    ) -> None:
-        self.artifact, self.manifest, self.profile = artifact, manifest, profile
-        self.timings, self._loading = timings, loading
-        if not loading.allow_compile:  # or what is missing is compiled
-            check_entries(artifact, selected.target, profile.name)
-        self._tokenizer = ArtifactTokenizer(artifact, manifest)
-        self._width = manifest.configs["text_encoder"]["d_model"]
-        self._dtype = DTYPES[profile.options.dtype]
-        self._text_expected = True
-        self._transformers = names = transformers(manifest)
-        self._loop = resolve_loop(profile, loading.loop)
-        self._first_expert = loading.first_expert or names[0]
-        if self._first_expert not in names:
-            raise UsageError(
-                "first_expert is not a transformer of this artifact",
-                expected=" or ".join(names),
-                found=repr(self._first_expert),
-            )
-        ahead: dict[str, Memory] = {}
-        if not (loading.lazy or loading.memory == "low"):  # the text encoder may come first
-            ahead[self._first_expert] = Memory(manifest.components[self._first_expert])
-            ahead[self._first_expert].touch_ahead()  # while jax is imported
-        try:
-            opened = open_device(selected, loading.allow_compile, timings, warn)
-            placement = self._placement(selected, opened.device, report)
-            self._loader = Loader(
-                artifact,
-                manifest,
-                profile,
-                selected,
-                opened,
-                weights=loading.weights,
-                memories=ahead,
-                keep_on_host=frozenset(names if placement == "host" else ()),
-                allow_compile=loading.allow_compile,
-                verify=loading.verify,
-                timings=timings,
-                warn=warn,
-            )
-        except BaseException:
-            for memory in ahead.values():
-                memory.stop()
-            raise
-        self._expert_loop = ExpertLoop(self._loader, profile, names, placement)
-        low = loading.memory == "low"
-        self._conditioning = Conditioning(self._loader, manifest, profile, low)
-        self._sampler = Sampler(
-            self._loader,
-            profile,
-            self._conditioning,
-            self._expert_loop,
-            self.latents_shape,
-            leading_latents(manifest, profile),
-        )
-        environment = environment_of(selected.target.environment, opened.foreign, opened.device)
-        self._backend = text_backend(
-            artifact, manifest, profile, self._loader, loading, environment, timings, warn
-        )
-        self._prompts = PromptEncoder(
-            self._tokenizer,
-            self._backend,
-            embedding_stores(artifact, manifest, self._backend, loading.embeddings, warn),
-            length=self._tokenizer.max_length,
-            width=self._width,
-            dtype=self._dtype,
-            warn=warn,
-        )
+    Every method may be called from any thread.
 
-    def _placement(self, selected: SelectedTarget, device: Any, report: Tell) -> str:
-        """Where the experts are kept; a single transformer stays on the device."""
-        if len(self._transformers) == 1:
-            return "both"
-        placement = choose_placement(
-            self.manifest,
-            self.manifest.programs(selected.target, self.profile),
-            selected.target.statistics.get(self.profile.name, {}),
-            device_memory_bytes(device),
-            host_memory_bytes(),
-            separate=device.platform != "cpu",
-            memory=self._loading.memory,
-            text_encoder=self._loading.text_encoder == "jax",
-        )
-        self.timings.placement = placement.kind
-        report(placement.describe())
-        return placement.kind
+    | part of a call | runs | waits for |
+    |---|---|---|
+    | reading images and videos, encoding prompts | beside any other | nothing |
+    | encoding images and videos, steps, decoding, warm-up | one at a time | those that came before it |
+    | ``close`` | last | every call that has the device or needs none |
+
+    So the device is one generation's at a time, in the order of arrival, and the prompts of the next ones are
+    encoded meanwhile; but where memory is low, one at a time and in order too. ``close`` ends the calls that
+    wait for the device, and all later ones, with a UsageError. An error in one thread is no matter of the
+    others. ``on_step`` is called by the thread that has the device: from there it cannot be asked for again.
+
+    Pipelines of one process are independent, but for what JAX has one of in a process: of all of them one
+    executable is loaded at a time.
+
+    Attributes:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+        profile: the profile that was loaded.
+        timings: what loading it took.
+    """
+
+    def __init__(self, shared: Shared, profile: Profile, timings: Timings) -> None:
+        self._shared, self._opened = shared, shared.opened
+        self.artifact, self.manifest = self._opened.folder, self._opened.manifest
+        self.profile, self.timings = profile, timings
+        self._making, self._turns = threading.Lock(), Turns()
+        self._sessions: dict[str, Session] = {}
+        self._session = self.session(profile)
+        self._session.describe(timings)
+
+    def session(self, profile: Profile) -> Session:
+        """The session of a built profile, made when it is first asked for.
+
+        Raises:
+            ArtifactError: if the profile cannot run here.
+        """
+        with self._making:
+            if profile.name not in self._sessions:
+                self._sessions[profile.name] = Session(self._shared, profile)
+            return self._sessions[profile.name]
+
+    @property
+    def latents_shape(self) -> tuple[int, int, int, int, int]:
+        """Shape (B, C, T, h, w) of the loaded profile's latents."""
+        return self._session.latents_shape
 
     def start(self, prompts: Sequence[str] | None, inputs: Inputs | None = None) -> None:
-        """Loads until the first step could run; what comes after it is loaded behind the second step.
-
-        Args:
-            prompts: the prompts that are going to be used, which are encoded while the transformer is
-                read; the text encoder is not read where all their embeddings are at hand. None: any
-                prompt may come.
-            inputs: the images and videos that are going to be used first, which are encoded meanwhile too.
+        """Loads the profile until its first step could run, unless loading is lazy; arguments as of ``load``.
 
         Raises:
             ArtifactError: if something that is needed is missing or damaged.
         """
-        if self._loading.lazy:
-            return
-        waiting: list[Future[Any]] = []
-        missing: list[str] = []
-        if prompts is None:
-            self._tokenizer.load()
-            if self._loading.memory != "low":
-                waiting += self._backend.request()
-        elif missing := [clean_prompt(prompt) for prompt in self._prompts.missing(prompts)]:
-            self._tokenizer.start(missing)
-            waiting += self._backend.request(())
-        else:
-            self._text_expected = False
-        if missing and self._loading.memory == "low":  # not both in memory
-            self.encode_prompts(missing)
-            missing, waiting = [], []
-        conditioned = inputs is not None or self._conditioning.needed
-        if conditioned:
-            waiting += self._conditioning.request_weights()
-        waiting += self._loader.request(components=[self._first_expert])
-        if missing:
-            waiting += self._backend.request(self._tokenizer(missing).lengths)
-        if conditioned:  # after the text's, which is encoded first
-            waiting += self._conditioning.request_programs()
-        waiting += self._loader.request(programs=["prepare", LOOP_PROGRAMS[self._loop]])
-        when_done(waiting, self.timings.mark_ready)
-        if missing:
-            with self.timings.phase("text"):
-                self._prompts.fetch(missing)
-                waiting = unfinished(waiting)  # or they hold the text encoder
-                self._spare_text_encoder()
-        if inputs is not None:
-            self._conditioning(inputs, timings=self.timings)
-            waiting = unfinished(waiting)
-        for future in waiting:
-            future.result()
+        if not self._opened.policy.lazy:
+            with self._opened.recorder.into(self.timings):
+                self._session.start(prompts, inputs, self.timings)
 
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return self.profile.width, self.profile.height, self.profile.num_frames
-
-    @property
-    def latents_shape(self) -> tuple[int, int, int, int, int]:
-        """Shape (B, C, T, h, w) of the latents."""
-        return latents_shape(self.manifest, self.profile)
-
-    def encode_prompts(self, prompts: Sequence[str]) -> np.ndarray:
+    def encode_prompts(self, prompts: Sequence[str], timings: Timings | None = None) -> np.ndarray:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
-        with self.timings.phase("text"):
-            embeddings = self._prompts(prompts)
-            self._spare_text_encoder()
-            return embeddings
-
-    def _spare_text_encoder(self) -> None:
-        """Lets go of the text encoder where memory is low."""
-        if self._loading.memory == "low":
-            self._backend.release()
+        with self._call(timings) as timings:
+            return self._encode(self._session, prompts, timings)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """A component's weights on the device, as nested dicts by path."""
-        return self._loader.weights(name)
+        with self._turns.call():
+            return self._shared.weights.weights(name)
 
-    def decode(self, latents: np.ndarray) -> np.ndarray:
+    def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
         """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
-        return self._sampler.decode(latents, self.timings)[0]
+        with self._call(timings) as timings, self._device(timings):
+            return self._session.sampler.decode(latents, timings)[0]
 
     def velocity(
         self,
@@ -252,37 +142,29 @@ class Pipeline:
             float32 of latents' shape, as exact as the dtype that the profile keeps latents in. A frame that
             is held has no velocity.
         """
-        steps, embeddings = ExpertRange(transformer, 0, 1, guidance_scale), self.encode_prompts(prompts)
-        table, conditions = velocity_table(timestep), self._conditioning(inputs, timings=Timings())
-        return latents - self._expert_loop(
-            latents, table, [steps], embeddings, conditions, self._loop, Timings()
-        )
+        steps = ExpertRange(transformer, 0, 1, guidance_scale)
+        with self._call(None) as timings:
+            embeddings = self._encode(self._session, prompts, timings)
+            with self._device(timings):
+                return self._session.velocity(latents, embeddings, timestep, steps, inputs)
 
     def image_tokens(self, inputs: Inputs) -> np.ndarray:
         """What the image encoder makes of the images: (N, tokens, image_dim) in the compute dtype."""
-        return np.asarray(self._conditioning(inputs, timings=Timings()).prepare["image_tokens"])
+        with self._call(None) as timings, self._device(timings):
+            conditions = self._session.conditioning(inputs, timings=timings)
+            return np.asarray(conditions.prepare["image_tokens"])
 
-    def warmup(self) -> None:
+    def warmup(self, timings: Timings | None = None) -> None:
         """Executes every program once, and with every expert, so that the first request pays for nothing new.
 
-        Of the two forms of the loop, the one that ``load`` was given. The text encoder is left out where
-        ``load`` was told the prompts and had all their embeddings.
+        Of the loaded profile, and of the two forms of the loop the one that ``load`` was given. The text
+        encoder is left out where ``load`` was told the prompts and had all their embeddings.
         """
-        with self.timings.phase("warmup"):
-            if self._text_expected:
-                self._backend.warm_up()
-                self._spare_text_encoder()
-            prompts = 2 if self.profile.guidance else 1
-            embeddings = np.zeros((prompts, self._tokenizer.max_length, self._width), self._dtype)
-            noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
-            conditions = self._conditioning.blank(Timings())
-            # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
-            for expert in sorted(self._transformers, key=lambda name: name == self._first_expert):
-                steps = ExpertRange(expert, 0, 1, 1.0)
-                latents = self._expert_loop(
-                    noise, table, [steps], embeddings, conditions, self._loop, Timings()
-                )
-            self.decode(latents[:1])
+        with self._call(timings) as timings, timings.phase("warmup"):
+            with self._text(timings):
+                self._session.warm_up_text()
+            with self._device(timings):
+                self._session.warm_up(timings)
 
     def generate(
         self,
@@ -293,9 +175,14 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
+        timings: Timings | None = None,
         **options: Any,
     ) -> Result:
-        """Generates the profile's number of videos for one prompt.
+        """Generates a profile's number of videos for one prompt.
+
+        The profile is the one that was loaded, but for what the options say of size, num_frames, num_videos
+        and guidance, and the media of their number of reference images. Another one is loaded when it is
+        first asked for, over the same weights.
 
         Args:
             prompt: what to show.
@@ -305,59 +192,94 @@ class Pipeline:
                 again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: told after each call how many of how many steps are done.
+            timings: where to record what it takes; the result's own where None.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None is the default.
-                Media are files there.
 
         Raises:
             UsageError: for an option that is unknown, out of range, or without effect, latents of a wrong
                 shape, or images and videos that are missing, not taken, or cannot be used.
-            ArtifactError: if the profile is not built with this form of the loop.
+            ArtifactError: if no such profile is built, or not with this form of the loop.
             WanError: if the latents are not finite.
         """
-        named = {"prompt": prompt, "negative_prompt": negative_prompt, "loop": self._loop, **options}
-        request = read_request([item for item in named.items() if item[1] is not None], Request)
-        segment_overlap = request.segment_overlap
-        inputs = self._conditioning.read(media, inputs, segment_overlap, self.timings)
+        named = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
+        request = asked_for(self.profile, named)
+        media = media_asked_for(request, media, inputs)
+        with self._call(timings) as timings:
+            session = self._session_for(request, inputs if media is None else media)
+            session.describe(timings)
+            inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
+            resolved = self._resolved(session, request, inputs)
+            table, ranges = schedule(resolved, self.manifest)
+            if latents is not None:
+                check_latents(latents, session.latents_shape)
+            texts = [prompt, resolved["negative_prompt"]] if session.profile.guidance else [prompt]
+            embeddings = self._encode(session, texts, timings)
+            run = Denoising(
+                table, ranges, embeddings, resolved["loop"], timings, session.load_behind, on_step
+            )
+            with self._device(timings):
+                frames, final = session.sampler(run, resolved, inputs, latents)
+        facts = self._facts(session.profile, resolved, inputs, frames)
+        return Result(frames, final, facts, timings)
+
+    @contextmanager
+    def _call(self, timings: Timings | None) -> Iterator[Timings]:
+        """A call: what is loaded meanwhile is recorded in its timings, or in new ones that end with it."""
+        own = timings if timings is not None else Timings.from_now()
+        with self._turns.call(), self._opened.recorder.into(own):
+            yield own
+        if timings is None:
+            own.stop()
+
+    @contextmanager
+    def _device(self, timings: Timings) -> Iterator[None]:
+        """Has the device for itself; what it had to wait for that is recorded."""
+        asked = timings.now()
+        with self._turns.turn() as waited:
+            if waited:
+                timings.add("wait", asked, timings.now())
+            yield
+
+    def _text(self, timings: Timings) -> AbstractContextManager[None]:
+        """Runs the text encoder: beside the steps of another call, unless there is no memory for both."""
+        return self._device(timings) if self._opened.policy.low_memory else nullcontext()
+
+    def _encode(self, session: Session, prompts: Sequence[str], timings: Timings) -> np.ndarray:
+        with self._text(timings):
+            return session.text.encode(prompts, timings)
+
+    def _session_for(self, request: Request, given: Media | Inputs | None) -> Session:
+        """The session of the profile that a generation asks for."""
+        built = self.manifest.profiles
+        if not self._opened.policy.allow_compile:
+            built = {name: built[name] for name in built.keys() & self._opened.target.executables.keys()}
+        profile = chosen_profile(self.manifest, self.artifact, self.profile, built, request, given)
+        return self.session(profile)
+
+    def _resolved(self, session: Session, request: Request, inputs: Inputs | None) -> dict[str, Any]:
+        """The options of a generation with all defaults filled in."""
+        changes: dict[str, Any] = {"loop": request.loop or session.loop}
         if inputs is not None and self.manifest.model["task"] == "animate":
-            request = structs.replace(request, segment_overlap=inputs.segment_overlap)
-        if options.keys() & {"size", "num_frames", "num_videos"}:
-            wanted = choose_profile(self.manifest, self.artifact, request)
-            if (wanted.width, wanted.height, wanted.num_frames) != self._shape:
-                raise UsageError(
-                    "this pipeline has another profile", expected=self.profile.name, found=wanted.name
-                )
-        options = resolve_options(self.manifest, self.profile, request)
-        table, ranges = schedule(options, self.manifest)
-        if latents is not None:
-            check_latents(latents, self.latents_shape)
-        prompts = [prompt, options["negative_prompt"]] if self.profile.guidance else [prompt]
-        embeddings = self.encode_prompts(prompts)
-        frames, final = self._sampler(
-            options,
-            table,
-            ranges,
-            embeddings,
-            inputs,
-            latents,
-            self.timings,
-            self._load_behind,
-            on_step,
-        )
+            changes["segment_overlap"] = inputs.segment_overlap
+        return resolve_options(self.manifest, session.profile, structs.replace(request, **changes))
+
+    def _facts(
+        self, profile: Profile, options: Mapping[str, Any], inputs: Inputs | None, frames: np.ndarray
+    ) -> dict[str, Any]:
+        """What a video's metadata says of how it was made."""
         facts = {**options, **(inputs.facts if inputs else {}), "num_frames": frames.shape[1]}
         if self.manifest.model["task"] == "animate":
-            facts["segment_frames"] = self.profile.num_frames
-        return Result(frames, final, {**facts, "content_digest": self.manifest.content_digest}, self.timings)
-
-    def _load_behind(self) -> None:
-        """Raises what has failed in the background, and asks for what comes after the last step."""
-        self._loader.raise_failures()
-        self._loader.request(programs=["decode_video"], components=["vae"])
+            facts["segment_frames"] = profile.num_frames
+        return {**facts, "content_digest": self.manifest.content_digest}
 
     def close(self) -> None:
-        """Lets go of weights and executables."""
-        self._conditioning.forget()
-        self._backend.release()
-        self._loader.close()
+        """Lets go of weights and executables, when the generation that runs and its like have ended.
+
+        Raises:
+            UsageError: if it is called in the middle of a generation, from its own thread.
+        """
+        self._turns.close()
+        self._shared.close()
 
     def __enter__(self) -> Self:
         return self
@@ -371,54 +293,74 @@ class Pipeline:
 def load(
     artifact: str | os.PathLike[str],
     *,
-    size: tuple[int, int] | None = None,
-    num_frames: int | None = None,
-    num_videos: int = 1,
-    guidance: bool | None = None,
-    target: str | None = None,
     prompts: Sequence[str] | None = None,
+    inputs: Inputs | None = None,
     timings: Timings | None = None,
     warn: Tell = _silent,
     report: Tell = _silent,
-    num_references: int = 0,
-    inputs: Inputs | None = None,
-    **loading: Any,
+    **choices: Unpack[LoadChoices],
 ) -> Pipeline:
-    """Loads one profile of an artifact until its first step could run; the VAE follows later.
+    """Opens an artifact, and loads one profile until its first step could run; the VAE follows later.
 
     Args:
         artifact: the artifact's folder.
-        size: (width, height) in pixels; the first built profile's where None.
-        num_frames: frames; the first built profile's where None.
-        num_videos: videos per prompt.
-        guidance: whether classifier-free guidance is on; as the model is published where None.
-        target: a target's name; the one that matches this machine where None.
         prompts: the prompts, negative ones too, that are going to be used: they are encoded meanwhile, and
             the text encoder is not read if all their embeddings are at hand. None: any may come.
+        inputs: the images and videos that are going to be used first, which are encoded meanwhile.
         timings: where to record what it took.
         warn: told what does not stop the run but should be known.
         report: told what was decided: where two experts are kept.
-        num_references: reference images of a VACE model.
-        inputs: the images and videos that are going to be used first, which are encoded meanwhile.
-        loading: fields of ``Loading``.
+        choices: size, num_frames, num_videos, guidance, num_references and target choose what is loaded: see
+            ``ProfileChoices``. allow_compile, verify, memory, loop, first_expert, text_encoder,
+            text_encoder_device, embeddings, weights and lazy say how: see ``LoadPolicy``.
 
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
         UsageError: for a choice that there is not, or a text encoder or weights that cannot be had.
     """
-    folder, how = Path(artifact).resolve(), Loading(**loading)
-    if timings is None:
-        timings = Timings()
+    folder, timings = Path(artifact).resolve(), Timings() if timings is None else timings
+    wanted, policy = _sorted_out(choices)
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
-        if guidance is None:
-            guidance = has_guidance(manifest)
-        profile = select_profile(manifest, folder, size, num_frames, num_videos, guidance, num_references)
-        selected = select_target(manifest, profile, target, how.allow_compile)
-    pipeline = Pipeline(folder, manifest, profile, selected, how, timings, warn, report)
+        profile = _wanted_profile(manifest, folder, wanted)
+        selected = select_target(manifest, profile, wanted.get("target"), policy.allow_compile)
+    check_profile(folder, profile, selected, policy)
+    resolve_loop(profile, policy.loop)
+    ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
+    if not (policy.lazy or policy.low_memory):  # the text encoder may come first
+        ahead[expert] = Memory(manifest.components[expert])
+        ahead[expert].touch_ahead()  # while jax is imported
+    try:
+        device = open_device(selected, policy.allow_compile, timings, warn)
+        opened = OpenedArtifact(folder, manifest, selected, device, policy, Recorder(), warn, report)
+        pipeline = Pipeline(Shared.of(opened, ahead), profile, timings)
+    except BaseException:
+        for memory in ahead.values():
+            memory.stop()
+        raise
     try:
         pipeline.start(prompts, inputs)
     except BaseException:
         pipeline.close()
         raise
     return pipeline
+
+
+def _sorted_out(choices: LoadChoices) -> tuple[ProfileChoices, LoadPolicy]:
+    """What is to be loaded, and how."""
+    given = cast("dict[str, Any]", choices)
+    wanted = {name: given.pop(name) for name in ProfileChoices.__annotations__ if name in given}
+    return cast("ProfileChoices", wanted), LoadPolicy(**given)
+
+
+def _wanted_profile(manifest: Manifest, artifact: Path, wanted: ProfileChoices) -> Profile:
+    guidance = wanted.get("guidance")
+    return select_profile(
+        manifest,
+        artifact,
+        wanted.get("size"),
+        wanted.get("num_frames"),
+        wanted.get("num_videos", 1),
+        has_guidance(manifest) if guidance is None else guidance,
+        wanted.get("num_references", 0),
+    )

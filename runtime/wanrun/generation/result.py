@@ -19,7 +19,8 @@ class Result:
         frames: uint8 (B, T, H, W, 3).
         latents: final latents, float32 (B, C, T, h, w), normalised.
         options: prompt, seed, solver and everything else that was used, for the video's metadata.
-        timings: what loading and every generation of this pipeline took so far.
+        timings: what this generation took, with what was loaded meanwhile; or what ``generate`` was given to
+            record into.
     """
 
     frames: np.ndarray

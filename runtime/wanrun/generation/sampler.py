@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Profile
-from wanrun.denoising.expert_loop import ExpertLoop
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.denoising.expert_loop import Denoising, ExpertLoop
 from wanrun.denoising.noise import Noise
-from wanrun.denoising.schedule import ExpertRange
-from wanrun.denoising.solvers import SolverTable
-from wanrun.denoising.steps import OnStep
 from wanrun.generation.conditioning import Conditioning
-from wanrun.loading.weights import Loader
+from wanrun.generation.options import latents_shape, leading_latents
+from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, windows
 from wanrun.timing import Timings
@@ -24,25 +24,24 @@ class Sampler:
     """Denoises and decodes.
 
     Args:
-        loader: brings weights and programs to the device.
-        profile: the chosen profile.
+        programs: the profile's, with their weights.
+        manifest: the artifact's manifest.
+        profile: the profile.
         conditioning: encodes images and videos.
         expert_loop: the denoising loop.
-        shape: of the latents of one window, (B, C, T, h, w).
-        leading: latent frames among them in front of the video's own.
     """
 
     def __init__(
         self,
-        loader: Loader,
+        programs: Programs,
+        manifest: Manifest,
         profile: Profile,
         conditioning: Conditioning,
         expert_loop: ExpertLoop,
-        shape: Sequence[int],
-        leading: int,
     ) -> None:
-        self._loader, self._profile, self._conditioning = loader, profile, conditioning
-        self._expert_loop, self._shape, self._leading = expert_loop, shape, leading
+        self._programs, self._profile, self._conditioning = programs, profile, conditioning
+        self._expert_loop, self._shape = expert_loop, latents_shape(manifest, profile)
+        self._leading = leading_latents(manifest, profile)
 
     def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Any]:
         """Decodes latents, one video at a time.
@@ -55,7 +54,7 @@ class Sampler:
             Frames, uint8 (B, F, H, W, 3), and where a later window may need them the last ones of the only
             video, float32 (5, H, W, 3) in [-1, 1], on the device; else None.
         """
-        decode_video = self._loader.bound("decode_video")
+        decode_video = self._programs.bound("decode_video")
         with timings.phase("decode"):
             frames, last = [], None
             for one in latents[:, :, self._leading :]:
@@ -66,15 +65,10 @@ class Sampler:
 
     def __call__(
         self,
+        run: Denoising,
         options: Mapping[str, Any],
-        table: SolverTable,
-        ranges: Sequence[ExpertRange],
-        embeddings: np.ndarray,
-        inputs: Inputs | None,
-        latents: np.ndarray | None,
-        timings: Timings,
-        behind: Callable[[], None],
-        on_step: OnStep,
+        inputs: Inputs | None = None,
+        latents: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Makes a video.
 
@@ -83,15 +77,10 @@ class Sampler:
         goes on from there. Several videos share each array of noise, in their order. diffusers draws alike.
 
         Args:
+            run: what to ask of the denoising loop.
             options: of the generation, resolved.
-            table: timesteps and coefficients.
-            ranges: which expert takes which steps.
-            embeddings: of the prompts.
             inputs: images and videos; None for text alone.
             latents: initial noise of the first window, instead of the seed's.
-            timings: where the time is recorded.
-            behind: called when what comes after the steps can be loaded behind them.
-            on_step: told after each call how many of how many steps are done.
 
         Returns:
             Frames, uint8 (B, F, H, W, 3), and the final latents, of the last window where there are several.
@@ -102,7 +91,7 @@ class Sampler:
         for window in self._windows(inputs, overlap):
             conditions = self._conditioning(
                 inputs,
-                timings=timings,
+                timings=run.timings,
                 window=window,
                 previous=previous,
                 scale=options.get("conditioning_scale", 1.0),
@@ -110,22 +99,11 @@ class Sampler:
             start = latents if latents is not None and not parts else noise(self._shape)
             done, count = len(parts), 1 if window is None else window.count
 
-            def on_any_step(step: int, steps: int, done: int = done, count: int = count) -> None:
-                on_step(done * steps + step, count * steps)
+            def on_step(step: int, steps: int, done: int = done, count: int = count) -> None:
+                run.on_step(done * steps + step, count * steps)
 
-            final = self._expert_loop(
-                start,
-                table,
-                ranges,
-                embeddings,
-                conditions,
-                options["loop"],
-                timings,
-                behind,
-                on_any_step,
-                noise,
-            )
-            frames, previous = self.decode(final, timings)
+            final = self._expert_loop(replace(run, on_step=on_step, draw=noise), start, conditions)
+            frames, previous = self.decode(final, run.timings)
             parts.append(frames[:, overlap if parts else 0 :])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return whole[:, : None if inputs is None else inputs.num_frames], final

@@ -26,6 +26,7 @@ from wanrun.media.write_video import write_video
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
+    from wanrun.timing import Timings
 
 
 class Batch:
@@ -37,10 +38,11 @@ class Batch:
     Args:
         plan: what there is to do.
         overwrite: whether files that exist may be replaced.
+        timings: where the time is recorded.
     """
 
-    def __init__(self, plan: Plan, overwrite: bool) -> None:
-        self._plan, self._overwrite = plan, overwrite
+    def __init__(self, plan: Plan, overwrite: bool, timings: Timings) -> None:
+        self._plan, self._overwrite, self._timings = plan, overwrite, timings
         self._made = 0
         self._failures: list[WanError] = []
         self._where = ""
@@ -108,7 +110,7 @@ class Batch:
             check_folder(path.parent)
         place = f"[{entry.index}/{entry.total}] " if plan.many else ""
         result = self._generate(job, pipeline, f"{place}denoise")
-        with pipeline.timings.phase("encode_video"):
+        with self._timings.phase("encode_video"):
             for index in job.missing:
                 facts = {**result.options, **job.metadata, "video": index}
                 write_video(result.frames[index], draft.videos[index], job.fps, facts, self._overwrite)
@@ -139,6 +141,7 @@ class Batch:
                 latents=self._plan.noise,
                 inputs=inputs,
                 on_step=on_step,
+                timings=self._timings,
             )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from wanrun import __version__
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import schedule
 from wanrun.generation.options import check_latents, choose_profile, latents_shape, resolve_options

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import num_segments

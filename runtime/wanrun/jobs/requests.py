@@ -18,8 +18,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from wanrun.errors import UsageError, field, quoted, shortened
+from wanrun.generation.choice import media_of
 from wanrun.generation.request import Request, read_request, rows
-from wanrun.media.types import MEDIA_KINDS, OVERLAPS, Media
+from wanrun.media.types import MEDIA_KINDS, Media
 
 _MAX_BYTES = 64 << 20  # a prompts file of this size is something else
 
@@ -71,24 +72,9 @@ class Entry:
         for name in _FILES:
             if getattr(self.line, name) is not None:
                 yield name, Path(getattr(self.line, name))
-        for path in _references(self.line):
+        images = self.line.reference_image
+        for path in (images,) if isinstance(images, str) else images:
             yield "reference_image", Path(path)
-
-
-def _references(request: Request) -> tuple[str, ...]:
-    images = request.reference_image
-    return (images,) if isinstance(images, str) else images
-
-
-def media_of(request: Request) -> Media:
-    """The media that a request names, as files."""
-    files = {name: Path(path) for name in _FILES if (path := getattr(request, name)) is not None}
-    return Media(
-        **files,
-        reference_image=tuple(map(Path, _references(request))),
-        mode=request.mode,
-        segment_overlap=request.segment_overlap or OVERLAPS[0],
-    )
 
 
 def key_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Loads programs as executables from the artifact's compilation cache, and observes that they were hits.
+"""The executables of an opened artifact, loaded from its compilation cache, and the checks of its files.
 
 A program is ``jax.export.deserialize`` -> a named function around ``.call`` -> ``jit(...).lower(abstract
 arguments).compile()``. The build does exactly this once with an empty cache; here it finds the entry.
@@ -7,144 +7,33 @@ arguments).compile()``. The build does exactly this once with an empty cache; he
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.environment import host_environment, using_cache
-from wanrun.artifact.manifest import Manifest, Profile, Target
-from wanrun.artifact.programs import Program
-from wanrun.artifact.targets import Executable
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, check_digest, digest_found, sha256_of, user_cache
+from wanrun.loading.jax_cache import cached, lower
+from wanrun.loading.opened import OpenedArtifact
 
 if TYPE_CHECKING:
     import jax
     import jax.stages
 
-HIT_EVENT = "/jax/compilation_cache/cache_hits"
-MISS_EVENT = "/jax/compilation_cache/cache_misses"
-
 RECOMPILE = "copy the artifact again, or run wanbuild compile"
 
 _LOADING = threading.Lock()
 """Held while JAX's cache folder, log and events are ours: all three belong to the process."""
-
-
-class CacheEvents:
-    """Counts what JAX's compilation cache reports of this thread while ``observe`` is active."""
-
-    def __init__(self) -> None:
-        self.hits = self.misses = 0
-        self._thread = threading.get_ident()
-
-    def _record(self, event: str, **_: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        if event == HIT_EVENT:
-            self.hits += 1
-        elif event == MISS_EVENT:
-            self.misses += 1
-
-    @contextlib.contextmanager
-    def observe(self) -> Iterator[None]:
-        from jax import monitoring
-
-        monitoring.register_event_listener(self._record)
-        try:
-            yield
-        finally:
-            monitoring.unregister_event_listener(self._record)
-
-
-class _CacheMissError(Exception):
-    """Raised from JAX's own log line, before it starts to compile."""
-
-
-class _RefuseMiss(logging.Filter):
-    """JAX says a miss only in a log line, before a compilation that may take minutes: stop it there.
-
-    Should the line change, the counters still tell after the compilation. Other threads may compile.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread = threading.get_ident()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "CACHE MISS" in str(record.msg) and record.thread == self._thread:
-            raise _CacheMissError
-        return record.levelno >= logging.WARNING
-
-
-@contextlib.contextmanager
-def _refuse_misses() -> Iterator[None]:
-    logger, refuse = logging.getLogger("jax._src.compiler"), _RefuseMiss()
-    level = logger.level
-    logger.addFilter(refuse)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeFilter(refuse)
-
-
-def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> jax.stages.Lowered:
-    """Lowers an exported program for one device: the same on the build host and at run time.
-
-    Args:
-        data: the serialized program.
-        name: what its cache entry is called.
-        donate: indices of donated arguments; through an exported call nothing is donated by itself.
-        device: where it will run. The sharding is on the abstract arguments because a program lowered
-            without it and called with committed arrays misses the cache.
-    """
-    import jax
-    from jax import export
-
-    exported = export.deserialize(bytearray(data))
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals]
-    args, kwargs = jax.tree.unflatten(exported.in_tree, avals)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return exported.call(*args, **kwargs)
-
-    call.__name__ = call.__qualname__ = name
-    with contextlib.nullcontext() if b"lapack" in data else _without_lapack():
-        return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _without_lapack() -> Iterator[None]:
-    """Keeps JAX from importing scipy.linalg when this thread lowers an exported program for the CPU.
-
-    It does so to register LAPACK, a quarter of what ``import jax`` takes, for programs that call none of it.
-    There is no public way to say so; where a version of JAX does it otherwise, this changes nothing.
-    """
-    from jax._src.export import _export
-
-    name, thread = "_ensure_backends_initialized", threading.get_ident()
-    initialize = getattr(_export, name, None)
-    if initialize is None:
-        yield
-        return
-
-    def unless_ours(platforms: Sequence[str]) -> None:
-        if threading.get_ident() != thread:
-            initialize(platforms)
-
-    setattr(_export, name, unless_ours)
-    try:
-        yield
-    finally:
-        setattr(_export, name, initialize)
 
 
 def check_entries(artifact: Path, target: Target, profile: str) -> None:
@@ -243,111 +132,141 @@ class LoadedProgram:
         return self._compiled(*(arguments[name] for name in self.inputs))
 
 
-class Executables:
-    """The executables of one profile, loaded when they are asked for.
+@dataclass(frozen=True)
+class _Distinct:
+    """What two programs have in common where one executable serves both: their StableHLO and their call."""
 
-    Every program's StableHLO and every cache entry is checked against its digest here, so that one that is
-    damaged is found before anything is computed, also when it is loaded late.
+    name: str
+    sha256: str
+    inputs: tuple[str, ...]
+    donate: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, program: Program) -> _Distinct:
+        return cls(name, program.sha256, program.inputs, program.donate)
+
+
+class Executables:
+    """The executables of an opened artifact: loaded when they are asked for, and once for all profiles.
 
     Args:
-        artifact: the artifact's folder.
-        target: the chosen target.
-        profile: the chosen profile.
-        programs: its programs for that target, by name.
-        device: where they run.
-        overlay: makes the cache to compile into where the artifact has no fitting entry; None is strict.
-        warn: told when something had to be compiled.
-
-    Raises:
-        ArtifactError: if a program or a cache entry is missing or damaged; the entry only without an overlay.
+        opened: the artifact. What has no fitting executable is compiled, if its policy allows that.
     """
 
-    def __init__(
-        self,
-        artifact: Path,
-        target: Target,
-        profile: Profile,
-        programs: Mapping[str, Program],
-        device: jax.Device,
-        overlay: Callable[[], Path] | None = None,
-        warn: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        self._artifact, self._target = artifact, target
-        self._profile, self._device, self._overlay, self._warn = profile, device, overlay, warn
-        self.hits = 0
-        self.misses = 0
-        self._programs = programs
-        self._data = {name: read_program(artifact, name, program) for name, program in self._programs.items()}
-        if overlay is None:
-            for name in self._programs:
-                self._entry(name)
+    def __init__(self, opened: OpenedArtifact) -> None:
+        self._opened, self._target = opened, opened.target
+        self._lock = threading.Lock()
+        self._data: dict[_Distinct, bytes] = {}  # checked, and not loaded yet
+        self._loaded: dict[_Distinct, Future[LoadedProgram]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")  # JAX's cache is the process's
 
-    def load(self, name: str) -> LoadedProgram:
-        """Loads one program.
+    def check(self, profile: Profile) -> Mapping[str, Program]:
+        """Checks every program and every cache entry of a profile against its digest.
+
+        So one that is damaged is found before anything is computed, also when it is loaded late.
+
+        Returns:
+            The profile's programs by name.
 
         Raises:
-            ArtifactError: if the entry is missing, damaged, or the cache does not find it.
+            ArtifactError: if a program is missing or damaged; or a cache entry, unless it may be compiled.
         """
-        program, data = self._programs[name], self._data[name]
-        with _LOADING:
+        programs = self._opened.programs(profile)
+        for name, program in programs.items():
+            key = _Distinct.of(name, program)
+            with self._lock:
+                known = key in self._data or key in self._loaded
+            if not known:  # or another profile brought it
+                data = read_program(self._opened.folder, name, program)
+                with self._lock:
+                    self._data.setdefault(key, data)
+        if not self._opened.policy.allow_compile:
+            for name in programs:
+                self._entry(profile, name)
+        return programs
+
+    def request(self, profile: Profile, names: Iterable[str]) -> list[Future[LoadedProgram]]:
+        """Starts to load programs of a profile that was checked, in this order; returns a future each.
+
+        A future raises ArtifactError if the entry is missing, damaged, or not what JAX's cache looks for.
+        """
+        programs = self._opened.programs(profile)
+        futures = []
+        with self._lock:
+            for name in names:
+                key = _Distinct.of(name, programs[name])
+                if key not in self._loaded:
+                    data = self._data.pop(key)
+                    self._loaded[key] = self._pool.submit(self._load, profile, name, data)
+                futures.append(self._loaded[key])
+        return futures
+
+    def close(self) -> None:
+        """Drops what has not started and lets go of all executables."""
+        with self._lock:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._loaded.clear()
+            self._data.clear()
+
+    def _load(self, profile: Profile, name: str, data: bytes) -> LoadedProgram:
+        program = self._opened.programs(profile)[name]
+        with self._opened.recorder.phase("executables", name), _LOADING:
             try:
-                compiled = self._load_entry(name, data, program)
+                compiled = self._load_entry(profile, name, data, program)
             except ArtifactError as error:
-                if self._overlay is None:
+                if not self._opened.policy.allow_compile:
                     raise
-                compiled = self._compile_to_overlay(name, data, program, self._overlay(), error.what)
+                compiled = self._from_overlay(name, data, program, error.what)
         return LoadedProgram(compiled, program.inputs)
 
-    def _entry(self, name: str) -> Executable:
+    def _entry(self, profile: Profile, name: str) -> Executable:
         """The checked cache entry of a program."""
-        entry = self._target.executables.get(self._profile.name, {}).get(name)
+        entry = self._target.executables.get(profile.name, {}).get(name)
         if entry is None:
             raise ArtifactError(
-                f"profile {self._profile.name} has no executable of {name} for this machine",
+                f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
-        check_entry(self._artifact, self._target, name, entry)
+        check_entry(self._opened.folder, self._target, name, entry)
         return entry
 
-    def _load_entry(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
+    def _load_entry(self, profile: Profile, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         """The executable from the artifact's cache."""
-        self._entry(name)  # again, right before it is loaded
+        self._entry(profile, name)  # again, right before it is loaded
         try:
-            with warnings.catch_warnings(), using_cache(self._artifact / self._target.folder, write=False):
+            folder = self._opened.folder / self._target.folder
+            with warnings.catch_warnings(), using_cache(folder, write=False):
                 # JAX warns of an entry that it cannot read, and takes it for a miss.
                 warnings.simplefilter("ignore")
                 return self._from_cache(name, data, program)
         finally:
-            self._entry(name)  # JAX opened it by its name: it must not have changed meanwhile
+            self._entry(profile, name)  # JAX opened it by its name: it must not have changed meanwhile
 
     def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
-        lowered = lower(data, name, program.donate, self._device)
-        events = CacheEvents()
-        with contextlib.suppress(_CacheMissError), events.observe(), _refuse_misses():
-            compiled = lowered.compile()
-            if events.hits == 1 and events.misses == 0:
-                self.hits += 1
-                return compiled
-        raise ArtifactError(
-            f"the compilation cache has no entry for {name} under this process's key, though every recorded "
-            "fact of the target agrees",
-            expected="a hit",
-            found="a miss",
-            remedy="unset JAX_* variables, run wanbuild compile here, or pass --allow-compile",
-        )
+        compiled = cached(lower(data, name, program.donate, self._opened.device.device))
+        if compiled is None:
+            raise ArtifactError(
+                f"the compilation cache has no entry for {name} under this process's key, though every "
+                "recorded fact of the target agrees",
+                expected="a hit",
+                found="a miss",
+                remedy="unset JAX_* variables, run wanbuild compile here, or pass --allow-compile",
+            )
+        self._opened.recorder.count_cache(hits=1)
+        return compiled
 
-    def _compile_to_overlay(
-        self, name: str, data: bytes, program: Program, overlay: Path, reason: str
-    ) -> jax.stages.Compiled:
+    def _from_overlay(self, name: str, data: bytes, program: Program, reason: str) -> jax.stages.Compiled:
+        """The executable from the user's cache, into which it is compiled if it is not there."""
+        overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
         with contextlib.suppress(ArtifactError), warnings.catch_warnings(), using_cache(overlay):
             # JAX warns of an entry that a killed run left incomplete, and would leave it there.
             warnings.simplefilter("ignore")
             return self._from_cache(name, data, program)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=overlay) as folder:
             with using_cache(Path(folder)):
-                compiled = lower(data, name, program.donate, self._device).compile()
+                compiled = lower(data, name, program.donate, self._opened.device.device).compile()
             for entry in Path(folder).iterdir():
                 entry.replace(overlay / entry.name)
-        self.misses += 1
-        self._warn(f"compiled {name}, kept in {overlay}: {reason}")
+        self._opened.recorder.count_cache(misses=1)
+        self._opened.warn(f"compiled {name}, kept in {overlay}: {reason}")
         return compiled

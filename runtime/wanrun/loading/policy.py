@@ -1,8 +1,9 @@
-"""The choices of how a pipeline is loaded."""
+"""The choices of how an artifact is loaded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from wanrun.errors import UsageError
 
@@ -12,8 +13,8 @@ EMBEDDINGS = ("all", "artifact", "none")
 
 
 @dataclass(frozen=True)
-class Loading:
-    """How a pipeline is loaded.
+class LoadPolicy:
+    """How an artifact is loaded.
 
     Args:
         allow_compile: compile from the StableHLO where no executable fits, into the user's cache.
@@ -59,3 +60,47 @@ class Loading:
             from wanrun.loading.tensorstore_reader import weights_location
 
             weights_location(self.weights)
+
+    @property
+    def low_memory(self) -> bool:
+        """Whether as little as possible is held at a time."""
+        return self.memory == "low"
+
+
+class PolicyChoices(TypedDict, total=False):
+    """The fields of ``LoadPolicy`` as keywords."""
+
+    allow_compile: bool
+    verify: str
+    memory: str
+    loop: str | None
+    first_expert: str | None
+    text_encoder: str
+    text_encoder_device: str
+    embeddings: str
+    weights: str | None
+    lazy: bool
+
+
+class ProfileChoices(TypedDict, total=False):
+    """What chooses a profile and a target, as keywords.
+
+    Attributes:
+        size: (width, height) in pixels; the first built profile's where None.
+        num_frames: frames; the first built profile's where None.
+        num_videos: videos per prompt, 1 by default.
+        guidance: whether classifier-free guidance is on; as the model is published where None.
+        num_references: reference images of a VACE model, 0 by default.
+        target: a target's name; the one that matches this machine where None.
+    """
+
+    size: tuple[int, int] | None
+    num_frames: int | None
+    num_videos: int
+    guidance: bool | None
+    num_references: int
+    target: str | None
+
+
+class LoadChoices(ProfileChoices, PolicyChoices, total=False):
+    """The keywords of ``wanrun.load`` that choose what is loaded, and how."""

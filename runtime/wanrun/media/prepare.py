@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, field
 from wanrun.media.images import ImageSource, described, file_digest, read_image
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size

@@ -8,22 +8,19 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wanrun.artifact.environment import device_environment, host_environment
-from wanrun.artifact.manifest import Manifest, Profile
 from wanrun.files import canonical_json, sha256_of
-from wanrun.loading.policy import Loading
-from wanrun.loading.weights import Loader
+from wanrun.loading.opened import OpenedArtifact
+from wanrun.loading.programs import Programs
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
 from wanrun.text.encoder import EmbeddingStore
-from wanrun.timing import Timings
+from wanrun.timing import now
 
 if TYPE_CHECKING:
     from wanrun.text.torch_encoder import TorchTextEncoder
@@ -68,32 +65,32 @@ class ArtifactTextEncoder:
     which one runs depends on the prompt alone.
 
     Args:
-        loader: of the profile.
+        programs: a profile's, with their weights.
         max_length: L, tokens of the longest program.
         environment: of the target, or of this machine where programs are compiled here.
     """
 
-    def __init__(self, loader: Loader, max_length: int, environment: Mapping[str, Any]) -> None:
-        self._loader, self._environment = loader, environment
-        self._programs = text_programs(loader.programs, max_length)
+    def __init__(self, programs: Programs, max_length: int, environment: Mapping[str, Any]) -> None:
+        self._programs, self._environment = programs, environment
+        self._names = text_programs(programs, max_length)
 
     def made_by(self) -> Mapping[str, Any]:
-        digests = {name: self._loader.programs[name].sha256 for name in self._programs.values()}
+        digests = {name: self._programs[name].sha256 for name in self._names.values()}
         return made_by_jax(sha256_of(canonical_json(digests)), self._environment)
 
     def _length(self, tokens: int) -> int:
-        return next(length for length in self._programs if length >= tokens)
+        return next(length for length in self._names if length >= tokens)
 
     def request(self, lengths: Iterable[int] | None = None) -> Sequence[Future[Any]]:
-        wanted = self._programs if lengths is None else sorted({self._length(n) for n in lengths})
-        programs = [self._programs[length] for length in wanted]
-        return self._loader.request(programs=programs, components=[TEXT_ENCODER])
+        wanted = self._names if lengths is None else sorted({self._length(n) for n in lengths})
+        programs = [self._names[length] for length in wanted]
+        return self._programs.request(programs=programs, components=[TEXT_ENCODER])
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         embeddings: list[np.ndarray] = []
         for one, keep in zip(ids, mask, strict=True):
             length = self._length(int(keep.sum()))
-            encode = self._loader.bound(self._programs[length])
+            encode = self._programs.bound(self._names[length])
             rows = np.asarray(encode(ids=one[None, :length], mask=keep[None, :length])["embeddings"])[0]
             padded = np.zeros((len(one), rows.shape[1]), rows.dtype)
             padded[:length] = rows
@@ -102,67 +99,43 @@ class ArtifactTextEncoder:
 
     def warm_up(self) -> None:
         """Executes every program once."""
-        for length in self._programs:
+        for length in self._names:
             self(np.ones((1, length), np.int32), np.ones((1, length), np.int32))
 
     def release(self) -> None:
-        self._loader.release(TEXT_ENCODER)
-
-
-def environment_of(environment: Mapping[str, Any], foreign: bool, device: Any) -> Mapping[str, Any]:
-    """The facts that executables ran under: the target's, or this machine's where they were compiled here."""
-    if not foreign:
-        return environment
-    return {**host_environment(environment["platform"]), **device_environment([device])}
+        self._programs.release(TEXT_ENCODER)
 
 
 class TorchBackend:
     """transformers' text encoder, loaded in the background (``wanrun.text.torch_encoder``).
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
+        opened: the artifact.
         dtype: to compute in.
-        device: a torch device.
-        verify: 'fast' or 'sha256'.
-        weights: where the components lie, if not in the artifact.
-        timings: where loading is recorded.
-        warn: told when it cannot be compiled.
 
     Raises:
         UsageError: if torch or transformers is not installed, or there is no such device.
     """
 
-    def __init__(
-        self,
-        artifact: Path,
-        manifest: Manifest,
-        dtype: str,
-        device: str,
-        *,
-        verify: str,
-        weights: str | None,
-        timings: Timings,
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, opened: OpenedArtifact, dtype: str) -> None:
         from wanrun.text.torch_encoder import TorchTextEncoder, check_torch
 
-        check_torch(device)
-        self._device = device
-        self._timings = timings
+        policy = opened.policy
+        self._device, self._recorder = policy.text_encoder_device, opened.recorder
+        check_torch(self._device)
         self._make = functools.partial(
             TorchTextEncoder,
-            artifact,
-            manifest,
+            opened.folder,
+            opened.manifest,
             dtype=dtype,
-            device=device,
-            verify=verify,
-            weights=weights,
-            clock=timings.now,
-            warn=warn,
+            device=self._device,
+            verify=policy.verify,
+            weights=policy.weights,
+            clock=now,
+            warn=opened.warn,
         )
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch")
-        self._lock = threading.Lock()
+        self._lock, self._running = threading.Lock(), threading.Lock()
         self._encoder: Future[TorchTextEncoder] | None = None
 
     def made_by(self) -> Mapping[str, Any]:
@@ -177,14 +150,15 @@ class TorchBackend:
             return [self._encoder]
 
     def _load(self) -> TorchTextEncoder:
-        with self._timings.phase("import", "torch"):
+        with self._recorder.phase("import", "torch"):
             encoder = self._make()
-        self._timings.add("restore", *encoder.restored, TEXT_ENCODER)
+        self._recorder.add("restore", *encoder.restored, TEXT_ENCODER)
         return encoder
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         (encoder,) = self.request()
-        return np.asarray(encoder.result().encode(ids, mask))
+        with self._running:  # torch has threads of its own, and compiles in the first call
+            return np.asarray(encoder.result().encode(ids, mask))
 
     def warm_up(self) -> None:
         """Compiles it."""
@@ -197,53 +171,24 @@ class TorchBackend:
             encoder.result().close()
 
 
-def text_backend(
-    artifact: Path,
-    manifest: Manifest,
-    profile: Profile,
-    loader: Loader,
-    loading: Loading,
-    environment: Mapping[str, Any],
-    timings: Timings,
-    warn: Callable[[str], None],
-) -> TextBackend:
-    """The text encoder that a pipeline was told to use.
+def text_backend(opened: OpenedArtifact, programs: Programs, dtype: str) -> TextBackend:
+    """The text encoder that an artifact was opened to use.
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-        profile: the chosen profile.
-        loader: brings the artifact's own to the device.
-        loading: which one, and from where.
-        environment: what the bits of the artifact's own depend on.
-        timings: where the time is recorded.
-        warn: told what should be known.
+        opened: the artifact.
+        programs: the artifact's own, of a profile.
+        dtype: the profile's compute dtype.
     """
-    if loading.text_encoder == "jax":
-        return ArtifactTextEncoder(loader, manifest.tokenizer.max_length, environment)
-    return TorchBackend(
-        artifact,
-        manifest,
-        profile.options.dtype,
-        loading.text_encoder_device,
-        verify=loading.verify,
-        weights=loading.weights,
-        timings=timings,
-        warn=warn,
-    )
+    if opened.policy.text_encoder == "jax":
+        return ArtifactTextEncoder(programs, opened.manifest.tokenizer.max_length, opened.environment)
+    return TorchBackend(opened, dtype)
 
 
-def embedding_stores(
-    artifact: Path,
-    manifest: Manifest,
-    backend: TextBackend,
-    which: str,
-    warn: Callable[[str], None],
-) -> list[EmbeddingStore]:
-    """Where embeddings may be taken from, the first first; which is one of ``loading.EMBEDDINGS``."""
-    stores: list[EmbeddingStore] = []
+def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
+    """Where embeddings may be taken from, the first first, as the artifact's policy says."""
+    which, stores = opened.policy.embeddings, list[EmbeddingStore]()
     if which != "none":
-        stores.append(ArtifactEmbeddings(artifact, manifest))
+        stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
     if which == "all":
-        stores.append(EmbeddingCache(manifest, backend.made_by(), warn=warn))
+        stores.append(EmbeddingCache(opened.manifest, backend.made_by(), warn=opened.warn))
     return stores

@@ -16,9 +16,9 @@ from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.targets import TargetSpec
 from wanrun.artifact.environment import ENVIRONMENT_FACTS
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.parameters import DtypePolicy
-from wanrun.artifact.programs import Kernels, Program
+from wanrun.artifact.programs import Kernels, Profile, Program
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.targets import Executable, Target
 

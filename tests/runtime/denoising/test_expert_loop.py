@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.small_loop import CHEAP, FULL, MAX_STEPS, SCALES, SHAPE, SmallLoader, small_loader
+from helpers.small_loop import CHEAP, FULL, MAX_STEPS, SCALES, SHAPE, SmallPrograms, small_programs
 from wanrun.denoising.conditions import Conditions
-from wanrun.denoising.expert_loop import ExpertLoop
+from wanrun.denoising.expert_loop import Denoising, ExpertLoop
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
@@ -27,11 +27,16 @@ REUSED = {2, 3, 6}
 
 
 def denoise(
-    loader: SmallLoader, table: SolverTable, loop: str, ranges: Sequence[ExpertRange] = RANGES, **options: Any
+    programs: SmallPrograms,
+    table: SolverTable,
+    loop: str,
+    ranges: Sequence[ExpertRange] = RANGES,
+    **options: Any,
 ) -> np.ndarray:
     profile: Any = types.SimpleNamespace(guidance=False, options=types.SimpleNamespace(max_steps=MAX_STEPS))
-    expert_loop = ExpertLoop(loader, profile, tuple(SCALES), "both")  # type: ignore[arg-type]
-    return expert_loop(NOISE, table, ranges, np.empty(0), Conditions(), loop, Timings(), **options)
+    expert_loop = ExpertLoop(programs, profile, tuple(SCALES), "both")  # type: ignore[arg-type]
+    run = Denoising(table, ranges, np.empty(0), loop, Timings(), **options)
+    return expert_loop(run, NOISE, Conditions())
 
 
 def after_the_initial_noise() -> Noise:
@@ -62,21 +67,21 @@ def in_numpy(table: SolverTable, reused: set[int]) -> np.ndarray:
 @pytest.mark.parametrize("loop", ["step", "scan"])
 @pytest.mark.parametrize("solver", ["unipc", "euler"])
 def test_one_program_takes_all_steps(loop: str, solver: str) -> None:
-    loader, table = small_loader(), solver_table(solver, 8, 5.0)
-    found = denoise(loader, table, loop)
+    programs, table = small_programs(), solver_table(solver, 8, 5.0)
+    found = denoise(programs, table, loop)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, in_numpy(table, set()), rtol=0, atol=2e-6)
     names = [(name, steps.transformer) for steps in RANGES for name in ("prepare", FULL[loop])]
-    assert loader.bound_names == names
+    assert programs.bound_names == names
 
 
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_a_rule_mixes_programs(loop: str) -> None:
     """The cheap one has state of its own, the last velocity, and takes no weights."""
-    loader, table = small_loader(), solver_table("unipc", 8, 5.0)
+    programs, table = small_programs(), solver_table("unipc", 8, 5.0)
     done: list[int] = []
     found = denoise(
-        loader,
+        programs,
         table,
         loop,
         rule=lambda index: (CHEAP if index in REUSED else FULL)[loop],
@@ -84,7 +89,7 @@ def test_a_rule_mixes_programs(loop: str) -> None:
     )
     np.testing.assert_allclose(found, in_numpy(table, REUSED), rtol=0, atol=2e-6)
     assert np.abs(found - in_numpy(table, set())).max() > 1e-2  # that it was reused is seen
-    assert set(loader.bound_names) >= {(FULL[loop], "transformer_2"), (CHEAP[loop], None)}
+    assert set(programs.bound_names) >= {(FULL[loop], "transformer_2"), (CHEAP[loop], None)}
     # In the scan form steps in a row with one program are one call, which does not go past an expert.
     assert done == ([1, 2, 3, 4, 5, 6, 7, 8] if loop == "step" else [2, 4, 5, 6, 7, 8])
 
@@ -93,7 +98,7 @@ def test_both_forms_are_the_same() -> None:
     table = solver_table("dpm++", 8, 3.0)
     step, scan = (
         denoise(
-            small_loader(), table, loop, rule=lambda index, loop=loop: (FULL, CHEAP)[index % 3 == 1][loop]
+            small_programs(), table, loop, rule=lambda index, loop=loop: (FULL, CHEAP)[index % 3 == 1][loop]
         )
         for loop in ("step", "scan")
     )
@@ -104,7 +109,7 @@ def test_both_forms_are_the_same() -> None:
 def test_state_in_bfloat16(loop: str) -> None:
     """The dtype is that of the program's arguments."""
     table = solver_table("unipc", 8, 5.0)
-    found = denoise(small_loader("bfloat16"), table, loop, rule=lambda index: FULL[loop])
+    found = denoise(small_programs("bfloat16"), table, loop, rule=lambda index: FULL[loop])
     assert found.dtype == np.float32
     assert np.array_equal(found, found.astype(ml_dtypes.bfloat16).astype(np.float32))
     np.testing.assert_allclose(found, in_numpy(table, set()), rtol=0, atol=5e-2)
@@ -115,7 +120,7 @@ def test_latents_that_are_not_finite() -> None:
     table.coefficients[0, 0] = np.inf
     for loop, when in (("step", "after the first step"), ("scan", "after 5 steps")):
         with pytest.raises(WanError, match=f"the latents are not finite {when}"):
-            denoise(small_loader(), table, loop)
+            denoise(small_programs(), table, loop)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -126,7 +131,7 @@ def test_noise_between_the_calls(dtype: str) -> None:
         for reused in (set(), REUSED):
             draw = after_the_initial_noise()
             found = denoise(
-                small_loader(dtype),
+                small_programs(dtype),
                 table,
                 loop,
                 draw=draw,
@@ -149,11 +154,11 @@ def test_noise_of_distilled_timesteps() -> None:
     table = solver_table("lcm", 1, 1.0, 1000, [1000, 937.5, 833.33, 625])
     ranges = (ExpertRange("transformer", 0, 2, 1.0), ExpertRange("transformer_2", 2, 4, 1.0))
     step, scan = (
-        denoise(small_loader(), table, loop, ranges, draw=after_the_initial_noise())
+        denoise(small_programs(), table, loop, ranges, draw=after_the_initial_noise())
         for loop in ("step", "scan")
     )
     np.testing.assert_allclose(step, scan, rtol=0, atol=1e-6)
-    assert np.abs(denoise(small_loader(), table, "step", ranges, draw=Noise(4)) - step).max() > 0.1
+    assert np.abs(denoise(small_programs(), table, "step", ranges, draw=Noise(4)) - step).max() > 0.1
 
 
 def test_a_solver_without_noise_draws_none() -> None:
@@ -161,5 +166,5 @@ def test_a_solver_without_noise_draws_none() -> None:
         raise AssertionError("noise is drawn")
 
     table = solver_table("unipc", 8, 5.0)
-    found = denoise(small_loader(), table, "step", draw=draw)
+    found = denoise(small_programs(), table, "step", draw=draw)
     np.testing.assert_allclose(found, in_numpy(table, set()), rtol=0, atol=2e-6)

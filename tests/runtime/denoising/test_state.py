@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wanrun.artifact.manifest import Program
+from wanrun.artifact.programs import Program
 from wanrun.denoising.state import check_finite, final_latents, start_state
 from wanrun.errors import ArtifactError, WanError
 

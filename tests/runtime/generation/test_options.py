@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.manifests import built_with, plain_manifest
-from wanrun.artifact.manifest import Component, Manifest, Profile
+from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop, resolve_options
 from wanrun.generation.request import Request, read_request, rows

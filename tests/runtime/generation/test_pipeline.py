@@ -16,10 +16,12 @@ import wanrun
 from helpers.damage import flip, own
 from helpers.manifests import programs_of
 from wanbuild.cli import wanbuild
+from wanrun.artifact.programs import Profile
 from wanrun.console import run
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.pipeline import Pipeline
-from wanrun.loading.weights import Loader
+from wanrun.loading.executables import Executables
+from wanrun.loading.programs import Programs
 from wanrun.text.backends import ArtifactTextEncoder, text_programs
 from wanrun.timing import Timings
 
@@ -31,13 +33,13 @@ TEXT = ["encode_text_64", "encode_text_128", "encode_text_256", "encode_text"]
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The programs that are loaded, in order."""
     loaded: list[str] = []
-    load = Loader._load_program
+    load = Executables._load
 
-    def record(self: Loader, name: str) -> Any:
+    def record(self: Executables, profile: Profile, name: str, data: bytes) -> Any:
         loaded.append(name)
-        return load(self, name)
+        return load(self, profile, name, data)
 
-    monkeypatch.setattr(Loader, "_load_program", record)
+    monkeypatch.setattr(Executables, "_load", record)
     return loaded
 
 
@@ -49,14 +51,15 @@ def embedded(artifact: Path) -> Path:
 
 
 def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: list[str]) -> None:
-    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+    timings = Timings()
+    with wanrun.load(toy_artifact, embeddings="none", timings=timings) as pipeline:
         assert reads[:2] == ["text_encoder", "transformer"]
         assert loads[:6] == [*TEXT, "prepare", "denoise_step"]
-        pipeline.generate(PROMPT, num_steps=1)
-        pipeline.generate("another " * 100, num_steps=1)
+        pipeline.generate(PROMPT, num_steps=1, timings=timings)
+        pipeline.generate("another " * 100, num_steps=1, timings=timings)
         assert reads == ["text_encoder", "transformer", "vae"]
         assert loads == [*TEXT, "prepare", "denoise_step", "decode_video"]
-        assert pipeline.timings.cache_hits == 7 and pipeline.timings.cache_misses == 0
+        assert (timings.cache_hits, timings.cache_misses) == (7, 0)
 
 
 def test_only_the_length_that_a_known_prompt_needs(toy_artifact: Path, loads: list[str]) -> None:
@@ -162,9 +165,9 @@ def test_ready_is_before_the_prompts_are_encoded(toy_artifact: Path, monkeypatch
 
 def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    bound = Loader.bound
+    bound = Programs.bound
 
-    def record(self: Loader, name: str, **components: str) -> Callable[..., Any]:
+    def record(self: Programs, name: str, **components: str) -> Callable[..., Any]:
         program = bound(self, name, **components)
 
         def call(**arguments: Any) -> Any:
@@ -173,12 +176,14 @@ def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest
 
         return call
 
-    monkeypatch.setattr(Loader, "bound", record)
+    monkeypatch.setattr(Programs, "bound", record)
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
-        pipeline.warmup()
+        timings = Timings()
+        pipeline.warmup(timings)
         assert ran == [*TEXT, "prepare", "denoise_step", "decode_video"]
         assert sorted([*ran, "denoise_loop"]) == sorted(programs_of(pipeline.manifest, pipeline.profile.name))
-        assert pipeline.timings.step_seconds == []
+        assert timings.step_seconds == []
+        assert timings.seconds.keys() == {"warmup", "restore", "transfer", "executables", "decode"}
         expected = pipeline.generate(PROMPT, num_steps=2)
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         assert np.array_equal(pipeline.generate(PROMPT, num_steps=2).latents, expected.latents)
@@ -191,7 +196,8 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
     """
     pipeline: Pipeline
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
-        lengths = text_programs(programs_of(pipeline.manifest, pipeline.profile.name), 512)
+        session = pipeline.session(pipeline.profile)
+        lengths = text_programs(session.programs, 512)
         assert list(lengths.items()) == list(zip([64, 128, 256, 512], TEXT, strict=True))
         random = np.random.default_rng(5)
         for tokens in (1, 17, 63, 64):
@@ -200,7 +206,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
             mask = (np.arange(512) < tokens).astype(np.int32)[None]
             results = [
                 np.asarray(
-                    pipeline._loader.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
+                    session.programs.bound(name)(ids=ids[:, :length], mask=mask[:, :length])["embeddings"]
                 )[0]
                 for length, name in lengths.items()
             ]

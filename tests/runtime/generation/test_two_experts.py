@@ -17,11 +17,11 @@ import pytest
 import wanrun
 from helpers.damage import flip, linked, own
 from wanrun.errors import ArtifactError, WanError
-from wanrun.generation import pipeline as pipeline_module
+from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
+from wanrun.loading.programs import Programs
 from wanrun.loading.restore import Restore
-from wanrun.loading.weights import Loader
 from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"
@@ -37,7 +37,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         def choose(*arguments: Any, **options: Any) -> Placement:
             return dataclasses.replace(choose_placement(*arguments, **options), kind=kind)
 
-        monkeypatch.setattr(pipeline_module, "choose_placement", choose)
+        monkeypatch.setattr(session_module, "choose_placement", choose)
 
     return force
 
@@ -46,13 +46,13 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Programs that are bound to an expert, and to which."""
     found: list[tuple[str, str]] = []
-    bind = Loader.bound
+    bind = Programs.bound
 
-    def record(self: Loader, name: str, **components: str) -> Any:
+    def record(self: Programs, name: str, **components: str) -> Any:
         found.extend((name, expert) for expert in components.values())
         return bind(self, name, **components)
 
-    monkeypatch.setattr(Loader, "bound", record)
+    monkeypatch.setattr(Programs, "bound", record)
     return found
 
 
@@ -184,8 +184,7 @@ def test_what_python_costs_between_two_steps(two_experts_artifact: Path) -> None
     with wanrun.load(two_experts_artifact, embeddings="none") as pipeline:
         pipeline.warmup()
         for _ in range(3):
-            pipeline.timings = timings = Timings()
-            pipeline.generate(PROMPT, num_steps=30, flow_shift=3.0, boundary=0.8)
+            timings = pipeline.generate(PROMPT, num_steps=30, flow_shift=3.0, boundary=0.8).timings
             overheads.append(timings.loop_overhead_seconds or 1.0)
     assert min(overheads) < 1e-3
 
@@ -210,14 +209,17 @@ def test_warm_up_reaches_both_experts(
     """Whatever the boundary, and the one that the first prompt needs comes last."""
     program = {"step": "denoise_step", "scan": "denoise_loop"}[loop]
     pipeline: Pipeline
-    with wanrun.load(two_experts_artifact, embeddings="none", loop=loop, first_expert=first) as pipeline:
-        pipeline.warmup()
+    timings = Timings()
+    with wanrun.load(
+        two_experts_artifact, embeddings="none", loop=loop, first_expert=first, timings=timings
+    ) as pipeline:
+        pipeline.warmup(timings)
         other = LOW if first == HIGH else HIGH
         assert bound == [(name, expert) for expert in (other, first) for name in ("prepare", program)]
-        hits = pipeline.timings.cache_hits
-        assert pipeline.timings.step_seconds == []
-        pipeline.generate(PROMPT, **STEPS)
-        assert pipeline.timings.cache_hits == hits and pipeline.timings.cache_misses == 0
+        hits = timings.cache_hits
+        assert hits == 7 and timings.step_seconds == []
+        pipeline.generate(PROMPT, **STEPS, timings=timings)
+        assert (timings.cache_hits, timings.cache_misses) == (hits, 0)
 
 
 @pytest.mark.parametrize("kind", PLACEMENTS)

@@ -29,7 +29,7 @@ from helpers.stored_weights import (
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import UsageError
 from wanrun.loading import tensorstore_reader as tensorstore_restore
-from wanrun.loading.policy import Loading
+from wanrun.loading.policy import LoadPolicy
 from wanrun.loading.restore import Restore
 from wanrun.loading.tensorstore_reader import TensorStoreReader, component_location
 
@@ -286,11 +286,11 @@ def test_weights_are_looked_at_before_anything_is_loaded(monkeypatch: pytest.Mon
     """``load`` begins with its options: a wrong address costs nothing."""
     for weights in ("missing", "ftp://host/x"):
         with pytest.raises(UsageError, match="check --weights"):
-            Loading(weights=weights)
-    assert Loading(weights="gs://bucket/a").weights == "gs://bucket/a"
+            LoadPolicy(weights=weights)
+    assert LoadPolicy(weights="gs://bucket/a").weights == "gs://bucket/a"
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(UsageError, match=r"weights at 's3://bucket' .* pip install 'wanrun\[remote\]'"):
-        Loading(weights="s3://bucket?key=x")
+        LoadPolicy(weights="s3://bucket?key=x")
     with pytest.raises(UsageError, match="'wanrun"):
         TensorStoreReader("s3://bucket/vae", "vae")
-    assert Loading(weights="/").weights == "/"  # chunk files are read without it
+    assert LoadPolicy(weights="/").weights == "/"  # chunk files are read without it

@@ -18,7 +18,8 @@ from PIL import Image, ImageOps
 
 from helpers.damage import flag
 from helpers.pictures import picture, pictures, same, write_folder, write_video
-from wanrun.artifact.manifest import Manifest, Profile
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.prepare import load_media, media_facts

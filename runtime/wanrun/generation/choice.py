@@ -1,0 +1,122 @@
+"""What a generation asks for beside its images and videos, and which built profile that is."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import select_profile
+from wanrun.console import parse_size
+from wanrun.errors import UsageError, field
+from wanrun.generation.options import has_guidance, profile_options
+from wanrun.generation.request import Request, read_request
+from wanrun.media.types import MEDIA_KINDS, OVERLAPS, Inputs, Media, check_media
+
+
+def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
+    """The request of these options, where size, frames and number of videos are by default as loaded.
+
+    Args:
+        loaded: the profile that was loaded.
+        options: fields of ``Request`` by name; None is the default.
+
+    Raises:
+        UsageError: naming every option that is unknown or out of range.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    return read_request({**profile_options(loaded), **given}.items(), Request)
+
+
+def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:
+    """The images and videos of a generation: as they are given, or the files that its request names.
+
+    Raises:
+        UsageError: if there are both.
+    """
+    named = [name for name in (*MEDIA_KINDS, "mode") if getattr(request, name) not in (None, ())]
+    if not named:
+        return media
+    if media is not None or inputs is not None:
+        raise UsageError(
+            f"{field(named[0])} is given beside {'inputs' if media is None else 'media'}",
+            remedy="give images and videos in one way: by name, as media, or as inputs",
+        )
+    return media_of(request)
+
+
+def media_of(request: Request) -> Media:
+    """The media that a request names, as files."""
+    single = (name for name in MEDIA_KINDS if name != "reference_image")
+    files = {name: Path(path) for name in single if (path := getattr(request, name)) is not None}
+    images = request.reference_image
+    return Media(
+        **files,
+        reference_image=tuple(map(Path, (images,) if isinstance(images, str) else images)),
+        mode=request.mode,
+        segment_overlap=request.segment_overlap or OVERLAPS[0],
+    )
+
+
+def chosen_profile(
+    manifest: Manifest,
+    artifact: Path,
+    loaded: Profile,
+    built: Container[str],
+    request: Request,
+    given: Media | Inputs | None,
+) -> Profile:
+    """The profile of a generation: the loaded one, but for what the request and its media say otherwise.
+
+    A guidance scale above 1 asks for a profile with guidance. One of at most 1 asks for a profile without it,
+    but takes one with guidance where that alone is built.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        loaded: the profile that was loaded.
+        built: names of the profiles that can run.
+        request: what is asked for, with a size and a number of frames.
+        given: images and videos.
+
+    Raises:
+        ArtifactError: listing the built profiles, if there is none for this request.
+        UsageError: for media that the model does not take.
+    """
+    assert request.size is not None and request.num_frames is not None
+    (width, height), references = parse_size(request.size), _num_references(manifest, given)
+    wanted = structs.replace(
+        loaded,
+        width=width,
+        height=height,
+        num_frames=request.num_frames,
+        num_videos=request.num_videos,
+        num_references=loaded.num_references if references is None else references,
+    )
+    guidance = loaded.guidance
+    if request.guidance_scale is not None:
+        guidance = has_guidance(manifest, request.guidance_scale)
+        with_guidance, without = (structs.replace(wanted, guidance=on).name for on in (True, False))
+        guidance = guidance or (without not in built and with_guidance in built)
+    return select_profile(
+        manifest,
+        artifact,
+        (width, height),
+        wanted.num_frames,
+        wanted.num_videos,
+        guidance,
+        wanted.num_references,
+    )
+
+
+def _num_references(manifest: Manifest, given: Media | Inputs | None) -> int | None:
+    """How many reference images there are; None for a model that takes none, or where nothing is given."""
+    if isinstance(given, Media):
+        check_media(manifest, given)
+    if given is None or "reference_image" not in manifest.model.get("inputs", {}):
+        return None
+    return len(given.reference_image if isinstance(given, Media) else given.arrays.get("references", ()))

@@ -1,0 +1,36 @@
+"""What images and videos were encoded to last, kept for the next generation that is given the same ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wanrun.media.types import Inputs
+
+
+class LastEncoded:
+    """What the encoding programs made of the last inputs: one entry, on the device, for all profiles.
+
+    The key is the ``Inputs`` object itself, by identity, and the digests of the programs. Its arrays may be
+    gigabytes and are the caller's: they are neither compared nor kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._entry: tuple[weakref.ref[Inputs], tuple[str, ...], Mapping[str, Any]] | None = None
+
+    def find(self, inputs: Inputs, programs: Sequence[str]) -> Mapping[str, Any] | None:
+        """What these programs made of this object, if that was the last."""
+        entry = self._entry
+        if entry is None:
+            return None
+        last, made_by, encoded = entry
+        return encoded if last() is inputs and made_by == tuple(programs) else None
+
+    def keep(self, inputs: Inputs, programs: Sequence[str], encoded: Mapping[str, Any]) -> None:
+        """Takes the place of what was kept before."""
+        self._entry = weakref.ref(inputs), tuple(programs), encoded
+
+    def forget(self) -> None:
+        """Lets go of it."""
+        self._entry = None

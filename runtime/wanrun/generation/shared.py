@@ -1,0 +1,50 @@
+"""What all sessions of an opened artifact share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wanrun.generation.last_encoded import LastEncoded
+from wanrun.loading.buffers import Memory
+from wanrun.loading.executables import Executables
+from wanrun.loading.opened import OpenedArtifact
+from wanrun.loading.weights import WeightStore
+from wanrun.text.stage import TextStages
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An opened artifact and what is loaded from it, once for all profiles.
+
+    Attributes:
+        opened: the artifact.
+        weights: its weights.
+        executables: its executables.
+        texts: what turns prompts into embeddings.
+        last_encoded: what images and videos were encoded to last.
+    """
+
+    opened: OpenedArtifact
+    weights: WeightStore
+    executables: Executables
+    texts: TextStages
+    last_encoded: LastEncoded
+
+    @classmethod
+    def of(cls, opened: OpenedArtifact, memories: Mapping[str, Memory]) -> Shared:
+        """Nothing is loaded yet.
+
+        Args:
+            opened: the artifact.
+            memories: memory for components that was made ahead.
+        """
+        weights = WeightStore(opened, opened.program_set.kernels.weight_bits, memories)
+        return cls(opened, weights, Executables(opened), TextStages(opened), LastEncoded())
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self.last_encoded.forget()
+        self.texts.close()
+        self.executables.close()
+        self.weights.close()

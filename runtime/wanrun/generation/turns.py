@@ -1,0 +1,88 @@
+"""The order in which the calls of several threads have a pipeline's device, and the end of all calls."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wanrun.errors import UsageError
+
+
+class Turns:
+    """Lets any number of calls in, and one of them at a time to the device, in the order in which they ask.
+
+    ``close`` ends this: it waits until no call is inside.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: dict[object, int] = {}  # the thread of every call that is inside
+        self._queue: deque[int] = deque()  # threads that asked for the device; the first has it
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the pipeline is closed", remedy="load the artifact again")
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call that is inside while the block runs.
+
+        Raises:
+            UsageError: after ``close``.
+        """
+        call = object()
+        try:
+            with self._changed:
+                self._check_open()
+                self._calls[call] = threading.get_ident()
+            yield
+        finally:
+            with self._changed:
+                self._calls.pop(call, None)
+                self._changed.notify_all()
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Waits for the device, which the block has to itself; gives whether there was anything to wait for.
+
+        Raises:
+            UsageError: if it is closed meanwhile, or this thread has the device already.
+        """
+        thread = threading.get_ident()
+        with self._changed:
+            if thread in self._queue:
+                raise UsageError(
+                    "a generation of this pipeline is going on in this thread",
+                    remedy="make the call before or after it, not in on_step",
+                )
+        try:
+            with self._changed:
+                self._queue.append(thread)
+                waited = self._queue[0] != thread
+                self._changed.wait_for(lambda: self._closed or self._queue[0] == thread)
+                self._check_open()
+            yield waited
+        finally:
+            with self._changed:
+                if thread in self._queue:
+                    self._queue.remove(thread)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuses every later call and those that wait for the device, and waits for the others to end.
+
+        Raises:
+            UsageError: if this thread is inside a call.
+        """
+        with self._changed:
+            if threading.get_ident() in self._calls.values():
+                raise UsageError(
+                    "a call of this pipeline is going on in this thread",
+                    remedy="close it after the call, not in on_step",
+                )
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._calls)

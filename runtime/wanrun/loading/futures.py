@@ -1,0 +1,37 @@
+"""What is on its way: when all of it is there, and what of it has failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+
+def when_done(futures: Sequence[Future[Any]], done: Callable[[], None]) -> None:
+    """Calls done in the moment when all have succeeded, if they do."""
+    lock, left = threading.Lock(), len(futures)
+
+    def count(future: Future[Any]) -> None:
+        nonlocal left
+        if future.cancelled() or future.exception() is not None:
+            return
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            done()
+
+    for future in futures:
+        future.add_done_callback(count)
+
+
+def unfinished(futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+    """The futures that are not done; raises the first failure of those that are."""
+    pending = []
+    for future in futures:
+        if future.done():
+            future.result()
+        else:
+            pending.append(future)
+    return pending

@@ -1,0 +1,70 @@
+"""An artifact that was opened on a device: what everything that is loaded from it has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wanrun.artifact.environment import device_environment, host_environment
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.select import SelectedTarget
+from wanrun.artifact.targets import Target
+from wanrun.loading.device import OpenDevice
+from wanrun.loading.policy import LoadPolicy
+from wanrun.timing import Recorder
+
+
+@dataclass(frozen=True)
+class OpenedArtifact:
+    """An artifact, one of its targets, and the device that both are for.
+
+    Attributes:
+        folder: the artifact's folder.
+        manifest: its manifest.
+        selected: the chosen target, the same for every profile.
+        device: where programs run.
+        policy: how it is loaded.
+        recorder: passes what is loaded on to the timings of what is under way.
+        warn: told what does not stop a run but should be known.
+        report: told what was decided.
+    """
+
+    folder: Path
+    manifest: Manifest
+    selected: SelectedTarget
+    device: OpenDevice
+    policy: LoadPolicy
+    recorder: Recorder
+    warn: Callable[[str], None]
+    report: Callable[[str], None]
+
+    @property
+    def target(self) -> Target:
+        """The target; without executables where they do not fit the device."""
+        target = self.selected.target
+        return msgspec.structs.replace(target, executables={}) if self.device.foreign else target
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """The facts that executables run under: the target's, or this machine's if it compiles them."""
+        environment = self.selected.target.environment
+        if not self.device.foreign:
+            return environment
+        return {
+            **host_environment(environment["platform"]),
+            **device_environment([self.device.device]),
+        }
+
+    def programs(self, profile: Profile) -> Mapping[str, Program]:
+        """A profile's programs for this target, by name."""
+        return self.manifest.programs(self.selected.target, profile)
+
+    @property
+    def program_set(self) -> ProgramSet:
+        """The set that this target's programs are of."""
+        return self.manifest.program_sets[self.selected.target.program_set]

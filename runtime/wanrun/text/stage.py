@@ -1,0 +1,115 @@
+"""Prompts to embeddings for the profiles of an opened artifact: one stage for all that compute them alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from wanrun.loading.buffers import DTYPES
+from wanrun.loading.opened import OpenedArtifact
+from wanrun.loading.programs import Programs
+from wanrun.text.backends import TextBackend, embedding_stores, text_backend, text_programs
+from wanrun.text.embeddings import TEXT_ENCODER
+from wanrun.text.encoder import PromptEncoder
+from wanrun.text.tokenizer import ArtifactTokenizer
+from wanrun.timing import Timings
+
+
+class TextStage:
+    """Tokenizer, text encoder and stored embeddings in one compute dtype.
+
+    Args:
+        opened: the artifact.
+        tokenizer: its tokenizer.
+        backend: runs the text encoder.
+        dtype: name of the compute dtype.
+
+    Attributes:
+        tokenizer: as given.
+        backend: as given.
+        prompts: embeddings by prompt, stored or made now.
+    """
+
+    def __init__(
+        self, opened: OpenedArtifact, tokenizer: ArtifactTokenizer, backend: TextBackend, dtype: str
+    ) -> None:
+        self.tokenizer, self.backend, self._dtype = tokenizer, backend, DTYPES[dtype]
+        self._width = opened.manifest.configs[TEXT_ENCODER]["d_model"]
+        self._low_memory = opened.policy.low_memory
+        self.prompts = PromptEncoder(
+            tokenizer,
+            backend,
+            embedding_stores(opened, backend),
+            length=tokenizer.max_length,
+            width=self._width,
+            dtype=self._dtype,
+            warn=opened.warn,
+        )
+
+    def encode(self, prompts: Sequence[str], timings: Timings) -> np.ndarray:
+        """Embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
+
+        Raises:
+            ArtifactError: if the text encoder cannot be loaded, or a stored embedding is damaged.
+            WanError: if the encoder gives NaN or infinity.
+        """
+        with timings.phase("text"):
+            embeddings = self.prompts(prompts)
+            self.spare()
+            return embeddings
+
+    def warm_up(self) -> None:
+        """Runs the encoder once, at every length that it has a program for."""
+        self.backend.warm_up()
+        self.spare()
+
+    def blank(self, prompts: int) -> np.ndarray:
+        """Embeddings of nothing, for a warm-up of what comes after."""
+        return np.zeros((prompts, self.tokenizer.max_length, self._width), self._dtype)
+
+    def spare(self) -> None:
+        """Lets go of the text encoder where memory is low."""
+        if self._low_memory:
+            self.backend.release()
+
+
+class TextStages:
+    """The text stages of an opened artifact.
+
+    Profiles share one if their embeddings have the same bits: the same compute dtype, and the same programs
+    of the text encoder.
+
+    Args:
+        opened: the artifact.
+    """
+
+    def __init__(self, opened: OpenedArtifact) -> None:
+        self._opened, self._lock = opened, threading.Lock()
+        self._tokenizer = ArtifactTokenizer(opened.folder, opened.manifest)
+        self._stages: dict[tuple[str, ...], TextStage] = {}
+
+    def of(self, programs: Programs, dtype: str) -> TextStage:
+        """The stage of a profile.
+
+        Args:
+            programs: the profile's.
+            dtype: its compute dtype.
+
+        Raises:
+            UsageError: if the text encoder is torch's, and torch or the chosen device is not there.
+        """
+        names = text_programs(programs, self._tokenizer.max_length).values()
+        key = (dtype, *(programs[name].sha256 for name in names))
+        with self._lock:
+            if key not in self._stages:
+                backend = text_backend(self._opened, programs, dtype)
+                self._stages[key] = TextStage(self._opened, self._tokenizer, backend, dtype)
+            return self._stages[key]
+
+    def close(self) -> None:
+        """Lets go of every text encoder."""
+        with self._lock:
+            for stage in self._stages.values():
+                stage.backend.release()

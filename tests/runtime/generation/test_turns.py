@@ -1,0 +1,194 @@
+"""One at a time and in the order of arrival, whatever happens to a thread, until it is closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from helpers.opened import LIMIT_SECONDS, eventually
+from wanrun.errors import UsageError
+from wanrun.generation.turns import Turns
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+class Holder:
+    """A thread that has the device until it is told to let go."""
+
+    def __init__(self, turns: Turns, threads: ThreadPoolExecutor) -> None:
+        self._let_go, self.has = threading.Event(), threading.Event()
+        self._turns = turns
+        self._done = threads.submit(self._hold)
+        assert self.has.wait(LIMIT_SECONDS)
+
+    def _hold(self) -> None:
+        with self._turns.call(), self._turns.turn() as waited:
+            assert not waited
+            self.has.set()
+            self._let_go.wait(LIMIT_SECONDS)
+
+    def let_go(self) -> None:
+        self._let_go.set()
+        self._done.result(LIMIT_SECONDS)
+
+
+def arrive(
+    turns: Turns, threads: ThreadPoolExecutor, work: Callable[[bool], Any], position: int
+) -> Future[Any]:
+    """Asks for the device in another thread, and returns when that is the one at this position."""
+
+    def run() -> Any:
+        with turns.call(), turns.turn() as waited:
+            return work(waited)
+
+    future = threads.submit(run)
+    assert eventually(lambda: len(turns._queue) == position + 1, LIMIT_SECONDS)
+    return future
+
+
+def test_in_the_order_of_arrival(threads: ThreadPoolExecutor) -> None:
+    turns, served = Turns(), list[int]()
+    holder = Holder(turns, threads)
+    futures = [
+        arrive(turns, threads, lambda waited, n=n: served.append(n if waited else -1), 1 + n)  # type: ignore[misc]
+        for n in range(10)
+    ]
+    assert served == []
+    holder.let_go()
+    for future in futures:
+        future.result(LIMIT_SECONDS)
+    assert served == list(range(10))
+    with turns.turn() as waited:
+        assert not waited
+
+
+def test_one_at_a_time_and_nobody_starves(threads: ThreadPoolExecutor) -> None:
+    """Threads that ask again and again, and one that asks rarely: it waits for each of the others once."""
+    turns, inside, until = Turns(), list[int](), time.monotonic() + 1.0
+    order: list[str] = []
+
+    def often(name: str) -> None:
+        while time.monotonic() < until:
+            with turns.call(), turns.turn():
+                inside.append(1)
+                assert len(inside) == 1
+                order.append(name)
+                time.sleep(0.001)
+                inside.pop()
+
+    futures = [threads.submit(often, name) for name in "abc"]
+    waits = []
+    while time.monotonic() < until - 0.2:
+        time.sleep(0.02)
+        asked = len(order)
+        with turns.call(), turns.turn():
+            waits.append(len(order) - asked)
+    for future in futures:
+        future.result(LIMIT_SECONDS)
+    # One that has it, three in the queue, and one more between reading the number and asking.
+    assert len(waits) > 10 and max(waits) <= 5
+    assert set(order) == {"a", "b", "c"}
+
+
+def test_a_thread_that_fails_lets_the_next_in(threads: ThreadPoolExecutor) -> None:
+    turns = Turns()
+    holder = Holder(turns, threads)
+
+    def fail(waited: bool) -> None:
+        raise RuntimeError("no")
+
+    failing, working = arrive(turns, threads, fail, 1), arrive(turns, threads, lambda waited: "made", 2)
+    holder.let_go()
+    assert isinstance(failing.exception(LIMIT_SECONDS), RuntimeError)
+    assert working.result(LIMIT_SECONDS) == "made"
+
+
+def test_an_interrupt_while_waiting_leaves_the_queue(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns()
+    holder = Holder(turns, threads)
+
+    def interrupt(*arguments: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turns._changed, "wait_for", interrupt)
+        with pytest.raises(KeyboardInterrupt), turns.call(), turns.turn():
+            raise AssertionError("it waits")
+    assert len(turns._queue) == 1
+    waiting = arrive(turns, threads, lambda waited: waited, 1)
+    holder.let_go()
+    assert waiting.result(LIMIT_SECONDS) is True
+    assert not turns._calls and not turns._queue
+
+
+def test_the_device_is_not_asked_for_twice_by_one_thread() -> None:
+    turns = Turns()
+    with turns.call(), turns.turn():
+        again = pytest.raises(UsageError, match="going on in this thread; make the call before or after it")
+        with again, turns.call(), turns.turn():
+            raise AssertionError("it waits for itself")
+        with turns.call():  # which needs no device
+            pass
+        with pytest.raises(UsageError, match="going on in this thread; close it after the call"):
+            turns.close()
+    with turns.call(), turns.turn() as waited:
+        assert not waited
+    turns.close()
+
+
+def test_close(threads: ThreadPoolExecutor) -> None:
+    """It waits for the call that has the device and for those that need none, and refuses the others."""
+    turns, reading = Turns(), threading.Event()
+    holder = Holder(turns, threads)
+    waiting = arrive(turns, threads, lambda waited: "made", 1)
+
+    def read() -> str:
+        with turns.call():
+            reading.wait(LIMIT_SECONDS)
+            return "read"
+
+    needs_none = threads.submit(read)
+    assert eventually(lambda: len(turns._calls) == 3, LIMIT_SECONDS)
+    closing = threads.submit(turns.close)
+    error = waiting.exception(LIMIT_SECONDS)
+    assert isinstance(error, UsageError) and str(error) == "the pipeline is closed; load the artifact again"
+    assert not closing.done()
+    holder.let_go()
+    time.sleep(0.05)
+    assert not closing.done()
+    with pytest.raises(UsageError, match="the pipeline is closed"), turns.call():
+        raise AssertionError("it is let in")
+    reading.set()
+    closing.result(LIMIT_SECONDS)
+    assert needs_none.result(LIMIT_SECONDS) == "read"
+    turns.close()  # once more
+
+
+def test_a_call_that_is_late_for_the_device(threads: ThreadPoolExecutor) -> None:
+    """It read its images while the pipeline was being closed."""
+    turns, closed = Turns(), threading.Event()
+
+    def call() -> None:
+        with turns.call():
+            closed.wait(LIMIT_SECONDS)
+            with turns.turn():
+                raise AssertionError("it has the device")
+
+    late = threads.submit(call)
+    assert eventually(lambda: len(turns._calls) == 1, LIMIT_SECONDS)
+    closing = threads.submit(turns.close)
+    assert eventually(lambda: turns._closed, LIMIT_SECONDS)
+    closed.set()
+    assert isinstance(late.exception(LIMIT_SECONDS), UsageError)
+    closing.result(LIMIT_SECONDS)
