@@ -25,7 +25,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants import FAMILIES
-from wanrun.artifact.environment import configure_jax
+from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Component, Manifest, Tokenizer
 from wanrun.loading.jax_cache import lower
 
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--reference-images", type=int, default=0, help="of VACE")
     parser.add_argument("--program", action="append", help="repeatable; all where not given")
     options = parser.parse_args()
-    configure_jax("cpu")
+    JaxFlags("cpu")  # until the process ends
     target = resolve_target("cpu")
     for model in options.model or MEDIA_MODELS:
         manifest = published_manifest(model)

@@ -15,7 +15,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime/wanrun": (
             "errors",
-            "files waterfall",
+            "files intervals",
+            "trace_events",
             "timing console",
             "artifact",
             "loading",

@@ -113,6 +113,11 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--timing", is_flag=True, help="Print a timing summary.")
 @click.option("--timing-json", type=click.Path(path_type=Path), help="Write the timings to this file.")
 @click.option(
+    "--timing-trace",
+    type=click.Path(path_type=Path),
+    help="Write what was done when to this file, which ui.perfetto.dev opens.",
+)
+@click.option(
     "--trace",
     type=click.Path(path_type=Path),
     help="Write a jax.profiler trace of the generation to this folder.",
@@ -160,17 +165,22 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
         if plan.jobs:
             _run(artifact, how, plan, batch, timings)
     except Exception:
-        if how.timing_json is not None:
-            with contextlib.suppress(UsageError):  # what ended the run is what is told
-                timings.write_json(how.timing_json)
+        with contextlib.suppress(UsageError):  # what ended the run is what is told
+            _write_timings(how, timings)
         raise
     finally:
         batch.report_count()
-    if how.timing_json is not None:
-        timings.write_json(how.timing_json)
+    _write_timings(how, timings)
     if how.timing:
         click.echo(timings.summary())
     return batch.exit_code
+
+
+def _write_timings(how: RunOptions, timings: Timings) -> None:
+    if how.timing_json is not None:
+        timings.write_json(how.timing_json)
+    if how.timing_trace is not None:
+        timings.write_trace(how.timing_trace)
 
 
 def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from wanrun.errors import UsageError
 from wanrun.files import replace_file
-from wanrun.waterfall import Span, gaps, length, waterfall
+from wanrun.intervals import Span, gaps, length
+from wanrun.trace_events import trace_events
 
 _IMPORTED = time.monotonic()
 
@@ -31,9 +32,6 @@ PHASES = (
     "encode_video",
 )
 """The phases that are always reported, as 0 where nothing was spent on them."""
-
-SCALE = 1.5
-"""The waterfall ends with the first step, or earlier: at so many times what it took to begin with it."""
 
 _LABELS = {"denoise": "denoise total", "decode": "VAE decode", "encode_video": "encode video"}
 
@@ -101,6 +99,7 @@ class Timings:
         self._lock = threading.Lock()
         self._spans: list[Span] = []
         self._steps: list[float] = []
+        self._calls: list[Span] = []
         self._loop: str | None = None
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
@@ -159,9 +158,13 @@ class Timings:
         self._add_steps("scan", count, seconds)
 
     def _add_steps(self, loop: str, count: int, seconds: float) -> None:
+        end = self.now()
         with self._lock:
             self._loop = loop
+            first = len(self._steps) + 1
             self._steps += [seconds / count] * count
+            label = str(first) if count == 1 else f"{first} to {len(self._steps)}"
+            self._calls.append(Span("step", label, end - seconds, end))
 
     def mark_ready(self) -> None:
         """The first step could be dispatched now; later calls change nothing."""
@@ -251,10 +254,7 @@ class Timings:
         }
 
     def summary(self) -> str:
-        """The TIMING SUMMARY table, and below it when each span began and ended.
-
-        Phases may overlap, so that they need not add up to the total.
-        """
+        """The TIMING SUMMARY table. Phases may overlap, so that they need not add up to the total."""
         values = self.as_json()
         rows: list[tuple[str, str]] = []
         for key in values:
@@ -280,20 +280,14 @@ class Timings:
         rows.append(("cache", f"{self.cache_hits:9d} hits, {self.cache_misses} misses"))
         width = max(len(label) for label, _ in rows)
         table = [f"  {label:<{width}}  {value}" for label, value in rows]
-        return "\n".join(["TIMING SUMMARY", *table, *self._waterfall()])
+        return "\n".join(["TIMING SUMMARY", *table])
 
-    def _waterfall(self) -> list[str]:
-        """The spans as bars, on a scale that shows the start: the rest may take a thousand times as long."""
-        spans = self.labelled_spans
-        marks = {
-            label: self._marks[f"{name}_seconds"]
-            for name, label in (("process_to_ready", "ready"), ("process_to_first_step", "first step"))
-            if f"{name}_seconds" in self._marks
-        }
-        until = marks.get("first step", max((span.end for span in spans), default=0.0))
-        begun = min((span.start for span in spans if span.phase == "denoise"), default=until)
-        lines = waterfall(spans, min(until, SCALE * begun) if begun > 0 else until, marks)
-        return ["", "WATERFALL  seconds since the process started", *lines] if lines else []
+    def as_trace(self) -> dict[str, Any]:
+        """Every span and every step as a trace, and the moments ``ready`` and ``first step``."""
+        with self._lock:
+            spans, marks = [*self._spans, *self._calls], dict(self._marks)
+        moments = {"process_to_ready_seconds": "ready", "process_to_first_step_seconds": "first step"}
+        return trace_events(spans, {moments[name]: moment for name, moment in marks.items()})
 
     def write_json(self, path: Path) -> None:
         """Writes ``as_json`` as indented JSON, atomically.
@@ -301,14 +295,26 @@ class Timings:
         Raises:
             UsageError: if the file cannot be written.
         """
-        try:
-            replace_file(path, (json.dumps(self.as_json(), indent=2) + "\n").encode())
-        except OSError as error:
-            raise UsageError(
-                f"the timing file {path} cannot be written",
-                found=error.strerror or error,
-                remedy="choose another --timing-json",
-            ) from error
+        _write(path, json.dumps(self.as_json(), indent=2), "--timing-json")
+
+    def write_trace(self, path: Path) -> None:
+        """Writes ``as_trace`` as JSON, atomically; ui.perfetto.dev opens it.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        _write(path, json.dumps(self.as_trace()), "--timing-trace")
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        replace_file(path, (text + "\n").encode())
+    except OSError as error:
+        raise UsageError(
+            f"the timing file {path} cannot be written",
+            found=error.strerror or error,
+            remedy=f"choose another {option}",
+        ) from error
 
 
 class Recorder:

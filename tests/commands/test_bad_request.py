@@ -151,6 +151,9 @@ def test_each_is_refused_before_jax_is_imported(
         (["--save-latents", saved["good"]], [f"--save-latents {saved['good']} exists", "--overwrite"]),
         (["--timing-json", missing / "t.json"], ["--timing-json", str(missing), "cannot be written"]),
         (["--timing-json", tmp_path], ["--timing-json", str(tmp_path), "cannot be written"]),
+        (["--timing-trace", missing / "t.json"], ["--timing-trace", str(missing), "cannot be written"]),
+        (["--timing-trace", tmp_path], ["--timing-trace", str(tmp_path), "cannot be written"]),
+        (["--timing-trace", out], [f"two outputs are the same file, {out}", "names of their own"]),
         (["--timing-json", out], [f"two outputs are the same file, {out}", "names of their own"]),
         (["--save-latents", tmp_path / "." / "out.mp4"], ["two outputs are the same file"]),
         (["--latents", saved["shape"]], [f"{latents_fit} float32 (1, 16, 2, 8, 12)", "(B, C, T, h, w)"]),
@@ -196,6 +199,7 @@ def test_each_is_refused_before_jax_is_imported(
         (["--prompts", two, "--save-latents", read_only / "z.npy"], ["--save-latents", "cannot be written"]),
         (["--prompts", two, "--latents", saved["shape"]], [f"{latents_fit} float32 (1, 16, 2, 8, 12)"]),
         (["--prompts", two, "--timing-json", two], [f"the output {two} is also that of --prompts"]),
+        (["--prompts", two, "--timing-trace", two], [f"the output {two} is also that of --prompts"]),
         (
             ["--prompts", two, "--trace", trace],
             [f"--trace {trace} cannot be written", "here.mp4, which is no folder"],
@@ -277,6 +281,7 @@ def test_ctrl_c_leaves_nothing(toy_artifact: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("wanrun")), "--artifact", str(toy_artifact)]
     command += ["--prompt", "a fox", "--steps", "2000", "--output", str(tmp_path / "out.mp4")]
     command += ["--save-latents", str(tmp_path / "z.npy"), "--timing-json", str(tmp_path / "t.json")]
+    command += ["--timing-trace", str(tmp_path / "trace.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal) as process:
         os.close(terminal)
         shown = b""
@@ -317,6 +322,7 @@ def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
         "boundary",
         "loop",
         "timing-json",
+        "timing-trace",
     ):
         assert f"--{option} " in text
     first, second = cli.succeeds("wanrun", "--artifact", toy_artifact, "--list").splitlines()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wanrun import timing
 from wanrun.errors import UsageError
 from wanrun.timing import PHASES, Recorder, Timings, peak_rss_bytes, process_start_seconds_ago
-from wanrun.waterfall import WIDTH
 
 # What benchmarks and users read: a key may be added, none may go or change its name.
 KEYS = {
@@ -183,7 +182,7 @@ def test_summary() -> None:
         timings.step(seconds)
     timings.cache_hits, timings.cache_misses = 5, 1
     timings.mark_ready()
-    lines = timings.summary().partition("\n\n")[0].splitlines()
+    lines = timings.summary().splitlines()
     assert lines[0] == "TIMING SUMMARY"
     rows = {}
     for line in lines[1:]:
@@ -310,61 +309,40 @@ def test_the_loop_s_own_time() -> None:
     assert timings.loop_overhead_seconds == 0.25
 
 
-# A column is 9 s / 52: of 1.5 times what it took until denoising began.
-WATERFALL = """
-                                start  seconds  |0         |2          |4         |6          |8
-  import                        0.000    1.000  ######
-  restore text encoder          1.500    0.500          .###
-  restore transformer           2.000    3.000             .#################
-  executables denoise step      3.000    3.000                   ##################
-  denoise                       6.000    300.0                                    .################>
-  restore vae                   6.500    193.5                                       .#############>
-  decode                        306.0   60.500  -> from 306.0 s, 60.500 s long
-  unaccounted                   1.000    0.500       .###
-  ready                         5.800                                            ^
-  first step                   16.000           ->
-"""
+def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-def test_waterfall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_has_every_span_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = labelled()
     at(timings, "mark_ready", 5.8, monkeypatch)
-    at(timings, "mark_first_step", 16.0, monkeypatch)
-    _, found = timings.summary().split("\nWATERFALL  seconds since the process started\n")
-    assert found.splitlines() == WATERFALL.strip("\n").splitlines()
+    monkeypatch.setattr(timings, "now", lambda: 16.0)
+    timings.step(10.0)
+    timings.mark_first_step()
+    monkeypatch.setattr(timings, "now", lambda: 20.0)
+    timings.steps(2, 3.5)
+    timings.write_trace(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    found = sorted((event["name"], event["ts"], event["dur"]) for event in complete(trace))
+    spans = [(span.name, span.start * 1e6, (span.end - span.start) * 1e6) for span in timings.labelled_spans]
+    steps = [("step 1", 6e6, 10e6), ("step 2 to 3", 16.5e6, 3.5e6)]
+    assert found == sorted([*spans, *steps]) and len(found) == 10
+    assert [(event["name"], event["ts"]) for event in trace["traceEvents"] if event["ph"] == "i"] == [
+        ("ready", 5.8e6),
+        ("first step", 16e6),
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+    assert timings.as_json()["spans"] == labelled().as_json()["spans"]  # which steps are no part of
 
 
-def test_the_waterfall_ends_with_a_first_step_that_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    timings = labelled()
-    at(timings, "mark_first_step", 7.0, monkeypatch)
-    lines = timings.summary().splitlines()
-    assert lines[-1].split() == ["first", "step", "7.000", "^"]
-    assert len(lines[-1]) == WIDTH
-    (denoise,) = (line for line in lines if line.startswith("  denoise ") and "#" in line)
-    assert len(denoise) == WIDTH and denoise.endswith("#>")
+def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be written; found No such file.*--timing-trace"):
+        Timings().write_trace(tmp_path / "missing" / "t.json")
 
 
-def test_a_span_of_no_length_is_seen() -> None:
-    timings = Timings()
-    timings.add("import", 0.0, 1.0)
-    timings.add("transfer", 0.5, 0.5)
-    assert timings.summary().splitlines()[-1] == f"  {'transfer':<26} {'0.500':>8} {'0.000':>8}  {'.':>27}"
-
-
-def test_a_waterfall_of_anything_fits_and_is_plain() -> None:
-    rng = random.Random(0)
-    for count in [0, *range(1, 60)]:
-        timings = Timings()
-        for _ in range(count):
-            start = rng.choice([0.0, rng.expovariate(1), rng.expovariate(1e-4)])
-            end = start + rng.choice([0.0, rng.expovariate(1e3), rng.expovariate(1e-3)])
-            name = rng.choice(["restore", "text", "denoise", "a_name_of_great_length_" * 3])
-            timings.add(name, start, end, rng.choice([None, "vae", "日本語"]))
-        summary = timings.summary()
-        assert max(map(len, summary.splitlines())) <= WIDTH
-        assert summary.isascii()
-        # A span of no length at 0 alone is nothing to draw.
-        assert ("WATERFALL" in summary) == any(span.end > 0 for span in timings.labelled_spans)
+def test_the_summary_is_a_table_alone() -> None:
+    lines = labelled().summary().splitlines()
+    assert lines[0] == "TIMING SUMMARY" and all(re.match(r"  \S", line) for line in lines[1:])
 
 
 def test_timings_of_a_part_of_a_process() -> None:

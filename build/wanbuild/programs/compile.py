@@ -17,7 +17,7 @@ from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.variants import family_named
 from wanrun import __version__
-from wanrun.artifact.environment import configure_jax, using_cache
+from wanrun.artifact.jax_process import JaxFlags, using_cache
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
@@ -166,9 +166,8 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     """
     artifact = request.artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact):
+    with build_lock(artifact), JaxFlags("cpu"):
         manifest = read_manifest(artifact)
-        configure_jax("cpu")
         targets = [resolve_target(name) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
         shapes = list(request.shapes(manifest))

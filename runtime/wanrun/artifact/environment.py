@@ -1,8 +1,4 @@
-"""The facts that executables depend on: recorded by the build, checked by the runtime before any weight.
-
-Also the one place that sets JAX's flags: the compilation cache's key depends on them, so build and
-runtime have to agree.
-"""
+"""The facts that executables depend on: recorded by the build, checked by the runtime before any weight."""
 
 from __future__ import annotations
 
@@ -12,10 +8,11 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wanrun.artifact.jax_process import JaxFlags
 from wanrun.errors import ArtifactError, Mismatch
 
 if TYPE_CHECKING:
@@ -23,36 +20,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables that are a part of the compilation cache's key."""
-
-JAX_FLAGS: Mapping[str, Any] = {
-    "jax_enable_compilation_cache": True,
-    "jax_persistent_cache_min_compile_time_secs": 0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-    # Anything else puts a path into the key, and a moved artifact would miss.
-    "jax_persistent_cache_enable_xla_caches": "none",
-    "jax_compilation_cache_max_size": -1,
-    "jax_compilation_cache_include_metadata_in_key": False,
-    "jax_raise_persistent_cache_errors": False,
-    "jax_enable_x64": False,
-    "jax_default_matmul_precision": None,
-    "jax_default_prng_impl": "threefry2x32",
-    "jax_debug_nans": False,
-    "jax_disable_jit": False,
-    "jax_no_tracing": False,
-    "jax_transfer_guard": "allow",
-    # The rest goes into the key through the compile options; these are JAX's defaults.
-    "jax_use_shardy_partitioner": True,
-    "jax_optimization_level": "UNKNOWN",
-    "jax_memory_fitting_level": "O2",
-    "jax_exec_time_optimization_effort": 0.0,
-    "jax_memory_fitting_effort": 0.0,
-    "jax_disable_most_optimizations": False,
-    "jax_compiler_enable_remat_pass": True,
-    "jax_xla_profile_version": 0,
-    "jax_enable_pgle": False,
-    "jax_compilation_cache_expect_pgle": False,
-}
-"""Set on both sides, whatever the user's environment says; a flag that this JAX does not know is left out."""
 
 DEVICE_REMEDIES: Mapping[str, str] = {
     "device_kind": "run on that device, or wanbuild compile --target local here",
@@ -237,10 +204,10 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
 
 
 def open_devices(platform_name: str | None = None) -> list[jax.Device]:
-    """The devices of a platform, with the flags of ``configure_jax``.
+    """The devices of a platform, which JAX starts with our flags.
 
     Args:
-        platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, and no flags.
+        platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, with its own flags.
 
     Raises:
         ArtifactError: if JAX cannot start the platform, or another that JAX_PLATFORMS names.
@@ -248,9 +215,8 @@ def open_devices(platform_name: str | None = None) -> list[jax.Device]:
     try:
         import jax
 
-        if platform_name is not None:
-            configure_jax(platform_name)
-        return jax.devices(platform_name)
+        with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
+            return jax.devices(platform_name)
     # RuntimeError is also what jax raises for a jaxlib that does not fit it. AssertionError: no platform was
     # started, for without a GPU jax passes over CUDA in silence.
     except (RuntimeError, AssertionError) as error:
@@ -261,47 +227,6 @@ def open_devices(platform_name: str | None = None) -> list[jax.Device]:
             reason = ", ".join(filter(None, [f"JAX_PLATFORMS={named!r}", reason]))
             remedy = f"unset JAX_PLATFORMS, or set it to {platform_name or 'cpu'}"
         raise ArtifactError(f"there is no {kind}", found=reason or "none", remedy=remedy) from None
-
-
-def configure_jax(platform_name: str) -> None:
-    """Sets every JAX flag that the cache's key depends on.
-
-    Args:
-        platform_name: 'cpu', 'cuda' or 'tpu'; other platforms are not initialised.
-    """
-    import jax
-
-    for name, value in JAX_FLAGS.items():
-        if name in jax.config.values:
-            jax.config.update(name, value)
-    if os.environ.get("JAX_PLATFORMS") in (None, "", platform_name):
-        jax.config.update("jax_platforms", platform_name)
-
-
-@contextlib.contextmanager
-def using_cache(cache: Path, write: bool = True) -> Iterator[None]:
-    """Points JAX's compilation cache at a folder, and back: what else a process compiles stays out of it.
-
-    Args:
-        cache: the folder.
-        write: whether what is compiled meanwhile, by any thread, is kept in it.
-    """
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: jax.config.values[name] for name in names}
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    if not write:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
-    # Once initialised, the cache keeps its folder until it is reset.
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
 
 
 def xla_arguments() -> list[str]:

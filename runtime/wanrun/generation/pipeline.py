@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -327,22 +327,18 @@ def load(
     check_profile(folder, profile, selected, policy)
     resolve_loop(profile, policy.loop)
     ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
-    if not (policy.lazy or policy.low_memory):  # the text encoder may come first
-        ahead[expert] = Memory(manifest.components[expert])
-        ahead[expert].touch_ahead()  # while jax is imported
-    try:
+    with ExitStack() as undo:
+        if not (policy.lazy or policy.low_memory):  # the text encoder may come first
+            ahead[expert] = Memory(manifest.components[expert])
+            ahead[expert].touch_ahead()  # while jax is imported
+            undo.callback(ahead[expert].stop)
         device = open_device(selected, policy.allow_compile, timings, warn)
+        undo.callback(device.close)
         opened = OpenedArtifact(folder, manifest, selected, device, policy, Recorder(), warn, report)
         pipeline = Pipeline(Shared.of(opened, ahead), profile, timings)
-    except BaseException:
-        for memory in ahead.values():
-            memory.stop()
-        raise
-    try:
+        undo.callback(pipeline.close)
         pipeline.start(prompts, inputs)
-    except BaseException:
-        pipeline.close()
-        raise
+        undo.pop_all()
     return pipeline
 
 

@@ -48,3 +48,4 @@ class Shared:
         self.texts.close()
         self.executables.close()
         self.weights.close()
+        self.opened.device.close()

@@ -42,7 +42,7 @@ class Claims:
             if other is not None and not self._many:
                 raise UsageError(
                     f"two outputs are the same file, {name}",
-                    remedy="give --output, --save-latents and --timing-json names of their own",
+                    remedy="give --output, --save-latents and the files of timings names of their own",
                 )
             if other is not None:
                 raise UsageError(

@@ -27,5 +27,6 @@ class RunOptions:
     warmup: bool
     timing: bool
     timing_json: Path | None
+    timing_trace: Path | None
     trace: Path | None
     debug: bool

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wanrun.artifact.environment import device_mismatches, open_devices
+from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import Mismatch, artifact_mismatch
 from wanrun.timing import Timings
@@ -23,10 +24,16 @@ class OpenDevice:
     Args:
         device: the device.
         foreign: whether the target's executables do not fit it, so that programs are compiled here.
+        flags: JAX's flags, which are ours as long as the device is open.
     """
 
     device: jax.Device
     foreign: bool
+    flags: JaxFlags
+
+    def close(self) -> None:
+        """Lets go of JAX's flags; the device stays, for it is the process's."""
+        self.flags.release()
 
 
 def open_device(
@@ -46,13 +53,18 @@ def open_device(
     with timings.phase("import", "jax"):
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
-    with timings.phase("device"):
-        devices = open_devices(platform)
-    mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
-    if mismatches and not allow_compile:
-        raise artifact_mismatch(f"target {selected.name}", mismatches)
+    flags = JaxFlags(platform)
+    try:
+        with timings.phase("device"):
+            devices = open_devices(platform)
+        mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
+        if mismatches and not allow_compile:
+            raise artifact_mismatch(f"target {selected.name}", mismatches)
+    except BaseException:
+        flags.release()
+        raise
     foreign = bool(mismatches or selected.mismatches)
     if foreign:
         reasons = "; ".join(map(str, [*selected.mismatches, *mismatches]))
         warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
-    return OpenDevice(devices[0], foreign)
+    return OpenDevice(devices[0], foreign, flags)

@@ -11,13 +11,14 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.environment import host_environment, using_cache
+from wanrun.artifact.environment import host_environment
+from wanrun.artifact.jax_process import using_cache
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable, Target
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     import jax.stages
 
 RECOMPILE = "copy the artifact again, or run wanbuild compile"
-
-_LOADING = threading.Lock()
-"""Held while JAX's cache folder, log and events are ours: all three belong to the process."""
 
 
 def check_entries(artifact: Path, target: Target, profile: str) -> None:
@@ -159,6 +157,7 @@ class Executables:
         self._data: dict[_Distinct, bytes] = {}  # checked, and not loaded yet
         self._loaded: dict[_Distinct, Future[LoadedProgram]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")  # JAX's cache is the process's
+        self._closed = False
 
     def check(self, profile: Profile) -> Mapping[str, Program]:
         """Checks every program and every cache entry of a profile against its digest.
@@ -204,13 +203,14 @@ class Executables:
     def close(self) -> None:
         """Drops what has not started and lets go of all executables."""
         with self._lock:
+            self._closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._loaded.clear()
             self._data.clear()
 
     def _load(self, profile: Profile, name: str, data: bytes) -> LoadedProgram:
         program = self._opened.programs(profile)[name]
-        with self._opened.recorder.phase("executables", name), _LOADING:
+        with self._opened.recorder.phase("executables", name):
             try:
                 compiled = self._load_entry(profile, name, data, program)
             except ArtifactError as error:
@@ -218,6 +218,21 @@ class Executables:
                     raise
                 compiled = self._from_overlay(name, data, program, error.what)
         return LoadedProgram(compiled, program.inputs)
+
+    def _check_open(self) -> None:
+        """Raises CancelledError after ``close``: JAX's flags may be others by then."""
+        if self._closed:
+            raise CancelledError
+
+    @contextlib.contextmanager
+    def _using(self, folder: Path, write: bool = True) -> Iterator[None]:
+        """Has JAX's cache in a folder for itself."""
+        # The filters of warnings are the process's too.
+        with using_cache(folder, write), warnings.catch_warnings():
+            self._check_open()
+            # JAX warns of an entry that it cannot read, and takes it for a miss.
+            warnings.simplefilter("ignore")
+            yield
 
     def _entry(self, profile: Profile, name: str) -> Executable:
         """The checked cache entry of a program."""
@@ -235,9 +250,7 @@ class Executables:
         self._entry(profile, name)  # again, right before it is loaded
         try:
             folder = self._opened.folder / self._target.folder
-            with warnings.catch_warnings(), using_cache(folder, write=False):
-                # JAX warns of an entry that it cannot read, and takes it for a miss.
-                warnings.simplefilter("ignore")
+            with self._using(folder, write=False):
                 return self._from_cache(name, data, program)
         finally:
             self._entry(profile, name)  # JAX opened it by its name: it must not have changed meanwhile
@@ -258,12 +271,11 @@ class Executables:
     def _from_overlay(self, name: str, data: bytes, program: Program, reason: str) -> jax.stages.Compiled:
         """The executable from the user's cache, into which it is compiled if it is not there."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
-        with contextlib.suppress(ArtifactError), warnings.catch_warnings(), using_cache(overlay):
-            # JAX warns of an entry that a killed run left incomplete, and would leave it there.
-            warnings.simplefilter("ignore")
+        with contextlib.suppress(ArtifactError), self._using(overlay):
             return self._from_cache(name, data, program)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=overlay) as folder:
             with using_cache(Path(folder)):
+                self._check_open()
                 compiled = lower(data, name, program.donate, self._opened.device.device).compile()
             for entry in Path(folder).iterdir():
                 entry.replace(overlay / entry.name)

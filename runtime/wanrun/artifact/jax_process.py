@@ -1,0 +1,177 @@
+"""What JAX has one of in a process, set as ours and then put back: its flags, and its compilation cache.
+
+The cache's key depends on the flags, so build and runtime have to agree on them. JAX has one set of flags for
+all that runs in a process, so this module counts who needs them: that count, with the values from before, is
+the only state of a process that this package keeps, and it mirrors JAX's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+JAX_FLAGS: Mapping[str, Any] = MappingProxyType(
+    {
+        "jax_enable_compilation_cache": True,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        # Anything else puts a path into the key, and a moved artifact would miss.
+        "jax_persistent_cache_enable_xla_caches": "none",
+        "jax_compilation_cache_max_size": -1,
+        "jax_compilation_cache_include_metadata_in_key": False,
+        "jax_raise_persistent_cache_errors": False,
+        "jax_enable_x64": False,
+        "jax_default_matmul_precision": None,
+        "jax_default_prng_impl": "threefry2x32",
+        "jax_debug_nans": False,
+        "jax_disable_jit": False,
+        "jax_no_tracing": False,
+        "jax_transfer_guard": "allow",
+        # The rest goes into the key through the compile options; these are JAX's defaults.
+        "jax_use_shardy_partitioner": True,
+        "jax_optimization_level": "UNKNOWN",
+        "jax_memory_fitting_level": "O2",
+        "jax_exec_time_optimization_effort": 0.0,
+        "jax_memory_fitting_effort": 0.0,
+        "jax_disable_most_optimizations": False,
+        "jax_compiler_enable_remat_pass": True,
+        "jax_xla_profile_version": 0,
+        "jax_enable_pgle": False,
+        "jax_compilation_cache_expect_pgle": False,
+    }
+)
+"""Set on both sides, whatever the user's environment says; a flag that this JAX does not know is left out."""
+
+
+class _Process:
+    """Who needs JAX's flags, and what they were before.
+
+    Attributes:
+        changing: held while the cache's folder or a flag is changed, and while an executable is loaded.
+        counting: held while holders are counted.
+        holders: how many need the flags.
+        before: values from before, by flag, of those that were changed.
+        ours: what those were changed to, as JAX gives it back.
+    """
+
+    def __init__(self) -> None:
+        self.changing, self.counting = threading.Lock(), threading.Lock()
+        self.holders = 0
+        self.before: dict[str, Any] = {}
+        self.ours: dict[str, Any] = {}
+
+    def set(self, flags: Mapping[str, Any]) -> None:
+        """Changes the flags that have another value, and notes what they had."""
+        import jax
+
+        before = jax.config.values
+        try:
+            for name, value in flags.items():
+                if name in before and before[name] not in (value, self.ours.get(name, value)):
+                    jax.config.update(name, value)
+        finally:
+            # One flag may change others: that of transfers does. Of a flag that somebody has changed since it
+            # was ours, what it was changed to counts.
+            after = jax.config.values
+            changed = {name for name in after if after[name] != before[name]}
+            self.before |= {name: before[name] for name in changed}
+            self.ours |= {name: after[name] for name in changed}
+
+    def put_back(self) -> None:
+        """Gives the flags their values from before; one that was changed meanwhile stays as it is."""
+        if not self.before:
+            return
+        import jax
+        from jax.experimental.compilation_cache import compilation_cache
+
+        now = jax.config.values
+        # Those that change others come first.
+        for name in sorted(self.before, key=lambda name: name not in JAX_FLAGS):
+            if now[name] == self.ours[name]:
+                jax.config.update(name, self.before[name])
+        self.before.clear()
+        self.ours.clear()
+        compilation_cache.reset_cache()  # it remembers whether it was on
+
+
+_PROCESS = _Process()
+
+
+class JaxFlags:
+    """Holds JAX's flags as the cache's key needs them, until it and all others have let go of them.
+
+    Then every flag has the value from before, with one exception that has no effect any more: the platforms
+    that JAX has started by then, and no others, are there for the rest of the process, whatever
+    ``jax_platforms`` says. What the process has compiled meanwhile stays compiled as it was.
+
+    Args:
+        platform_name: 'cpu', 'cuda' or 'tpu'; others are not started, unless JAX_PLATFORMS names some.
+    """
+
+    def __init__(self, platform_name: str) -> None:
+        flags = dict(JAX_FLAGS)
+        if os.environ.get("JAX_PLATFORMS") in (None, "", platform_name):
+            flags["jax_platforms"] = platform_name
+        with _PROCESS.changing, _PROCESS.counting:
+            try:
+                _PROCESS.set(flags)
+            except BaseException:
+                if not _PROCESS.holders:
+                    _PROCESS.put_back()
+                raise
+            _PROCESS.holders += 1
+        self._held = True
+
+    def release(self) -> None:
+        """Lets go of the flags; once more does nothing."""
+        with _PROCESS.counting:
+            held, self._held = self._held, False
+            _PROCESS.holders -= held
+            if not held or _PROCESS.holders:
+                return
+        # An executable that is being loaded keeps them to its end.
+        with _PROCESS.changing, _PROCESS.counting:
+            if not _PROCESS.holders:
+                _PROCESS.put_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+@contextlib.contextmanager
+def using_cache(cache: Path, write: bool = True) -> Iterator[None]:
+    """Points JAX's compilation cache at a folder, and back: what else a process compiles stays out of it.
+
+    One thread at a time; the others wait.
+
+    Args:
+        cache: the folder.
+        write: whether what is compiled meanwhile, by any thread, is kept in it.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    with _PROCESS.changing:
+        before = {name: jax.config.values[name] for name in names}
+        try:
+            jax.config.update("jax_compilation_cache_dir", str(cache))
+            if not write:
+                jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+            # Once initialised, the cache keeps its folder until it is reset.
+            compilation_cache.reset_cache()
+            yield
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()
