@@ -24,7 +24,7 @@ from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.toy.published_models import PUBLISHED_MODELS
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Component, Manifest, Tokenizer
 from wanrun.loading.jax_cache import lower
@@ -40,21 +40,20 @@ COLUMNS = ("arguments", "temporaries", "outputs", "compile", "operations", "Stab
 def published_manifest(model: str) -> Manifest:
     """What an artifact of a published model says, with the default dtypes and without a parameter."""
     variant, repository = MODELS[model]
-    family, configs = FAMILIES[variant], PUBLISHED_MODELS[repository]
+    row, configs = variants()[variant], PUBLISHED_MODELS[repository]
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
     parsed = {name: kinds[name].parse(config, name) for name, config in configs.items()}
     facts: dict[str, Any] = {
-        "variant": family.name,
-        "task": family.task,
-        "inputs": dict(family.inputs),
+        "variant": row.name,
+        "task": row.task,
+        "inputs": dict(row.inputs),
         "latent_channels": parsed["vae"].z_dim,
-        "vae_spatial": family.vae_spatial,
-        "vae_temporal": family.vae_temporal,
-        "leading_latents": family.leading_latents,
-        "expand_timesteps": family.expand_timesteps,
+        "vae_spatial": row.vae_spatial,
+        "vae_temporal": row.vae_temporal,
+        "leading_latents": row.leading_latents,
+        "expand_timesteps": row.expand_timesteps,
+        **row.facts(parsed["transformer"]),
     }
-    if family.task == "animate":
-        facts["face_size"] = parsed["transformer"].motion_encoder_size
     return Manifest(
         model=facts,
         configs=configs,
@@ -103,13 +102,13 @@ def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
 
 def shapes_of(model: str, options: argparse.Namespace) -> Iterator[Shape]:
     """The shapes that were asked for, or those that the model is published for."""
-    family = FAMILIES[MODELS[model][0]]
+    variant = variants()[MODELS[model][0]]
     sizes = [tuple(map(int, size.split("x"))) for size in options.size or ()]
-    published = [size for size in SIZES if size in family.sizes] or family.sizes[:1]
-    guidance = family.guidance_scale > 1
-    references = options.reference_images if "reference_image" in family.inputs else 0
+    published = [size for size in SIZES if size in variant.sizes] or variant.sizes[:1]
+    guidance = variant.guidance_scale > 1
+    references = options.reference_images if "reference_image" in variant.inputs else 0
     for width, height in sizes or published:
-        yield Shape(width, height, options.frames or family.num_frames, 1, guidance, references)
+        yield Shape(width, height, options.frames or variant.num_frames, 1, guidance, references)
 
 
 def main() -> None:

@@ -25,9 +25,9 @@ from typing import Any
 from checkpoints import MODELS, ensure_checkpoint
 from pagecache import warm
 from peers import diffusers
-from wanbuild.check.reference_pipeline import PIPELINES
 from wanbuild.toy.media import write_samples
-from wanbuild.variants import FAMILIES, OPTIONAL, REQUIRED
+from wanbuild.variants.table import variants
+from wanbuild.variants.variant import OPTIONAL, REQUIRED
 from wanrun.artifact.manifest import read_manifest
 from wanrun.media.types import spelled
 
@@ -83,10 +83,10 @@ def media_files(folder: Path, inputs: Mapping[str, str], options: argparse.Names
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Makes what is missing in folder, times every stage and prints a table and a JSON line."""
     folder.mkdir(parents=True, exist_ok=True)
-    family = FAMILIES[MODELS[options.model][0]]
+    variant = variants()[MODELS[options.model][0]]
     checkpoint = ensure_checkpoint(folder, options.model, transformer_layers=options.layers)
     artifact = folder / f"artifact-{options.model}"
-    media = media_files(folder / "media", family.inputs, options)
+    media = media_files(folder / "media", variant.inputs, options)
     figures: dict[str, Any] = {"model": options.model, "size": options.size, "frames": options.frames}
     figures["convert_seconds"] = _timed("wanbuild", "convert", checkpoint, "--artifact", artifact, "--force")
     figures["compile_seconds"] = _timed(
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             *(checkpoint, (width, height), options.frames, (PROMPT, "")),
             steps=options.steps,
             decode=True,
-            pipeline=PIPELINES[family.task if media else "t2v"],
+            variant=variant.name,
             media=media,
             guidance_scale=read_manifest(artifact).model["defaults"]["guidance_scale"],
         )

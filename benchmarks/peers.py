@@ -30,7 +30,7 @@ def diffusers(
     threads: int | None = None,
     timeout: float = 1800,
     environment: dict[str, str] | None = None,
-    pipeline: str = "WanPipeline",
+    variant: str = "wan2.1-t2v",
     media: Mapping[str, Path] = MappingProxyType({}),
     guidance_scale: float = 5.0,
 ) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def diffusers(
         threads: torch's; its own default where None.
         timeout: in seconds.
         environment: of the process.
-        pipeline: its class.
+        variant: of the checkpoint; the pipeline is that of text alone where there are no media.
         media: files of images and folders of frames, by the name of the option.
         guidance_scale: above 1, or the negative prompt is not used.
 
@@ -60,6 +60,7 @@ def diffusers(
         ``peak_rss_bytes``.
     """
     from processes import clean_environment, measure
+    from wanbuild.variants.table import variants
 
     arguments = {
         "checkpoint": str(checkpoint),
@@ -71,7 +72,8 @@ def diffusers(
         "decode": decode,
         "compiled": compiled,
         "threads": threads,
-        "pipeline": pipeline,
+        "pipeline": variants()[variant].reference_class if media else "WanPipeline",
+        "variant": variant,
         "media": {name: str(path) for name, path in media.items()},
         "guidance_scale": guidance_scale,
     }
@@ -143,7 +145,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     if arguments["compiled"]:
         pipe.transformer.compile()
     loaded = time.monotonic()
-    from wanbuild.check.reference_pipeline import reference_arguments
+    from wanbuild.variants.table import variants
     from wanrun.media.types import Media
     from wanrun.timing import peak_rss_bytes
 
@@ -189,17 +191,19 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     prompt, negative_prompt = arguments["prompts"]
     with reading.running():
         media = _read_media(arguments["media"])
+    numbers: dict[str, Any] = {
+        "prompt": prompt,
+        "negative_prompt": negative_prompt,
+        "height": height,
+        "width": width,
+        "num_frames": arguments["frames"],
+        "num_inference_steps": arguments["steps"],
+        "guidance_scale": arguments["guidance_scale"],
+    }
+    if media:
+        numbers = variants()[arguments["variant"]].reference_arguments(Media(**media), numbers)
     pipe(
-        **reference_arguments(
-            Media(**media) if media else None,
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            height=height,
-            width=width,
-            num_frames=arguments["frames"],
-            num_inference_steps=arguments["steps"],
-            guidance_scale=arguments["guidance_scale"],
-        ),
+        **numbers,
         output_type="np" if arguments["decode"] else "latent",
         callback_on_step_end=on_step,
     )

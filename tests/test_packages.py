@@ -27,8 +27,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "build/wanbuild": (
             "config staging",
-            "models variants",
-            "mapping",
+            "models",
+            "mapping variants",
             "components source",
             "hub lora toy programs",
             "recipe conversion",

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import MODULES
 from wanrun import __version__
 from wanrun.console import SIZE, run
 from wanrun.errors import UsageError
@@ -288,7 +288,7 @@ def build(recipe: Path, force: bool) -> None:
 
 @wanbuild.command(cls=_Building)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--variant", type=click.Choice(list(FAMILIES)), default="wan2.1-t2v", show_default=True)
+@click.option("--variant", type=click.Choice(list(MODULES)), default="wan2.1-t2v", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
 @_DEBUG
@@ -296,10 +296,12 @@ def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
     """Writes a small random checkpoint in the published layout, offline, and media to try it with."""
     from wanbuild.toy.checkpoint import write_toy
     from wanbuild.toy.media import write_samples
+    from wanbuild.variants.table import variants
 
     write_toy(directory, variant, seed, force=force)
     # Beside the checkpoint, which is in its place: one without media is whole.
-    write_samples(directory / "media", FAMILIES[variant].inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)
+    inputs = variants()[variant].inputs
+    write_samples(directory / "media", inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)
     click.echo(f"wrote {directory}")
 
 

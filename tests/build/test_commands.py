@@ -19,7 +19,7 @@ from wanbuild.programs import compile as compile_module
 from wanbuild.programs.compile import CompileRequest
 from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.errors import UsageError
@@ -51,9 +51,9 @@ def test_inspect(toy_artifact: Path) -> None:
 def test_the_recipes_are_read(path: Path) -> None:
     plan = recipe.read_recipe(path)
     assert plan.source == str(path.parent / "checkpoint") or is_hub_id(plan.source)
-    (family,) = [family for name, family in FAMILIES.items() if path.stem.startswith(f"{name}-")]
-    assert set(plan.compile["sizes"]) <= set(family.sizes)
-    assert plan.compile["frames"] == [family.num_frames]
+    (row,) = [row for name, row in variants().items() if path.stem.startswith(f"{name}-")]
+    assert set(plan.compile["sizes"]) <= set(row.sizes)
+    assert plan.compile["frames"] == [row.num_frames]
 
 
 def test_recipes_know_the_commands_options() -> None:
@@ -125,24 +125,24 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[CompileRequest]:
     return requests
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
-def test_the_default_profile_is_the_family_s(
+@pytest.mark.parametrize("variant", variants())
+def test_the_default_profile_is_the_variant_s(
     tmp_path: Path, compiled: list[CompileRequest], variant: str
 ) -> None:
     """Size and frames, each of them alone too, on the command line and in a recipe."""
-    family, artifact = FAMILIES[variant], tmp_path / "artifact"
+    row, artifact = variants()[variant], tmp_path / "artifact"
     write_toy(tmp_path / "toy", variant)
     convert(ConvertRequest(tmp_path / "toy", artifact))
     for options in ([], ["--size", "96x64"], ["--frames", "9", "--frames", "5"]):
         arguments = ["compile", "--artifact", str(artifact), *options]
         assert CliRunner().invoke(commands.wanbuild, arguments).exit_code == 0
     commands._compile(artifact, targets=["cpu"], frames=[13])
-    size, frames = family.sizes[0], family.num_frames
+    size, frames = row.sizes[0], row.num_frames
     manifest = read_manifest(artifact)
     shapes = [[(s.width, s.height, s.num_frames) for s in request.shapes(manifest)] for request in compiled]
     assert shapes == [[(*size, frames)], [(96, 64, frames)], [(*size, 9), (*size, 5)], [(*size, 13)]]
     assert all(request.options == BuildOptions() for request in compiled)
-    assert [shape.guidance for shape in compiled[0].shapes(manifest)] == [family.guidance_scale > 1]
+    assert [shape.guidance for shape in compiled[0].shapes(manifest)] == [row.guidance_scale > 1]
 
 
 def test_an_artifact_of_a_later_variant_has_no_default_profile(artifact_copy: Path) -> None:
@@ -215,7 +215,7 @@ def test_build_options_that_do_not_exist(
 def test_a_toy_of_an_unknown_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(commands.wanbuild, ["toy", str(tmp_path / "toy"), "--variant", "wan2.1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert all(f"'{variant}'" in line for variant in FAMILIES) and "wan2.1" in line
+    assert all(f"'{variant}'" in line for variant in variants()) and "wan2.1" in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,6 @@
 """Steps, shift, guidance, boundary, solver and seed are inputs: no value of them needs a new executable.
 
-Swept for every family and in both forms of the denoising loop, which have to agree.
+Swept for every kind of model and in both forms of the denoising loop, which have to agree.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from wanrun.files import sha256_of, user_cache
 from wanrun.timing import Timings
 
 PROMPT = "a fox in the snow"
-# Seen: bitwise equal, on the CPU, for every family. But a compiler may order the sums of the two programs
-# differently, which is worth 1e-6.
+# Seen: bitwise equal, on the CPU, for every kind of model. But a compiler may order the sums of the two
+# programs differently, which is worth 1e-6.
 SAME = 1e-5
 
 COMPILE = "/jax/core/compile/backend_compile_duration"  # a hit of the compilation cache has it too
@@ -96,17 +96,17 @@ def compiling() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(duration)
 
 
-@pytest.mark.parametrize("family", ["toy_artifact", "two_experts_artifact", "ti2v_artifact"])
+@pytest.mark.parametrize("fixture", ["toy_artifact", "two_experts_artifact", "ti2v_artifact"])
 def test_no_option_needs_an_executable(
-    family: str, request: pytest.FixtureRequest, record_property: Any
+    fixture: str, request: pytest.FixtureRequest, record_property: Any
 ) -> None:
-    artifact: Path = request.getfixturevalue(family)
+    artifact: Path = request.getfixturevalue(fixture)
     before = contents(artifact)
     jax.clear_caches()  # or what an earlier test compiled would not be seen
     timings = Timings()
     with compiling() as seen, wanrun.load(artifact, timings=timings) as pipeline:
         two = len(transformers(pipeline.manifest)) == 2
-        assert two == (family == "two_experts_artifact")
+        assert two == (fixture == "two_experts_artifact")
         sweep = [{**BASE, **change} for change in (*CHANGES, *(CHANGES_OF_TWO if two else ()))]
         pipeline.warmup(timings)
         for loop in ("step", "scan"):

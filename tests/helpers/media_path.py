@@ -16,7 +16,8 @@ from helpers.fake_pipeline import write_lines
 from helpers.reference_models import relative_error
 from helpers.torch_threads import one_thread
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, within_one_level
-from wanbuild.check.reference_pipeline import Made, load_reference, reference_arguments, run_reference
+from wanbuild.check.reference_pipeline import Made, load_reference, run_reference
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.media.types import MEDIA_KINDS, Media
 
@@ -85,7 +86,8 @@ class MediaPath:
         self._cli, self._folder, self.cases = cli, folder, cases
         self._width, self._height, self._frames = size
         self._scale = 3.0 if guidance else 1.0
-        self.pipe = load_reference(checkpoint, read_manifest(self.artifact).model["task"])
+        self._variant = variants()[read_manifest(self.artifact).model["variant"]]
+        self.pipe = load_reference(checkpoint, self._variant.reference_class)
         self._ran: set[str] = set()
         self._made: dict[str, Made] = {}
 
@@ -129,18 +131,20 @@ class MediaPath:
         """The reference's run of a case; media are given in place of the case's."""
         given = {name: opened(value) for name, value in case.media.items() if name in MEDIA_KINDS}
         settings = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
-        arguments = reference_arguments(
-            Media(**{**given, **media}, **settings) if {**given, **media} else None,
-            prompt=PROMPT,
-            negative_prompt=NEGATIVE,
-            width=self._width,
-            height=self._height,
-            num_frames=self._frames,
-            num_inference_steps=case.steps,
-            guidance_scale=self._scale,
+        arguments: dict[str, Any] = {
+            "prompt": PROMPT,
+            "negative_prompt": NEGATIVE,
+            "width": self._width,
+            "height": self._height,
+            "num_frames": self._frames,
+            "num_inference_steps": case.steps,
+            "guidance_scale": self._scale,
             # torch's own, from which the reference takes the noise of a scheduler's steps too.
-            generator=torch.manual_seed(case.seed),
-        )
+            "generator": torch.manual_seed(case.seed),
+        }
+        if given or media:
+            everything = Media(**{**given, **media}, **settings)
+            arguments = self._variant.reference_arguments(everything, arguments)
         with one_thread():
             return run_reference(self.pipe, **{**arguments, **case.reference})
 

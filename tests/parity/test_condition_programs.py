@@ -1,4 +1,4 @@
-"""What saves work changes nothing, in any family: the cross-attention cache, and padding for a target."""
+"""What saves work changes nothing, in any variant: the cross-attention cache, and padding for a target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import image_multiple
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Kernels
 from wanrun.generation.pipeline import load
@@ -23,7 +23,7 @@ from wanrun.generation.pipeline import load
 SAME = 2e-6  # seen: 5e-7; sums of the same terms in another order
 
 Toys = Callable[[str], tuple[Path, Path]]
-FAMILIES_WITH_MEDIA = (
+VARIANTS_WITH_MEDIA = (
     "wan2.1-i2v",
     "wan2.1-flf2v",
     "wan2.2-i2v",
@@ -31,10 +31,10 @@ FAMILIES_WITH_MEDIA = (
     "wan2.1-vace",
     "wan2.2-animate",
 )
-FAMILIES_WITH_TOKENS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
+VARIANTS_WITH_TOKENS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
 
 
-class Family:
+class Toy:
     """The programs of a toy at a small size, as functions of random inputs and the artifact's weights."""
 
     def __init__(self, artifact: Path) -> None:
@@ -83,40 +83,40 @@ class Family:
 
 
 @pytest.fixture(scope="module")
-def family(media_toy: Toys, request: pytest.FixtureRequest) -> Callable[[str], Family]:
-    made: dict[str, Family] = {}
+def toy_of(media_toy: Toys, request: pytest.FixtureRequest) -> Callable[[str], Toy]:
+    made: dict[str, Toy] = {}
 
-    def get(variant: str) -> Family:
+    def get(variant: str) -> Toy:
         if variant not in made:
             ti2v = variant == "wan2.2-ti2v"
             artifact = request.getfixturevalue("ti2v_artifact") if ti2v else media_toy(variant)[1]
-            made[variant] = Family(artifact)
+            made[variant] = Toy(artifact)
         return made[variant]
 
     return get
 
 
-@pytest.mark.parametrize("variant", FAMILIES_WITH_MEDIA)
-def test_the_cache_is_what_a_step_would_compute(family: Callable[[str], Family], variant: str) -> None:
-    toy = family(variant)
+@pytest.mark.parametrize("variant", VARIANTS_WITH_MEDIA)
+def test_the_cache_is_what_a_step_would_compute(toy_of: Callable[[str], Toy], variant: str) -> None:
+    toy = toy_of(variant)
     assert relative_error(toy.step(), toy.step(cached=False)) < SAME
 
 
 @pytest.mark.parametrize("multiple", [128, 256])
-@pytest.mark.parametrize("variant", FAMILIES_WITH_TOKENS)
-def test_padded_image_tokens(family: Callable[[str], Family], variant: str, multiple: int) -> None:
-    toy = family(variant)
+@pytest.mark.parametrize("variant", VARIANTS_WITH_TOKENS)
+def test_padded_image_tokens(toy_of: Callable[[str], Toy], variant: str, multiple: int) -> None:
+    toy = toy_of(variant)
     padded = toy.builder(multiple).prepare()
     cache = jax.eval_shape(padded.function, *padded.arguments)["kv"]["blocks"]
     assert cache["image_k"].shape[2] == cache["image_mask"].shape[1] == multiple  # it is padded
     assert relative_error(toy.step(multiple), toy.step()) < SAME
 
 
-def test_every_family_is_here() -> None:
-    with_media = {name for name, family in FAMILIES.items() if family.inputs}
-    assert with_media == set(FAMILIES_WITH_MEDIA)
-    with_tokens = {name for name in with_media if FAMILIES[name].encoded_images}
-    assert with_tokens == set(FAMILIES_WITH_TOKENS)
+def test_every_variant_is_here() -> None:
+    with_media = {name for name, variant in variants().items() if variant.inputs}
+    assert with_media == set(VARIANTS_WITH_MEDIA)
+    with_tokens = {name for name in with_media if variants()[name].encoded_images}
+    assert with_tokens == set(VARIANTS_WITH_TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from diffusers import (
 from PIL import Image
 
 from helpers.vae_reference import ALL, FAST_COMPILE, TOLERANCE, Pair, decoded, pair, program, relative_error
-from wanbuild.programs.conditioner import CONDITIONERS, Conditioner
+from wanbuild.variants.conditioner import Conditioner
+from wanbuild.variants.table import variants
 
 WIDTH, HEIGHT, FRAMES = 48, 32, 21
 CHUNKS = (1, 2, 3, ALL)
@@ -37,6 +38,15 @@ INPUTS = {
     "i2v": {"image": "required"},
     "flf2v": {"image": "required", "last_image": "required"},
     "i2v22": {"image": "required", "last_image": "optional"},
+}
+
+VARIANTS = {
+    "i2v": "wan2.1-i2v",
+    "flf2v": "wan2.1-flf2v",
+    "i2v22": "wan2.2-i2v",
+    "ti2v": "wan2.2-ti2v",
+    "vace": "wan2.1-vace",
+    "animate": "wan2.2-animate",
 }
 
 _Media = Mapping[str, np.ndarray]
@@ -62,7 +72,8 @@ def vae(residual: bool = False) -> Pair:
 @functools.cache
 def conditioner(task: str, chunk: int = ALL, frames: int = FRAMES, references: int = 0) -> Conditioner:
     model = vae(residual=task == "ti2v")
-    kind = CONDITIONERS["i2v" if task == "i2v22" else task]
+    kind = variants()[VARIANTS[task]].conditioner
+    assert kind is not None
     inputs = INPUTS.get(task, {})
     return kind(model.module, model.config, inputs, WIDTH, HEIGHT, frames, references, chunk)
 

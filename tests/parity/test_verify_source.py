@@ -150,7 +150,7 @@ def test_several_videos_that_the_reference_cannot_make(
     monkeypatch.setattr(reference, "load_reference", lambda *_: pytest.fail("the reference is loaded"))
     code, checks, error = verify(artifact, checkpoint)
     assert (code, checks) == (2, {})
-    assert "one video of VACE at a time" in error and two.name in error
+    assert "1 video(s) of wan2.1-vace at a time" in error and two.name in error
 
 
 def test_another_seed(ti2v_artifact: Path, verify: Verify, tmp_path: Path) -> None:

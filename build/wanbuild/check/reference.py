@@ -19,7 +19,6 @@ from wanbuild.check.embed import open_profile
 from wanbuild.check.reference_pipeline import (
     Made,
     load_reference,
-    reference_arguments,
     run_reference,
     text_pipeline,
 )
@@ -29,7 +28,8 @@ from wanbuild.models.params import bind
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.toy.media import sample_media
-from wanbuild.variants import family_named
+from wanbuild.variants.table import variant_named
+from wanbuild.variants.variant import Variant
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
@@ -39,7 +39,7 @@ from wanrun.errors import UsageError, VerificationError
 from wanrun.generation.options import leading_latents
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
-from wanrun.media.types import MODES, Inputs, Media
+from wanrun.media.types import Inputs, Media
 from wanrun.text.prompt import clean_prompt
 
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"
@@ -108,14 +108,8 @@ class Trial:
     inputs: Inputs | None
 
 
-_WITHOUT: Mapping[str, tuple[str, str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "ti2v": ("text", "image", ("image",)),
-        "i2v": ("first image", "both images", ("last_image",)),
-        "vace": ("no video", "video", ("video", "mask")),
-    }
-)
-"""By task: the names of a trial without and with optional media, and which these are."""
+def _variant(manifest: Manifest) -> Variant:
+    return variant_named(manifest.model["variant"], Path("the artifact"))
 
 
 def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
@@ -123,15 +117,8 @@ def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
 
     The last one has all that there may be.
     """
-    takes: Mapping[str, str] = manifest.model.get("inputs", {})
-    ways: list[tuple[str, Mapping[str, Any]]] = [("", {})]
-    if "replace" in takes.values():
-        ways = [(mode, {"mode": mode}) for mode in MODES]
-    elif "optional" in takes.values():
-        poor, rich, left_out = _WITHOUT[manifest.model["task"]]
-        ways = [(poor, {"without": left_out}), (rich, {})]
     made = []
-    for name, options in ways:
+    for name, options in _variant(manifest).ways:
         media = sample_media(manifest, profile, **options, seed=SEED)
         inputs = None if media is None else load_media(manifest, profile, media)
         made.append(Trial(name, media, inputs))
@@ -283,8 +270,8 @@ class _Comparison:
     def _scheduler(self) -> SchedulerDefaults:
         """What the checkpoint's scheduler_config.json says."""
         manifest = self._ours.manifest
-        family = family_named(manifest.model["variant"], self._ours.artifact)
-        return read_scheduler(manifest.configs["scheduler"], default_shift=family.flow_shift)
+        variant = variant_named(manifest.model["variant"], self._ours.artifact)
+        return read_scheduler(manifest.configs["scheduler"], default_shift=variant.flow_shift)
 
     def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
         """The reference's run of a trial; options as of ``Pipeline.generate``."""
@@ -297,17 +284,18 @@ class _Comparison:
             count = self._profile.num_videos
             return text if count == 1 else [text] * count
 
-        arguments = reference_arguments(
-            trial.media,
-            prompt=prompts(PROMPT),
-            negative_prompt=prompts(NEGATIVE_PROMPT),
-            height=self._profile.height,
-            width=self._profile.width,
-            num_frames=self._profile.num_frames,
-            num_inference_steps=steps,
-            guidance_scale=GUIDANCE_SCALE if self._profile.guidance else 1.0,
-            generator=torch.Generator("cpu").manual_seed(SEED),
-        )
+        arguments: dict[str, Any] = {
+            "prompt": prompts(PROMPT),
+            "negative_prompt": prompts(NEGATIVE_PROMPT),
+            "height": self._profile.height,
+            "width": self._profile.width,
+            "num_frames": self._profile.num_frames,
+            "num_inference_steps": steps,
+            "guidance_scale": GUIDANCE_SCALE if self._profile.guidance else 1.0,
+            "generator": torch.Generator("cpu").manual_seed(SEED),
+        }
+        if trial.media is not None:
+            arguments = _variant(self._ours.manifest).reference_arguments(trial.media, arguments)
         if "guidance_scale_2" in options:
             arguments["guidance_scale_2"] = options["guidance_scale_2"]
         if "boundary" in options:
@@ -371,14 +359,16 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
     if profile is None:
         select_profile(manifest, artifact)  # raises, saying what to do
     assert profile is not None
-    if manifest.model["task"] == "vace" and profile.num_videos > 1:
+    variant = _variant(manifest)
+    most = variant.reference_videos
+    if most is not None and profile.num_videos > most:
         raise UsageError(
-            "the reference makes one video of VACE at a time",
-            expected="a first profile of 1 video",
+            f"the reference makes {most} video(s) of {variant.name} at a time",
+            expected=f"a first profile of {most} video(s)",
             found=f"{profile.name}, of {profile.num_videos}",
             remedy="compare an artifact that is compiled with --num-videos 1 first",
         )
-    pipe = load_reference(_readable_source(manifest, source), manifest.model["task"])
+    pipe = load_reference(_readable_source(manifest, source), variant.reference_class)
     with open_profile(artifact, profile) as pipeline:
         comparison = _Comparison(pipeline, pipe)
         report(f"{profile.name}, {profile.options.dtype} against diffusers in float32")

@@ -10,26 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
-from wanrun.media.types import MEDIA_KINDS, Media
-
-PIPELINES: Mapping[str, str] = MappingProxyType(
-    {
-        "t2v": "WanPipeline",
-        "i2v": "WanImageToVideoPipeline",
-        "flf2v": "WanImageToVideoPipeline",
-        "ti2v": "WanImageToVideoPipeline",
-        "vace": "WanVACEPipeline",
-        "animate": "WanAnimatePipeline",
-    }
-)
-"""Class by the manifest's task; without an image, ti2v is made by that of t2v."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +50,12 @@ class Made:
     calls: Sequence[ModelCall]
 
 
-def load_reference(source: Path, task: str) -> Any:
+def load_reference(source: Path, class_name: str) -> Any:
     """The reference pipeline of a checkpoint, float32, on the CPU.
 
     Args:
         source: the checkpoint's folder, in the diffusers layout.
-        task: of the manifest, a key of ``PIPELINES``.
+        class_name: of the pipeline: ``Variant.reference_class``.
 
     Raises:
         UsageError: if the reference is not installed.
@@ -82,7 +68,7 @@ def load_reference(source: Path, task: str) -> Any:
         raise UsageError(
             f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
         ) from None
-    pipeline_class = getattr(diffusers, PIPELINES[task])
+    pipeline_class = getattr(diffusers, class_name)
     pipe = pipeline_class.from_pretrained(str(source), dtype=torch.float32, local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -102,25 +88,6 @@ def text_pipeline(pipe: Any) -> Any:
     )
     text.set_progress_bar_config(disable=True)
     return text
-
-
-def reference_arguments(media: Media | None, **numbers: Any) -> dict[str, Any]:
-    """Media and numbers by the names that the reference's pipelines have for them.
-
-    Args:
-        media: in memory or as files; None for text alone.
-        numbers: num_frames and other options.
-    """
-    if media is None:
-        return numbers
-    given = {name: getattr(media, name) for name in MEDIA_KINDS if getattr(media, name) not in (None, ())}
-    if "reference_image" in given:
-        given["reference_images"] = list(given.pop("reference_image"))
-    if "pose_video" in given:
-        numbers["segment_frame_length"] = numbers.pop("num_frames")
-        numbers["prev_segment_conditioning_frames"] = media.segment_overlap
-        numbers["mode"] = media.mode or "animate"
-    return {**given, **numbers}
 
 
 @contextmanager
@@ -151,7 +118,7 @@ def run_reference(pipe: Any, **arguments: Any) -> Made:
 
     Args:
         pipe: of ``load_reference``.
-        arguments: of its call, see ``reference_arguments``.
+        arguments: of its call, see ``Variant.reference_arguments``.
     """
     last: list[np.ndarray] = []
 

@@ -24,10 +24,10 @@ from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.source.checkpoint import Source, SourceComponent, open_source
 from wanbuild.source.experts import check_same_config
-from wanbuild.source.match import family_of
+from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
-from wanbuild.variants import Family
+from wanbuild.variants.variant import Variant
 from wanrun import __version__
 from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, Tokenizer
 from wanrun.artifact.record import Dtype
@@ -49,11 +49,11 @@ class ConvertRequest:
         revision: branch, tag or commit of the hub repository; its main branch where None.
         dtypes: weights dtype by component; the component's default where there is none, and for a second
             expert the first one's.
-        negative_prompt: default negative prompt; the family's where None.
+        negative_prompt: default negative prompt; the variant's where None.
         force: whether an existing artifact is replaced.
         threads: worker threads; one a core where None.
         loras: merged into the transformers, in this order.
-        defaults: what the model is run with, instead of the family's and the checkpoint's defaults.
+        defaults: what the model is run with, instead of the variant's and the checkpoint's defaults.
     """
 
     source: str | Path
@@ -86,18 +86,18 @@ class _Plan:
         return sum(layout.nbytes for layout in component_layouts(self.assignments).values())
 
 
-def _plan_components(source: Source, family: Family, request: ConvertRequest) -> dict[str, _Plan]:
+def _plan_components(source: Source, variant: Variant, request: ConvertRequest) -> dict[str, _Plan]:
     """Plans every component; raises one error with the problems of all of them."""
     plans: dict[str, _Plan] = {}
     problems: list[str] = []
-    components = {name: source.component(name) for name in family.weight_components}
+    components = {name: source.component(name) for name in variant.weight_components}
     kinds = {name: kind_of(name, component.class_name) for name, component in components.items()}
     configs = {
         name: kinds[name].parse(component.config, str(component.config_file))
         for name, component in components.items()
     }
-    check_same_config({source.component(name).config_file: configs[name] for name in family.transformers})
-    policies = _policies(family, request)
+    check_same_config({source.component(name).config_file: configs[name] for name in variant.transformers})
+    policies = _policies(variant, request)
     for name, config in configs.items():
         component, kind, policy = components[name], kinds[name], policies[name]
         shapes = {key: component.entry(key).shape for key in component.keys}
@@ -112,18 +112,18 @@ def _plan_components(source: Source, family: Family, request: ConvertRequest) ->
     return plans
 
 
-def _policies(family: Family, request: ConvertRequest) -> dict[str, DtypePolicy]:
+def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolicy]:
     """Dtypes by component; UsageError if they are not the same for both experts, which one program serves."""
     dtypes = dict(request.dtypes)
-    for name in family.transformers[1:]:
-        first = dtypes.get(family.transformers[0])
+    for name in variant.transformers[1:]:
+        first = dtypes.get(variant.transformers[0])
         if (found := dtypes.setdefault(name, first)) != first:
             raise UsageError(
                 "the experts' weights have to be of one dtype",
-                expected=f"{family.transformers[0]} and {name} in {first or 'the default'}",
+                expected=f"{variant.transformers[0]} and {name} in {first or 'the default'}",
                 found=f"{name} in {found}",
             )
-    return {name: KINDS[name].policy(dtypes.get(name)) for name in family.weight_components}
+    return {name: KINDS[name].policy(dtypes.get(name)) for name in variant.weight_components}
 
 
 @dataclass(frozen=True)
@@ -182,44 +182,43 @@ def _source_record(
 
 
 def _model_record(
-    source: Source, family: Family, plans: Mapping[str, _Plan], request: ConvertRequest
+    source: Source, variant: Variant, plans: Mapping[str, _Plan], request: ConvertRequest
 ) -> dict[str, Any]:
     """The facts and defaults that the runtime needs; it knows no model code.
 
     Raises:
         UsageError: for defaults that this model cannot have.
     """
-    scheduler = read_scheduler(source.scheduler_config, default_shift=family.flow_shift)
-    negative = family.negative_prompt if request.negative_prompt is None else request.negative_prompt
+    scheduler = read_scheduler(source.scheduler_config, default_shift=variant.flow_shift)
+    negative = variant.negative_prompt if request.negative_prompt is None else request.negative_prompt
     scales = {
-        "guidance_scale": family.guidance_scale,
-        "guidance_scale_2": family.guidance_scale_2,
-        "conditioning_scale": family.conditioning_scale,
+        "guidance_scale": variant.guidance_scale,
+        "guidance_scale_2": variant.guidance_scale_2,
+        "conditioning_scale": variant.conditioning_scale,
     }
     own = {
-        "num_steps": family.steps,
+        "num_steps": variant.steps,
         **{name: scale for name, scale in scales.items() if scale is not None},
         "flow_shift": scheduler.flow_shift,
         "solver": scheduler.solver,
-        "fps": family.fps,
+        "fps": variant.fps,
         "negative_prompt": negative,
     }
     defaults, boundary_ratio = request.defaults.applied(own, source.boundary_ratio)
     images: dict[str, Any] = {}
     if source.image_processor is not None:
         images["image_processor"] = source.image_processor.as_json()
-    if family.task == "animate":
-        images["face_size"] = plans["transformer"].config.motion_encoder_size
     return {
-        "variant": family.name,
-        "task": family.task,
-        "inputs": dict(family.inputs),
+        "variant": variant.name,
+        "task": variant.task,
+        "inputs": dict(variant.inputs),
         **images,
+        **variant.facts(plans["transformer"].config),
         "latent_channels": plans["vae"].config.z_dim,
-        "vae_spatial": family.vae_spatial,
-        "vae_temporal": family.vae_temporal,
-        "size_multiple": family.size_multiple,
-        "leading_latents": family.leading_latents,
+        "vae_spatial": variant.vae_spatial,
+        "vae_temporal": variant.vae_temporal,
+        "size_multiple": variant.size_multiple,
+        "leading_latents": variant.leading_latents,
         "num_train_timesteps": NUM_TRAIN_TIMESTEPS,
         "boundary_ratio": boundary_ratio,
         "expand_timesteps": source.expand_timesteps,
@@ -233,11 +232,11 @@ def _stored_config(component: SourceComponent) -> dict[str, Any]:
     return {**component.config, **named}
 
 
-def _open_loras(source: Source, family: Family, requests: Sequence[LoraRequest]) -> Loras:
-    if len(family.transformers) == 1 and any(request.component for request in requests):
+def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest]) -> Loras:
+    if len(variant.transformers) == 1 and any(request.component for request in requests):
         raise UsageError("this checkpoint has one transformer, not two experts", remedy="use --lora")
     shapes = {}
-    for name in family.transformers:
+    for name in variant.transformers:
         component = source.component(name)
         shapes[name] = {key: component.entry(key).shape for key in component.keys}
     return open_loras(requests, shapes)
@@ -299,10 +298,10 @@ def convert(request: ConvertRequest) -> Manifest:
     located = locate_source(request.source, request.revision)
     with ExitStack() as stack:
         source = stack.enter_context(open_source(located.path, located.repository, located.revision))
-        family = family_of(source)
-        loras = stack.enter_context(_open_loras(source, family, request.loras))
-        plans = _plan_components(source, family, request)
-        model = _model_record(source, family, plans, request)
+        variant = variant_of(source)
+        loras = stack.enter_context(_open_loras(source, variant, request.loras))
+        plans = _plan_components(source, variant, request)
+        model = _model_record(source, variant, plans, request)
         small = _read_small_files(source)
         with build_lock(artifact):
             _refuse_existing(artifact, request.force)

@@ -20,7 +20,8 @@ from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import open_image_processor
 from wanbuild.source.safetensors import refuse_pickle
 from wanbuild.source.shards import WEIGHT_NAMES, find_weights, read_weight_map
-from wanbuild.variants import IMAGE_PROCESSOR, NO_WEIGHTS, families_of_pipeline
+from wanbuild.variants.table import variants_of_pipeline
+from wanbuild.variants.variant import IMAGE_PROCESSOR, NO_WEIGHTS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
 
@@ -113,7 +114,7 @@ def _locate_repository(snapshot: Snapshot, report: Callable[[str], object]) -> L
     snapshot.fetch([_INDEX])
     folder = snapshot.folder
     index = read_json(folder / _INDEX)
-    rows = families_of_pipeline(index.get("_class_name"), f"{_INDEX} of {snapshot.name}")
+    rows = variants_of_pipeline(index.get("_class_name"), f"{_INDEX} of {snapshot.name}")
     classes = read_classes(index, rows, folder / _INDEX)
     weights = {
         name: _find_weights(snapshot, name, library, beside=classes.keys() & _TRANSFORMERS == {name})

@@ -8,7 +8,7 @@ runtime passes the outputs of one program to the next without knowing what they 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,15 +22,14 @@ from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
-from wanbuild.programs.conditioner import CONDITIONERS
 from wanbuild.programs.denoiser import HISTORY, Denoiser
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec, program
+from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Kernels
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import UsageError
-from wanrun.generation.conditioning import PREVIOUS_FRAMES
 
 ENCODE_BATCH = 1
 """Prompts per ``encode_text`` call, always the same, so an embedding does not depend on its batch.
@@ -62,7 +61,7 @@ class ProgramBuilder:
     def __init__(self, manifest: Manifest, shape: Shape, options: BuildOptions, kernels: Kernels) -> None:
         self._kernels = kernels
         self._model, self._shape, self._options = manifest.model, shape, options
-        self._inputs: Mapping[str, str] = manifest.model.get("inputs", {})
+        self._variant = variant_named(self._model.get("variant"), Path("the artifact"))
         self._max_length = manifest.tokenizer.max_length
         self._configs: dict[str, Any] = {}
         self._modules: dict[str, Any] = {}
@@ -106,7 +105,7 @@ class ProgramBuilder:
                 found=shape.num_frames,
                 remedy=f"use {below} or {below + temporal}",
             )
-        least, why = self._least_frames
+        least, why = self._variant.least_frames
         if shape.num_frames < least:
             raise UsageError(
                 f"{shape.num_frames} frames cannot be built",
@@ -116,13 +115,13 @@ class ProgramBuilder:
             )
         if shape.num_videos < 1:
             raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)
-        if shape.num_videos > 1 and model["task"] == "animate":
+        if shape.num_videos > 1 and self._variant.previous_frames:
             raise UsageError(
                 "--num-videos cannot be built",
                 expected="1: segments follow one another",
                 found=shape.num_videos,
             )
-        most = MAX_REFERENCES if "reference_image" in self._inputs else 0
+        most = MAX_REFERENCES if "reference_image" in self._variant.inputs else 0
         if not 0 <= shape.num_references <= most:
             raise UsageError(
                 "--reference-images cannot be built",
@@ -135,18 +134,9 @@ class ProgramBuilder:
             raise UsageError(f"{shape.width}x{shape.height} cannot be built: {error}") from None
 
     @property
-    def _least_frames(self) -> tuple[int, str]:
-        """The fewest frames that a video may have, 4n + 1, and why."""
-        if self._model["task"] == "animate":
-            return PREVIOUS_FRAMES, f"a segment may begin with {PREVIOUS_FRAMES} of the one before"
-        if "last_image" in self._inputs:  # with a single frame an optional one would have no place
-            return 1 + self._model["vae_temporal"], "the first and the last one may be given"
-        return 1, "a video"
-
-    @property
     def _leading(self) -> int:
         """Latent frames in front of the video's own."""
-        return int(self._model.get("leading_latents", 0)) + self._shape.num_references
+        return self._variant.leading_latents + self._shape.num_references
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -159,7 +149,7 @@ class ProgramBuilder:
         """Every program of the profile."""
         texts = [self.encode_text(length) for length in (*TEXT_LENGTHS, self._max_length)]
         images = [self.encode_image()] if "image_encoder" in self._modules else []
-        videos = [self.encode_video()] if self._inputs else []
+        videos = [self.encode_video()] if self._variant.conditioner else []
         steps = [
             make()
             for form, make in (("step", self.denoise_step), ("scan", self.denoise_loop))
@@ -189,21 +179,22 @@ class ProgramBuilder:
         """pixels (N, S, S, 3) float32 of N images -> their image_tokens (N, tokens, image_dim)."""
         module: CLIPImageEncoder = self._modules["image_encoder"]
         size = self._configs["image_encoder"].image_size
-        images = 1 + (self._inputs.get("last_image") == "required")
 
         def encode_image(image_encoder: Any, pixels: jax.Array) -> dict[str, Any]:
             return {"image_tokens": bind(module, image_encoder)(pixels, self._dtype)}
 
-        pixels = jax.ShapeDtypeStruct((images, size, size, 3), jnp.float32)
+        pixels = jax.ShapeDtypeStruct((self._variant.encoded_images, size, size, 3), jnp.float32)
         arguments = {"image_encoder": self._weights["image_encoder"], "pixels": pixels}
         return program("encode_image", encode_image, arguments)
 
     def encode_video(self) -> ProgramSpec:
-        """Images and videos, uint8 -> the condition of ``denoise_step``, see ``conditioner.py``."""
-        conditioner = CONDITIONERS[self._model["task"]](
+        """Images and videos, uint8 -> the condition of ``denoise_step``: see ``wanbuild.variants``."""
+        kind = self._variant.conditioner
+        assert kind is not None
+        conditioner = kind(
             module=self._modules["vae"],
             config=self._configs["vae"],
-            inputs=self._inputs,
+            inputs=self._variant.inputs,
             width=self._shape.width,
             height=self._shape.height,
             num_frames=self._shape.num_frames,
@@ -231,10 +222,8 @@ class ProgramBuilder:
         if "image_encoder" in self._modules:
             arguments |= self.encode_image().outputs
             extra["image_multiple"] = self._kernels.image_multiple
-        if "face_video" in self._inputs:
-            size = self._model["face_size"]
-            faces = (self._shape.num_frames, size, size, 3)
-            arguments["face_video"] = jax.ShapeDtypeStruct(faces, jnp.uint8)
+        config = self._configs["transformer"]
+        arguments |= self._variant.prepare_arguments(config, self._shape.num_frames)
 
         def prepare(transformer: Any, embeddings: jax.Array, **inputs: jax.Array) -> dict[str, Any]:
             model = bind(module, transformer)
@@ -276,14 +265,9 @@ class ProgramBuilder:
         }
         if self._shape.guidance:
             arguments["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
-        if self._inputs:
+        if self._variant.conditioner:
             arguments |= self._encoded
-        if self._model["expand_timesteps"] and self._inputs:  # of text alone no frame is held
-            frames = config.grid(self.latent_shape)[0]
-            arguments["frame_mask"] = jax.ShapeDtypeStruct((frames,), jnp.float32)
-        if self._model["task"] == "vace":
-            blocks = len(config.vace_layers)
-            arguments["conditioning_scale"] = jax.ShapeDtypeStruct((blocks,), jnp.float32)
+        arguments |= self._variant.step_arguments(config, config.grid(self.latent_shape)[0])
         return program(f"denoise_{form}", getattr(denoiser, form), arguments, donate=("latents", "history"))
 
     def denoise_step(self) -> ProgramSpec:
@@ -316,7 +300,7 @@ class ProgramBuilder:
         """latents (C, T, h, w) float32 of one video, normalised -> frames (F, H, W, 3) uint8.
 
         T is without the latent frames in front of the video's own, so that profiles which differ in those
-        share the program. Where a video is made in segments, also last_frames, float32 in [-1, 1]: what the
+        share the program. Where a video is made in windows, also last_frames, float32 in [-1, 1]: what the
         next one may begin with.
         """
         module: WanVAE = self._modules["vae"]
@@ -324,7 +308,7 @@ class ProgramBuilder:
         # The reference divides by a rounded 1/std; the same order of roundings keeps uint8 equal.
         inverse_std = 1.0 / jnp.asarray(config.latents_std, jnp.float32)
         mean = jnp.asarray(config.latents_mean, jnp.float32)
-        keep = PREVIOUS_FRAMES if self._model["task"] == "animate" else 0
+        keep = self._variant.previous_frames
 
         def to_uint8(frames: jax.Array) -> jax.Array:
             unit = jnp.clip(frames.astype(jnp.float32) / 2 + 0.5, 0, 1)

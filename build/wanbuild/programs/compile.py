@@ -15,7 +15,7 @@ from wanbuild.programs.export import jax_options, profile_of, used_sets, with_pr
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
-from wanbuild.variants import family_named
+from wanbuild.variants.table import variant_named
 from wanrun import __version__
 from wanrun.artifact.jax_process import JaxFlags, using_cache
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -56,9 +56,9 @@ class CompileRequest:
 
     def shapes(self, manifest: Manifest) -> Iterator[Shape]:
         """Every combination of size, frame count and guidance, for the artifact of this manifest."""
-        family = family_named(manifest.model.get("variant"), self.artifact)
-        for width, height in self.sizes or family.sizes[:1]:
-            for frames in self.frames or (family.num_frames,):
+        variant = variant_named(manifest.model.get("variant"), self.artifact)
+        for width, height in self.sizes or variant.sizes[:1]:
+            for frames in self.frames or (variant.num_frames,):
                 for guidance in self.guidance or (has_guidance(manifest),):
                     yield Shape(width, height, frames, self.num_videos, guidance, self.num_references)
 

@@ -27,14 +27,8 @@ from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorEntry, TensorFile
 from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
 from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
-from wanbuild.variants import (
-    FAMILIES,
-    IMAGE_ENCODER,
-    IMAGE_PROCESSOR,
-    NO_WEIGHTS,
-    Family,
-    families_of_pipeline,
-)
+from wanbuild.variants.table import MODULES, variants_of_pipeline
+from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, NO_WEIGHTS, Variant
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
@@ -182,7 +176,7 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
 
 
 def read_classes(
-    index: Mapping[str, Any], rows: tuple[Family, ...], where: Path
+    index: Mapping[str, Any], rows: tuple[Variant, ...], where: Path
 ) -> dict[str, tuple[str, str]]:
     """Component name -> (library, class), of the components that are there.
 
@@ -201,7 +195,7 @@ def read_classes(
         if name.startswith("_") or name in ("boundary_ratio", "expand_timesteps"):
             continue
         pair = _read_pair(name, value, where)
-        accepted = sorted({cls for family in rows for cls in family.components.get(name, ())})
+        accepted = sorted({cls for variant in rows for cls in variant.components.get(name, ())})
         if pair is None:
             if not accepted and name not in _OPTIONAL:
                 problems.append(f"{name} is unknown")
@@ -211,13 +205,13 @@ def read_classes(
             problems.append(f"{name} is {'.'.join(pair)}, not {' or '.join(accepted)}")
         else:
             classes[name] = pair
-    for name in sorted(set.intersection(*(set(family.components) for family in rows)) - classes.keys()):
+    for name in sorted(set.intersection(*(set(variant.components) for variant in rows)) - classes.keys()):
         if not any(problem.startswith(f"{name} ") for problem in problems):
             problems.append(f"{name} is missing")
     if problems:
         raise SourceError(
             f"{where} does not describe a supported checkpoint: {', '.join(problems)}",
-            expected="one of " + ", ".join(FAMILIES),
+            expected="one of " + ", ".join(MODULES),
             remedy="use a published checkpoint of a supported variant",
         )
     check_boundary(read_boundary(index, where), LOW_NOISE in classes, where)
@@ -345,7 +339,7 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
     where = path / "model_index.json"
     index = read_json(where)
     pipeline_class = index.get("_class_name")
-    rows = families_of_pipeline(pipeline_class, str(where))
+    rows = variants_of_pipeline(pipeline_class, str(where))
     classes = read_classes(index, rows, where)
     expand_timesteps = _read_expand_timesteps(index, where)
     _check_unlisted(path, classes)

@@ -161,7 +161,7 @@ def read_scheduler(
     Args:
         config: the parsed file.
         where: the file's name, for messages.
-        default_shift: the family's shift, taken where the file gives none.
+        default_shift: the variant's shift, taken where the file gives none.
 
     Raises:
         SourceError: if the class is not one of the three, a field is unknown or has an unsupported value,

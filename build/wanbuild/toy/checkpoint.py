@@ -22,7 +22,7 @@ from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes
 from wanbuild.toy.tokenizer import write_tokenizer
 from wanbuild.toy.weights import DTYPES, write_json, write_weights
-from wanbuild.variants import IMAGE_ENCODER, IMAGE_PROCESSOR
+from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
 

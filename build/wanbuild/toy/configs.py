@@ -21,7 +21,7 @@ from wanbuild.toy.published import (
 from wanbuild.toy.published_image_encoder import TOY_IMAGE_ENCODER
 from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.toy.tokenizer import vocabulary
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 from wanrun.errors import UsageError
 
 
@@ -146,7 +146,7 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         ),
     }
 )
-"""By variant, as ``wanbuild.variants`` spells it."""
+"""By variant, as ``wanbuild.variants.table`` spells it."""
 
 
 def toy_image_processor(image_encoder: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def check_toy_configs(variant: str, configs: Mapping[str, Mapping[str, Any]]) ->
     vae, text = configs["vae"], configs["text_encoder"]
     z, tokens = vae["z_dim"], len(vocabulary())
     checks: list[tuple[str, Any, Any]] = []
-    for name in FAMILIES[variant].transformers:
+    for name in variants()[variant].transformers:
         checks += [(f"{name} {field}", *pair) for field, *pair in _transformer_checks(variant, name, configs)]
     checks += [(f"length of vae {name}", z, len(vae[name])) for name in ("latents_mean", "latents_std")]
     for what, expected, found in checks:
@@ -192,19 +192,15 @@ def _transformer_checks(
     variant: str, name: str, configs: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, Any, Any]]:
     """Field, expected and found, for the fields that another component's config decides."""
-    family, config, z = FAMILIES[variant], configs[name], configs["vae"]["z_dim"]
+    row, config, z = variants()[variant], configs[name], configs["vae"]["z_dim"]
     checks = [
         ("text_dim", configs["text_encoder"]["d_model"], config["text_dim"]),
-        ("in_channels", family.in_channels(z), config["in_channels"]),
+        *((field, expected, config[field]) for field, expected, _ in row.channel_fields(z)),
         ("out_channels", z, config["out_channels"]),
     ]
-    if family.task == "vace":
-        checks.append(("vace_in_channels", family.control_channels(z), config["vace_in_channels"]))
-    if family.task == "animate":
-        checks.append(("latent_channels", z, config["latent_channels"]))
     if (encoder := configs.get("image_encoder")) is not None:
         width = config["num_attention_heads"] * config["attention_head_dim"]
-        positions = None if family.encoded_images == 1 else family.encoded_images * _tokens(encoder)
+        positions = None if row.encoded_images == 1 else row.encoded_images * _tokens(encoder)
         checks += [
             ("image_dim", encoder["hidden_size"], config["image_dim"]),
             ("added_kv_proj_dim", width, config["added_kv_proj_dim"]),

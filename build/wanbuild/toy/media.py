@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.media.types import MEDIA_KINDS, Media
@@ -79,7 +80,8 @@ def sample_media(
     }
     if not wanted:
         return None
-    frames = max(1, profile.num_frames - 2 * (manifest.model["task"] == "animate"))
+    variant = variant_named(manifest.model["variant"], Path("the artifact"))
+    frames = variant.sample_frames(profile.num_frames)
     size = profile.width, profile.height
     given = _samples(wanted, size, frames, profile.num_references, manifest.model.get("face_size", 0), seed)
     return Media(**given, mode=mode)

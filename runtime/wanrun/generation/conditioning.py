@@ -21,9 +21,6 @@ from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import Window
 from wanrun.timing import Timings
 
-PREVIOUS_FRAMES = 5
-"""Frames of the window before that ``encode_video`` takes, of which the last may be used."""
-
 WINDOWED = ("pose_video", "face_video", "background_video", "mask_video")
 """Videos of any length, of which a window is taken."""
 

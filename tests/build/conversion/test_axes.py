@@ -10,10 +10,10 @@ from wanbuild.components import kind_of
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.models.params import parameter_axes
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", variants())
 def test_axes_are_the_modules(variant: str, tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", variant)
     manifest = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))

@@ -97,13 +97,14 @@ def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -
     return ProgramBuilder(manifest, shape, BuildOptions(loop="step"), resolve_target("cpu").kernels)
 
 
-def test_an_artifact_from_before_images(ti2v_checkpoint: Path, tmp_path: Path) -> None:
-    """Its manifest says nothing of media: it makes videos from text, with one timestep for all tokens."""
+def test_what_a_step_takes_of_an_image(ti2v_checkpoint: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
+    """Of text alone no frame is held, and nothing is encoded."""
     manifest = convert(ConvertRequest(ti2v_checkpoint, tmp_path / "artifact"))
-    later = builder(manifest, 5).denoise_step()
-    assert {"condition", "frame_mask"} <= set(later.inputs)
-    facts = {name: fact for name, fact in manifest.model.items() if name not in ("inputs", "leading_latents")}
-    programs = {spec.name: spec for spec in builder(manifest.changed(model=facts), 5).programs()}
+    programs = {spec.name: spec for spec in builder(manifest, 5).programs()}
+    assert {"condition", "frame_mask"} <= set(programs["denoise_step"].inputs)
+    assert "encode_video" in programs
+    text = convert(ConvertRequest(toy_checkpoint, tmp_path / "text"))
+    programs = {spec.name: spec for spec in builder(text, 5).programs()}
     assert "encode_video" not in programs
     step = programs["denoise_step"]
     assert not {"condition", "frame_mask"} & set(step.inputs)
@@ -139,7 +140,7 @@ def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | No
 def test_samples_of_few_frames(frames: int) -> None:
     """Two fewer than a segment has, so that it is filled up, and one at least."""
     inputs = {"image": "required", "pose_video": "required", "mask_video": "replace"}
-    manifest = types.SimpleNamespace(model={"task": "animate", "inputs": inputs})
+    manifest = types.SimpleNamespace(model={"variant": "wan2.2-animate", "inputs": inputs})
     profile = types.SimpleNamespace(width=96, height=64, num_frames=frames, num_references=0)
     media = sample_media(manifest, profile, mode="replace")  # type: ignore[arg-type]
     assert media is not None

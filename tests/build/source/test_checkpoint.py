@@ -14,11 +14,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from wanbuild.source.checkpoint import open_source
-from wanbuild.source.match import family_of
+from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.published import SCHEDULER_CONFIGS
-from wanbuild.variants import FAMILIES, Family, family_named
+from wanbuild.variants.table import variant_named, variants
+from wanbuild.variants.variant import Variant
 from wanrun.errors import ArtifactError, SourceError
 
 TRANSFORMER = "transformer/diffusion_pytorch_model.safetensors"
@@ -105,25 +106,26 @@ def test_a_sharded_checkpoint_holds_the_same(toy_checkpoint: Path, sharded: Path
         assert len(many.files()) == len(one.files()) + shards  # a file each became shards and an index
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_the_defaults_of_a_variant_can_be_built(family: Family) -> None:
-    assert family.num_frames % family.vae_temporal == 1
-    step = [family.vae_spatial * patch for patch in family.patch[1:]]
-    assert all(height % step[0] == 0 and width % step[1] == 0 for width, height in family.sizes)
-    assert (family.guidance_scale_2 is not None) == (len(family.transformers) == 2)
+@pytest.mark.parametrize("variant", variants().values(), ids=variants())
+def test_the_defaults_of_a_variant_can_be_built(variant: Variant) -> None:
+    assert variant.num_frames % variant.vae_temporal == 1
+    step = [variant.vae_spatial * patch for patch in variant.patch[1:]]
+    assert all(height % step[0] == 0 and width % step[1] == 0 for width, height in variant.sizes)
+    assert (variant.guidance_scale_2 is not None) == (len(variant.transformers) == 2)
     assert all(
-        width % family.size_multiple == 0 == height % family.size_multiple for width, height in family.sizes
+        width % variant.size_multiple == 0 == height % variant.size_multiple
+        for width, height in variant.sizes
     )
-    images = {"image_encoder"} if family.encoded_images else set()
-    assert set(family.weight_components) == {*family.transformers, "text_encoder", "vae"} | images
-    assert set(family.inputs.values()) <= {"required", "optional", "replace"}
+    images = {"image_encoder"} if variant.encoded_images else set()
+    assert set(variant.weight_components) == {*variant.transformers, "text_encoder", "vae"} | images
+    assert set(variant.inputs.values()) <= {"required", "optional", "replace"}
 
 
 def test_the_published_defaults() -> None:
     """Steps, guidance, shift, fps, frames and the first size, of the model cards."""
     assert {
         name: (f.steps, f.guidance_scale, f.guidance_scale_2, f.flow_shift, f.fps, f.num_frames, f.sizes[0])
-        for name, f in FAMILIES.items()
+        for name, f in variants().items()
     } == {
         "wan2.1-t2v": (50, 5.0, None, 5.0, 16, 81, (832, 480)),
         "wan2.1-i2v": (40, 5.0, None, 5.0, 16, 81, (832, 480)),
@@ -134,21 +136,21 @@ def test_the_published_defaults() -> None:
         "wan2.2-ti2v": (50, 5.0, None, 5.0, 24, 121, (1280, 704)),
         "wan2.2-animate": (20, 1.0, None, 5.0, 30, 77, (1280, 720)),
     }
-    assert FAMILIES["wan2.2-t2v"].transformers == ("transformer", "transformer_2")
+    assert variants()["wan2.2-t2v"].transformers == ("transformer", "transformer_2")
 
 
 def test_a_variant_that_is_not_known() -> None:
-    assert family_named("wan2.2-ti2v", Path("artifact")) is FAMILIES["wan2.2-ti2v"]
+    assert variant_named("wan2.2-ti2v", Path("artifact")) is variants()["wan2.2-ti2v"]
     for variant in ("wan9-t2v", None, ["wan2.1-t2v"]):
         with pytest.raises(ArtifactError, match=r"artifact is of a variant .* expected wan2\.1-t2v or"):
-            family_named(variant, Path("artifact"))
+            variant_named(variant, Path("artifact"))
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", variants())
 def test_the_variant_is_found(tmp_path: Path, variant: str) -> None:
     write_toy(tmp_path / "toy", variant)
     with open_source(tmp_path / "toy") as source:
-        assert family_of(source) is FAMILIES[variant]
+        assert variant_of(source) is variants()[variant]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_another_variant_is_refused(folder: Path, file: str, change: dict[str, A
         open_source(folder) as source,
         pytest.raises(SourceError, match=f"not wan2.1-t2v: .*{problem}"),
     ):
-        family_of(source)
+        variant_of(source)
 
 
 def test_tokenizer_ids_come_from_the_files(folder: Path) -> None:
@@ -252,7 +254,7 @@ def test_absent_parts_as_newer_diffusers_writes_them(folder: Path) -> None:
     _edit(folder / "model_index.json", lambda data: data.update(change))
     _edit(folder / "model_index.json", lambda data: data.update(tokenizer=["transformers", "T5Tokenizer"]))
     with open_source(folder) as source:
-        assert family_of(source).name == "wan2.1-t2v"
+        assert variant_of(source).name == "wan2.1-t2v"
 
 
 def test_missing_folders_and_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +476,7 @@ def test_the_class_defaults_are_not_flow(field: str) -> None:
         read_scheduler(config)
 
 
-def test_the_family_s_shift_fills_in() -> None:
+def test_the_variant_s_shift_fills_in() -> None:
     config = {name: value for name, value in SCHEDULER_CONFIGS["unipc"].items() if name != "flow_shift"}
     assert read_scheduler(config, default_shift=5.0).flow_shift == 5.0
     with pytest.raises(SourceError, match="no usable shift"):

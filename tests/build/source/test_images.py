@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.images import FILE, ImageProcessorConfig, open_image_processor
-from wanbuild.source.match import family_of
+from wanbuild.source.match import variant_of
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.published import PUBLISHED_IMAGE_PROCESSOR
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 from wanrun.errors import SourceError
 
 PROCESSOR = f"image_processor/{FILE}"
@@ -46,9 +46,9 @@ def _refused(run: Callable[[], object], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def _family_of(folder: Path) -> str:
+def _variant_of(folder: Path) -> str:
     with open_source(folder) as source:
-        return family_of(source).name
+        return variant_of(source).name
 
 
 # Variants.
@@ -68,7 +68,7 @@ def _family_of(folder: Path) -> str:
     ],
 )
 def test_other_forms_of_the_index(toy: Callable[..., Path], variant: str, change: Change) -> None:
-    assert _family_of(toy(variant, "model_index.json", change)) == variant
+    assert _variant_of(toy(variant, "model_index.json", change)) == variant
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_configs_that_do_not_fit_one_another(
     toy: Callable[..., Path], variant: str, file: str, change: Change, message: str
 ) -> None:
     folder = toy(variant, file, change)
-    _refused(lambda: _family_of(folder), message)
+    _refused(lambda: _variant_of(folder), message)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_index_that_lacks_a_part(
     toy: Callable[..., Path], variant: str, change: Change, message: str
 ) -> None:
     folder = toy(variant, "model_index.json", change)
-    _refused(lambda: _family_of(folder), message)
+    _refused(lambda: _variant_of(folder), message)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,16 @@ def test_the_manifest_names_the_transformer_s_class(toy: Callable[..., Path], tm
     _refused(lambda: convert(ConvertRequest(folder, tmp_path / "other")), "unknown field vace_in_channels")
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", variants())
 def test_what_the_runtime_is_told(toy: Callable[..., Path], tmp_path: Path, variant: str) -> None:
     model = convert(ConvertRequest(toy(variant), tmp_path / "artifact")).model
-    family = FAMILIES[variant]
-    assert (model["variant"], model["task"], model["inputs"]) == (variant, family.task, dict(family.inputs))
+    row = variants()[variant]
+    assert (model["variant"], model["task"], model["inputs"]) == (variant, row.task, dict(row.inputs))
     assert model["size_multiple"] == (32 if variant == "wan2.2-ti2v" else 16)
     assert model["leading_latents"] == (1 if variant == "wan2.2-animate" else 0)
     assert model.get("face_size") == (16 if variant == "wan2.2-animate" else None)
     assert model["defaults"].get("conditioning_scale") == (1.0 if variant == "wan2.1-vace" else None)
-    if family.encoded_images:
+    if row.encoded_images:
         assert model["image_processor"] == {
             "shortest_edge": 47,
             "crop": 42,

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from wanbuild.source.checkpoint import open_source
-from wanbuild.source.match import family_of
+from wanbuild.source.match import variant_of
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
 from wanbuild.toy.published import (
@@ -27,7 +27,7 @@ from wanbuild.toy.published import (
 from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import random_tensor
-from wanbuild.variants import FAMILIES
+from wanbuild.variants.table import variants
 from wanrun.errors import UsageError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -150,10 +150,10 @@ def test_the_same_seed_gives_the_same_bytes(toy_checkpoint: Path, tmp_path: Path
 
 
 def test_there_is_a_toy_of_every_variant(toys: dict[str, Path]) -> None:
-    assert toys.keys() == FAMILIES.keys()
+    assert toys.keys() == variants().keys()
     for variant, folder in toys.items():
         with open_source(folder) as source:
-            assert family_of(source) is FAMILIES[variant]
+            assert variant_of(source) is variants()[variant]
             assert source.components.keys() == TOY_VARIANTS[variant].configs.keys()
             assert json.loads((folder / "model_index.json").read_text()) == dict(TOY_VARIANTS[variant].index)
 
@@ -213,7 +213,7 @@ def test_changed_fields_are_written(tmp_path: Path) -> None:
         flow_shift=4.5,
     )
     with open_source(tmp_path / "x") as source:
-        assert family_of(source).name == "wan2.1-t2v"
+        assert variant_of(source).name == "wan2.1-t2v"
         assert source.component("vae").config["latents_std"] == [1.5, 2.0, 2.5, 3.0]
         assert source.component("text_encoder").entry("shared.weight").shape[1] == 24
         assert source.component("transformer").entry("patch_embedding.weight").shape == (40, 4, 1, 2, 2)

@@ -1,0 +1,150 @@
+"""A character that moves as somebody in a video, or takes their place (Animate): WanAnimatePipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.models.animate_config import AnimateConfig
+from wanbuild.models.vae import FRAMES_PER_LATENT
+from wanbuild.variants.conditioner import (
+    FLAG,
+    Arrays,
+    Conditioner,
+    mask_channels,
+    over_pixels,
+    signed,
+    still,
+)
+from wanbuild.variants.variant import CHANNELS, REPLACE, REQUIRED, WITH_IMAGES, Field, Variant, Way, takes
+from wanrun.media.types import MODES, Media
+
+PREVIOUS_FRAMES = 5
+"""Frames of the window before that ``encode_video`` takes, of which the last may be used."""
+
+
+class CharacterConditioner(Conditioner):
+    """A character, its poses, and what the window shows beside it; one window of a video."""
+
+    def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Media of the window, the end of the one before, and flags.
+
+        ``image`` uint8 (1, H, W, 3), ``pose_video`` and ``background_video`` uint8 (F, H, W, 3),
+        ``mask_video`` uint8 (F, H, W), ``previous`` float32 (PREVIOUS_FRAMES, H, W, 3) in [-1, 1], of which
+        the last ``overlap`` count; ``later``: whether there is a window before; ``replace``: whether the
+        character takes somebody's place in the background video.
+        """
+        video = self._frames(self.num_frames)
+        return {
+            "image": self._frames(1),
+            "pose_video": video,
+            "background_video": video,
+            "mask_video": self._frames(self.num_frames, channels=()),
+            "previous": self._frames(PREVIOUS_FRAMES, jnp.float32),
+            "overlap": FLAG,
+            "later": FLAG,
+            "replace": FLAG,
+        }
+
+    def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
+        """``channels`` (4 + z, 1 + T, h, w), the character in front, and ``pose`` (z, T, h, w).
+
+        The first frames of a later window are the last of the one before. The others are the background's
+        where a character is replaced, else grey.
+        """
+        overlap, replace = media["overlap"], media["replace"] != 0
+        held = jnp.where(media["later"] != 0, overlap, 0)
+
+        def shown(piece: Arrays) -> jax.Array:
+            index = piece["index"]
+            past = jnp.take(media["previous"], index + (PREVIOUS_FRAMES - overlap), axis=0, mode="clip")
+            rest = jnp.where(replace, signed(piece["background"]), 0.0)
+            return jnp.where(over_pixels(index < held), past, rest)
+
+        latents, pose, character = self._encode(
+            weights,
+            {"pose": media["pose_video"], "background": media["background_video"]},
+            [shown, lambda piece: signed(piece["pose"])],
+            [still(media["image"][0])],
+        )
+        cell = self.config.spatial
+        mask = 1 - media["mask_video"][:, ::cell, ::cell].astype(jnp.float32) / 255
+        mask = jnp.where(replace, mask, 0.0)
+        mask = jnp.where((jnp.arange(self.num_frames) < held)[:, None, None], 1.0, mask)
+        video = jnp.concatenate([mask_channels(mask), latents])
+        image = jnp.concatenate([jnp.ones(self._cells(FRAMES_PER_LATENT, 1)), character])
+        return {"channels": jnp.concatenate([image, video], 1), "pose": pose}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Character(Variant):
+    """A variant that animates a character, window by window."""
+
+    previous_frames: ClassVar[int] = PREVIOUS_FRAMES
+
+    @property
+    def conditioner(self) -> type[Conditioner]:
+        return CharacterConditioner
+
+    def channel_fields(self, latent_channels: int) -> list[Field]:
+        in_channels = ("in_channels", self.in_channels(latent_channels), AnimateConfig.in_channels)
+        return [in_channels, ("latent_channels", latent_channels, CHANNELS)]
+
+    def facts(self, transformer: Any) -> dict[str, Any]:
+        return {"face_size": transformer.motion_encoder_size}
+
+    @property
+    def least_frames(self) -> tuple[int, str]:
+        return PREVIOUS_FRAMES, f"a segment may begin with {PREVIOUS_FRAMES} of the one before"
+
+    def prepare_arguments(self, transformer: Any, num_frames: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """``face_video`` uint8 (F, S, S, 3)."""
+        size = transformer.motion_encoder_size
+        return {"face_video": jax.ShapeDtypeStruct((num_frames, size, size, 3), jnp.uint8)}
+
+    def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        given = super().reference_arguments(media, numbers)
+        given["segment_frame_length"] = given.pop("num_frames")
+        given["prev_segment_conditioning_frames"] = media.segment_overlap
+        given["mode"] = media.mode or MODES[0]
+        return given
+
+    @property
+    def ways(self) -> Sequence[Way]:
+        return [(mode, {"mode": mode}) for mode in MODES]
+
+    def sample_frames(self, num_frames: int) -> int:
+        """Less than a window, whose last frames are then padded."""
+        return max(1, num_frames - 2)
+
+
+ROWS = (
+    Character(
+        name="wan2.2-animate",
+        task="animate",
+        pipeline_class="WanAnimatePipeline",
+        components=MappingProxyType(
+            {**WITH_IMAGES, "transformer": ("diffusers.WanAnimateTransformer3DModel",)}
+        ),
+        inputs=takes(
+            image=REQUIRED,
+            pose_video=REQUIRED,
+            face_video=REQUIRED,
+            background_video=REPLACE,
+            mask_video=REPLACE,
+        ),
+        condition_channels=True,
+        encoded_images=1,
+        leading_latents=1,
+        steps=20,
+        guidance_scale=1.0,
+        fps=30,
+        sizes=((1280, 720), (832, 480)),
+        num_frames=77,
+    ),
+)

@@ -1,0 +1,168 @@
+"""What images and videos condition the transformer with: the functions of the program ``encode_video``.
+
+Frames come as uint8 and become [-1, 1] piece by piece, inside the VAE's loop over time, so that no video
+is ever held in float32. What a variant encodes (the image of the character, a pose video, the two halves of
+a masked video) goes through one encoder in turn: one graph to compile, and the memory of one.
+
+The modules of this package have a conditioner for each kind of variant; they compute what diffusers'
+pipelines do. T is latent frames and F video frames, F = 4 (T - 1) + 1; H and W are pixels, h and w latent
+cells.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from wanbuild.models.convolution import Algorithm
+from wanbuild.models.params import bind
+from wanbuild.models.vae import FRAMES_PER_LATENT, WanVAE
+from wanbuild.models.vae_config import VAEConfig
+
+FLAG = jax.ShapeDtypeStruct((), jnp.int32)
+
+Arrays = Mapping[str, jax.Array]
+
+Source = Callable[[Arrays], jax.Array]
+"""From a piece of the media, (1, n, ...) each, to frames (1, n, H, W, 3) in [-1, 1]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioner(ABC):
+    """The ``encode_video`` of one kind of variant.
+
+    Args:
+        module: the abstract VAE.
+        config: its configuration.
+        inputs: the media that the model takes, and whether each is ``required``, as in the manifest.
+        width: pixels.
+        height: pixels.
+        num_frames: F.
+        num_references: reference images of VACE.
+        chunk: latent frames encoded at a time.
+        dtype: compute dtype of the VAE.
+        algorithm: the form of its convolutions.
+    """
+
+    module: WanVAE
+    config: VAEConfig
+    inputs: Mapping[str, str]
+    width: int
+    height: int
+    num_frames: int
+    num_references: int = 0
+    chunk: int = 1
+    dtype: Any = jnp.float32
+    algorithm: Algorithm = "direct"
+
+    def __call__(self, weights: Any, **media: jax.Array) -> dict[str, Any]:
+        """Runs the program.
+
+        Args:
+            weights: the VAE's.
+            media: what ``arguments`` lists.
+
+        Returns:
+            ``condition``: the arrays by name, float32, latents normalised, without a batch axis.
+        """
+        return {"condition": self.condition(weights, media)}
+
+    @abstractmethod
+    def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The program's inputs after the VAE's weights."""
+
+    @abstractmethod
+    def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
+        """The arrays from the inputs by name."""
+
+    def _frames(self, count: int, dtype: Any = jnp.uint8, channels: tuple[int, ...] = (3,)) -> Any:
+        return jax.ShapeDtypeStruct((count, self.height, self.width, *channels), dtype)
+
+    def _cells(self, *leading: int) -> tuple[int, ...]:
+        """(..., h, w)."""
+        return (*leading, self.height // self.config.spatial, self.width // self.config.spatial)
+
+    def _encode(
+        self,
+        weights: Any,
+        media: Arrays,
+        videos: Sequence[Source],
+        images: Sequence[Source] = (),
+        alike: jax.Array | None = None,
+    ) -> list[jax.Array]:
+        """Encodes videos and images, one after the other.
+
+        Args:
+            weights: the VAE's.
+            media: arrays (F, ...); sources are given their pieces, and as ``index`` the frames' numbers.
+            videos: sources of whole videos.
+            images: sources of which only the first frame is taken.
+            alike: bool scalar: where it is true all videos are the same, and only the first is encoded.
+
+        Returns:
+            The normalised latents of each: (z, T, h, w) of a video, (z, 1, h, w) of an image.
+        """
+        vae = bind(self.module, weights)
+        mean, std = (
+            jnp.asarray(values, jnp.float32)[:, None, None, None]
+            for values in (self.config.latents_mean, self.config.latents_std)
+        )
+        sources = [*videos, *images]
+        video = {name: array[None] for name, array in media.items()}
+        video["index"] = jnp.arange(self.num_frames if videos else 1)[None]
+
+        def encode(number: jax.Array) -> jax.Array:
+            only_first = number >= len(videos) if videos and images else None
+            if alike is not None:
+                only_first = (number >= len(videos)) | (alike & (number > 0))
+            mode, _ = vae.encode(
+                video,
+                self.chunk,
+                dtype=self.dtype,
+                algorithm=self.algorithm,
+                start=lambda piece: lax.switch(number, sources, piece),
+                only_first=only_first,
+            )
+            # The reference multiplies by a rounded 1/std.
+            return (mode[0] - mean) * (1.0 / std)
+
+        if len(sources) == 1:
+            return [encode(jnp.int32(0))]
+        latents = lax.map(encode, jnp.arange(len(sources)))
+        whole = latents[: len(videos)]
+        if alike is not None:
+            whole = jnp.where(alike, whole[:1], whole)
+        return [*whole, *latents[len(videos) :, :, :1]]
+
+
+def still(image: jax.Array) -> Source:
+    """Shows an image (H, W, 3), uint8 or in [-1, 1], in every frame."""
+
+    def source(piece: Arrays) -> jax.Array:
+        frame = signed(image) if image.dtype == jnp.uint8 else image
+        return jnp.broadcast_to(frame, (*piece["index"].shape, *frame.shape))
+
+    return source
+
+
+def signed(pixels: jax.Array) -> jax.Array:
+    """uint8 to float32 in [-1, 1]."""
+    return 2.0 * (pixels.astype(jnp.float32) / 255.0) - 1.0
+
+
+def over_pixels(frames: jax.Array) -> jax.Array:
+    """(1, n) to (1, n, 1, 1, 1)."""
+    return frames[..., None, None, None]
+
+
+def mask_channels(mask: jax.Array) -> jax.Array:
+    """(F, h, w) to float32 (4, T, h, w): the frames of a latent side by side, the first one four times."""
+    first = jnp.repeat(mask[:1], FRAMES_PER_LATENT, 0)
+    groups = jnp.concatenate([first, mask[1:]]).astype(jnp.float32)
+    return jnp.moveaxis(groups.reshape(-1, FRAMES_PER_LATENT, *mask.shape[1:]), 1, 0)

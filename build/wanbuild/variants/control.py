@@ -1,0 +1,114 @@
+"""Video that a video and its mask control, with images of what it shows (VACE): WanVACEPipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wanbuild.models.vae import FRAMES_PER_LATENT
+from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, Source, signed, still
+from wanbuild.variants.variant import OPTIONAL, TEXT_TO_VIDEO, Field, Variant, Way, takes
+from wanrun.media.types import Media
+
+
+class ControlConditioner(Conditioner):
+    """vace: a video that is made anew where a mask is on, and reference images."""
+
+    def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """``video`` and ``mask`` uint8 (F, H, W, 3), ``has_video``, ``references`` float32 (R, H, W, 3)."""
+        video = self._frames(self.num_frames)
+        arguments = {"video": video, "mask": video, "has_video": FLAG}
+        if self.num_references:
+            arguments["references"] = self._frames(self.num_references, jnp.float32)
+        return arguments
+
+    def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
+        """``control`` (2 z + s², R + T, h, w): what stays, what is made anew, and the mask.
+
+        The mask has s² channels, one for each pixel of a cell. Without a video all of it is to be made.
+        """
+        has_video = media["has_video"] != 0
+
+        def half(masked: bool) -> Source:
+            def source(piece: Arrays) -> jax.Array:
+                # Above a half of 255, in each colour for itself.
+                kept = has_video & ((piece["mask"] > 127) == masked)
+                return jnp.where(kept, signed(piece["video"]), 0.0)
+
+            return source
+
+        inactive, reactive, *references = self._encode(
+            weights,
+            {"video": media["video"], "mask": media["mask"]},
+            [half(False), half(True)],
+            [still(media["references"][number]) for number in range(self.num_references)],
+            alike=~has_video,
+        )
+        mask = jnp.where(has_video, self._mask(media["mask"]), 1.0)
+        control = jnp.concatenate([inactive, reactive, mask])
+        for latents in references:  # each goes in front of those before it
+            rest = jnp.zeros((len(control) - len(latents), *latents.shape[1:]))
+            control = jnp.concatenate([jnp.concatenate([latents, rest]), control], 1)
+        return {"control": control}
+
+    def _mask(self, mask: jax.Array) -> jax.Array:
+        """uint8 (F, H, W, 3) to (s², T, h, w), of the first colour."""
+        T, cell = (self.num_frames - 1) // FRAMES_PER_LATENT + 1, self.config.spatial
+        # The frame at the middle of each of T parts of the video, which is never between two frames.
+        middles = (2 * np.arange(T) + 1) * self.num_frames // (2 * T)
+        values = (signed(mask[middles, ..., 0]) + 1) / 2
+        values = values.reshape(T, self.height // cell, cell, self.width // cell, cell)
+        return values.transpose(2, 4, 0, 1, 3).reshape(self._cells(cell**2, T))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control(Variant):
+    """A variant that is controlled by a video."""
+
+    reference_videos: ClassVar[int | None] = 1
+
+    @property
+    def conditioner(self) -> type[Conditioner]:
+        return ControlConditioner
+
+    def channel_fields(self, latent_channels: int) -> list[Field]:
+        """The control has what stays of the video, what is made anew, and an unfolded mask."""
+        control = 2 * latent_channels + self.vae_spatial**2
+        return [*super().channel_fields(latent_channels), ("vace_in_channels", control, 96)]
+
+    def step_arguments(self, transformer: Any, frames: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """``conditioning_scale`` float32 (control blocks,)."""
+        blocks = len(transformer.vace_layers)
+        return {"conditioning_scale": jax.ShapeDtypeStruct((blocks,), jnp.float32)}
+
+    def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        given = super().reference_arguments(media, numbers)
+        if "reference_image" in given:
+            given["reference_images"] = list(given.pop("reference_image"))
+        return given
+
+    @property
+    def ways(self) -> Sequence[Way]:
+        return [("no video", {"without": ("video", "mask")}), ("video", {})]
+
+
+ROWS = (
+    Control(
+        name="wan2.1-vace",
+        task="vace",
+        pipeline_class="WanVACEPipeline",
+        components=MappingProxyType(
+            {**TEXT_TO_VIDEO, "transformer": ("diffusers.WanVACETransformer3DModel",)}
+        ),
+        inputs=takes(video=OPTIONAL, mask=OPTIONAL, reference_image=OPTIONAL),
+        conditioning_scale=1.0,
+        flow_shift=16.0,
+        sizes=((1280, 720), (832, 480)),
+    ),
+)

@@ -1,0 +1,63 @@
+"""Video from text, with a first image or without (TI2V): a timestep per token, and a frame that is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.variants.conditioner import Arrays, Conditioner, still
+from wanbuild.variants.variant import OPTIONAL, TEXT_TO_VIDEO, Variant, Way, takes
+
+
+class FirstFrameConditioner(Conditioner):
+    """ti2v: the first latent frame."""
+
+    def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """``image`` uint8 (1, H, W, 3)."""
+        return {"image": self._frames(1)}
+
+    def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
+        """``first_frame`` (z, 1, h, w)."""
+        (latents,) = self._encode(weights, {}, [], [still(media["image"][0])])
+        return {"first_frame": latents}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFrame(Variant):
+    """A variant whose first latent frame may be given."""
+
+    @property
+    def conditioner(self) -> type[Conditioner]:
+        return FirstFrameConditioner
+
+    def step_arguments(self, transformer: Any, frames: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """``frame_mask`` float32 (T,): zero for a frame that is held."""
+        return {"frame_mask": jax.ShapeDtypeStruct((frames,), jnp.float32)}
+
+    @property
+    def reference_class(self) -> str:
+        return "WanImageToVideoPipeline"
+
+    @property
+    def ways(self) -> Sequence[Way]:
+        return [("text", {"without": ("image",)}), ("image", {})]
+
+
+ROWS = (
+    FirstFrame(
+        name="wan2.2-ti2v",
+        task="ti2v",
+        pipeline_class="WanPipeline",
+        components=TEXT_TO_VIDEO,
+        inputs=takes(image=OPTIONAL),
+        expand_timesteps=True,
+        fps=24,
+        sizes=((1280, 704), (704, 1280)),
+        num_frames=121,
+        vae_spatial=16,
+    ),
+)

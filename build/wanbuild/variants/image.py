@@ -1,0 +1,103 @@
+"""Video from a first image, or from a first and a last one (I2V, FLF2V): WanImageToVideoPipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, mask_channels, over_pixels, signed
+from wanbuild.variants.variant import OPTIONAL, REQUIRED, TWO_EXPERTS, WITH_IMAGES, Variant, Way, takes
+
+
+class ImageConditioner(Conditioner):
+    """i2v and flf2v: the first frame, and the last one if it is given."""
+
+    def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """``image`` and ``last_image`` uint8 (1, H, W, 3); ``has_last_image`` where that is optional."""
+        arguments = {"image": self._frames(1)}
+        if "last_image" in self.inputs:
+            arguments["last_image"] = self._frames(1)
+            if self.inputs["last_image"] == "optional":
+                arguments["has_last_image"] = FLAG
+        return arguments
+
+    def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
+        """``channels`` (4 + z, T, h, w): which frames are given, and the video of them and of grey."""
+        has_last = "last_image" in media and media.get("has_last_image", 1) != 0
+        end = signed(media["last_image"]) if "last_image" in media else 0.0
+
+        def given(index: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Whether a frame is the first, and whether it is the last and given."""
+            return index == 0, (index == self.num_frames - 1) & has_last
+
+        def frames(piece: Arrays) -> jax.Array:
+            first, last = map(over_pixels, given(piece["index"]))
+            return jnp.where(first, signed(media["image"]), jnp.where(last, end, 0.0))
+
+        (latents,) = self._encode(weights, {}, [frames])
+        first, last = given(jnp.arange(self.num_frames))
+        mask = jnp.broadcast_to((first | last)[:, None, None], self._cells(self.num_frames))
+        return {"channels": jnp.concatenate([mask_channels(mask), latents])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageToVideo(Variant):
+    """A variant whose video begins, or begins and ends, with an image."""
+
+    @property
+    def conditioner(self) -> type[Conditioner]:
+        return ImageConditioner
+
+    @property
+    def least_frames(self) -> tuple[int, str]:
+        if "last_image" not in self.inputs:
+            return 1, "a video"
+        # With a single frame an optional one would have no place.
+        return 1 + self.vae_temporal, "the first and the last one may be given"
+
+    @property
+    def ways(self) -> Sequence[Way]:
+        if self.inputs.get("last_image") != OPTIONAL:
+            return super().ways
+        return [("first image", {"without": ("last_image",)}), ("both images", {})]
+
+
+ROWS = (
+    ImageToVideo(
+        name="wan2.1-i2v",
+        task="i2v",
+        pipeline_class="WanImageToVideoPipeline",
+        components=WITH_IMAGES,
+        inputs=takes(image=REQUIRED),
+        condition_channels=True,
+        encoded_images=1,
+        steps=40,
+    ),
+    ImageToVideo(
+        name="wan2.1-flf2v",
+        task="flf2v",
+        pipeline_class="WanImageToVideoPipeline",
+        components=WITH_IMAGES,
+        inputs=takes(image=REQUIRED, last_image=REQUIRED),
+        condition_channels=True,
+        encoded_images=2,
+        flow_shift=16.0,
+        sizes=((1280, 720), (832, 480)),
+    ),
+    ImageToVideo(
+        name="wan2.2-i2v",
+        task="i2v",
+        pipeline_class="WanImageToVideoPipeline",
+        components=TWO_EXPERTS,
+        inputs=takes(image=REQUIRED, last_image=OPTIONAL),
+        condition_channels=True,
+        steps=40,
+        guidance_scale=3.5,
+        guidance_scale_2=3.5,
+        sizes=((1280, 720), (832, 480)),
+    ),
+)

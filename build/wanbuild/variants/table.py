@@ -1,0 +1,81 @@
+"""The table of Wan variants: one row each, with the module that describes it.
+
+The modules hold model code, so that importing them takes JAX and Flax: the names here do not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from wanbuild.config import shown
+from wanbuild.variants.variant import Variant
+from wanrun.errors import ArtifactError, SourceError
+
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "wan2.1-t2v": "text",
+        "wan2.1-i2v": "image",
+        "wan2.1-flf2v": "image",
+        "wan2.1-vace": "control",
+        "wan2.2-t2v": "text",
+        "wan2.2-i2v": "image",
+        "wan2.2-ti2v": "first_frame",
+        "wan2.2-animate": "character",
+    }
+)
+"""By the name that ``--variant`` and the manifest spell: the module here whose ``ROWS`` have it."""
+
+
+@lru_cache
+def variants() -> Mapping[str, Variant]:
+    """Every variant by name."""
+    return MappingProxyType({name: _row(name) for name in MODULES})
+
+
+def _row(name: str) -> Variant:
+    rows: tuple[Variant, ...] = importlib.import_module(f"wanbuild.variants.{MODULES[name]}").ROWS
+    return next(row for row in rows if row.name == name)
+
+
+def variant_named(name: object, where: Path) -> Variant:
+    """The variant of this name.
+
+    Args:
+        name: as a manifest spells it.
+        where: the artifact, for the message.
+
+    Raises:
+        ArtifactError: if there is none.
+    """
+    if not isinstance(name, str) or name not in MODULES:
+        raise ArtifactError(
+            f"{where} is of a variant that this wanbuild does not know",
+            expected=" or ".join(MODULES),
+            found=shown(name),
+            remedy="use the version of wanbuild that made it",
+        )
+    return _row(name)
+
+
+def variants_of_pipeline(pipeline_class: object, where: str) -> tuple[Variant, ...]:
+    """The variants with this pipeline class.
+
+    Raises:
+        SourceError: if there is none, naming those that there are.
+    """
+    rows = tuple(variant for variant in variants().values() if variant.pipeline_class == pipeline_class)
+    if not rows:
+        names: dict[str, list[str]] = {}
+        for variant in variants().values():
+            names.setdefault(variant.pipeline_class, []).append(variant.name)
+        raise SourceError(
+            f"{where} describes a pipeline that is not supported",
+            expected=" or ".join(f"{cls} ({', '.join(found)})" for cls, found in names.items()),
+            found=shown(pipeline_class),
+            remedy="use a checkpoint of a supported variant, in the diffusers layout",
+        )
+    return rows

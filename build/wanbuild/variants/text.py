@@ -1,0 +1,20 @@
+"""Video from text alone: Wan 2.1 and, with two experts, Wan 2.2."""
+
+from __future__ import annotations
+
+from wanbuild.variants.variant import TEXT_TO_VIDEO, TWO_EXPERTS, Variant
+
+ROWS = (
+    Variant(name="wan2.1-t2v", task="t2v", pipeline_class="WanPipeline", components=TEXT_TO_VIDEO),
+    Variant(
+        name="wan2.2-t2v",
+        task="t2v",
+        pipeline_class="WanPipeline",
+        components=TWO_EXPERTS,
+        steps=40,
+        guidance_scale=4.0,
+        guidance_scale_2=3.0,
+        flow_shift=12.0,
+        sizes=((1280, 720), (832, 480)),
+    ),
+)
