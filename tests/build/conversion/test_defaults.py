@@ -210,6 +210,6 @@ def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert run(commands.wanbuild, ["build", str(recipe)]) == 0
     manifest = read_manifest(tmp_path / "artifact")
-    assert manifest.dtypes["transformer"]["weights"] == "float32"
+    assert manifest.dtypes["transformer"].weights == "float32"
     changed = {"guidance_scale": 1.0, "solver": "lcm", "flow_shift": 8.0, "num_steps": 3}
     assert manifest.model["defaults"].items() >= {**changed, "timesteps": [1000.0, 757.0, 522.0]}.items()
