@@ -202,7 +202,6 @@ def test_a_parameter_that_reaches_outside(artifact: Path, refused: Refused) -> N
     [
         (["--size", "832x480"], "832x480"),
         (["--frames", "13"], "13 frames"),
-        (["--frames", "0"], "0 frames"),
         (["--num-videos", "2"], "2 video(s)"),
         (["--guidance-scale", "1"], "guidance off"),
     ],
@@ -214,6 +213,13 @@ def test_a_profile_that_is_not_built(
     line = refused(toy_artifact, *options)
     assert "no profile is built for" in line and wanted in line
     assert f"expected one of {PROFILE}" in line and "wanbuild compile" in line
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+def test_no_frames_at_all(refused: Refused, toy_artifact: Path) -> None:
+    """Out of range for every artifact, and so the command line's fault."""
+    line = refused(toy_artifact, "--frames", "0", code=2)
+    assert "--frames is out of range; expected an integer, at least 1; found 0" in line
 
 
 def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path) -> None:
