@@ -69,7 +69,7 @@ def distilled(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def pipe(toy_checkpoint: Path) -> Any:
-    return load_reference(toy_checkpoint, "t2v")
+    return load_reference(toy_checkpoint, "WanPipeline")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 @pytest.fixture(scope="module")
 def pipe(toy_checkpoint: Path) -> Any:
-    return load_reference(toy_checkpoint, "t2v")
+    return load_reference(toy_checkpoint, "WanPipeline")
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ class Judge:
     """The reference pipeline of a checkpoint."""
 
     def __init__(self, checkpoint: Path, width: int, height: int, num_frames: int) -> None:
-        self.pipe = load_reference(checkpoint, "t2v")
+        self.pipe = load_reference(checkpoint, "WanPipeline")
         self._shape = {"width": width, "height": height, "num_frames": num_frames}
         self._made: dict[Case, Reference] = {}
 
