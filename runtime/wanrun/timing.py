@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from wanrun.errors import UsageError
@@ -33,7 +34,9 @@ PHASES = (
 )
 """The phases that are always reported, as 0 where nothing was spent on them."""
 
-_LABELS = {"denoise": "denoise total", "decode": "VAE decode", "encode_video": "encode video"}
+_LABELS: Mapping[str, str] = MappingProxyType(
+    {"denoise": "denoise total", "decode": "VAE decode", "encode_video": "encode video"}
+)
 
 
 def process_start_seconds_ago() -> float:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.jax_process import JaxFlags
@@ -21,23 +22,27 @@ if TYPE_CHECKING:
 KEY_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables that are a part of the compilation cache's key."""
 
-DEVICE_REMEDIES: Mapping[str, str] = {
-    "device_kind": "run on that device, or wanbuild compile --target local here",
-    "device_count": "make as many devices visible as the target was built for",
-    "platform_version": "install the jaxlib and driver that the target was built with",
-}
+DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "device_kind": "run on that device, or wanbuild compile --target local here",
+        "device_count": "make as many devices visible as the target was built for",
+        "platform_version": "install the jaxlib and driver that the target was built with",
+    }
+)
 """Facts about the devices, and what to do where one differs."""
 
-ENVIRONMENT_FACTS: Mapping[str, type] = {
-    "platform": str,
-    "machine": str,
-    "packages": dict,
-    "variables": dict,
-    "zstandard": bool,
-    "device_kind": str,
-    "device_count": int,
-    "platform_version": str,
-}
+ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
+    {
+        "platform": str,
+        "machine": str,
+        "packages": dict,
+        "variables": dict,
+        "zstandard": bool,
+        "device_kind": str,
+        "device_count": int,
+        "platform_version": str,
+    }
+)
 """What every target's environment says, and of which type; a CPU target also has cpu_features."""
 
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")

@@ -23,8 +23,9 @@ from wanrun.generation.sampler import Sampler
 from wanrun.generation.shared import Shared
 from wanrun.loading.executables import check_entries
 from wanrun.loading.futures import unfinished, when_done
+from wanrun.loading.machine import Machine
 from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.placement import Placement, choose_placement, device_memory_bytes, host_memory_bytes
+from wanrun.loading.placement import Placement, choose_placement
 from wanrun.loading.policy import LoadPolicy
 from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs
@@ -203,16 +204,12 @@ def _place(opened: OpenedArtifact, profile: Profile) -> Placement | None:
     """Where two experts are kept while a profile runs; a single transformer stays on the device."""
     if len(transformers(opened.manifest)) == 1:
         return None
-    device = opened.device.device
     placement = choose_placement(
         opened.manifest,
         opened.programs(profile),
         opened.selected.target.statistics.get(profile.name, {}),
-        device_memory_bytes(device),
-        host_memory_bytes(),
-        separate=device.platform != "cpu",
-        memory=opened.policy.memory,
-        text_encoder=opened.policy.text_encoder == "jax",
+        Machine.of(opened.device.device),
+        opened.policy,
     )
     opened.report(placement.describe())
     return placement

@@ -10,7 +10,8 @@ import ctypes
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -18,11 +19,13 @@ import numpy as np
 from wanrun.artifact.layout import ALIGNMENT, ArrayLayout
 from wanrun.artifact.manifest import Component
 
-DTYPES = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype("f2"),
-}
+DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "bfloat16": np.dtype(ml_dtypes.bfloat16),
+        "float32": np.dtype(np.float32),
+        "float16": np.dtype("f2"),
+    }
+)
 
 TOUCHED_BYTES = 2 * 2**20
 """Touched at a time, one huge page: the kernel holds a lock meanwhile that loading a library waits for."""

@@ -1,14 +1,11 @@
-"""Placing two experts: what fits where, at published sizes too, and what a machine says of itself."""
+"""Placing two experts: what fits where, at published sizes too."""
 
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
 
 from helpers.damage import PROFILE
@@ -19,16 +16,9 @@ from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMER
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
-from wanrun.loading.placement import (
-    DEVICE_MARGIN,
-    HOST_MARGIN,
-    PLACEMENTS,
-    Placement,
-    choose_placement,
-    control_group_limits,
-    device_memory_bytes,
-    host_memory_bytes,
-)
+from wanrun.loading.machine import DEVICE_MARGIN, HOST_MARGIN, Machine
+from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
+from wanrun.loading.policy import LoadPolicy
 
 GB = 10**9
 MIB = 2**20
@@ -72,8 +62,14 @@ BOTH, ONE = (40 + 40 + 16 + 4) * MIB + WORKING, (40 + 16 + 4) * MIB + WORKING
 PLENTY = 1000 * MIB
 
 
+def policy_of(memory: str = "auto", text_encoder: bool = True) -> LoadPolicy:
+    """Args: text_encoder: whether it runs on the device."""
+    return LoadPolicy(memory=memory, text_encoder="jax" if text_encoder else "torch")
+
+
 def choose(device: int | None, host: int = PLENTY, separate: bool = True, **options: Any) -> Placement:
-    return choose_placement(SMALL, taking(**INPUTS), STATISTICS, device, host, separate, **options)
+    machine = Machine(device, host, separate)
+    return choose_placement(SMALL, taking(**INPUTS), STATISTICS, machine, policy_of(**options))
 
 
 def enough(needed: int, margin: float = DEVICE_MARGIN) -> int:
@@ -125,16 +121,17 @@ def test_the_first_that_fits_is_chosen(
 
 def test_without_statistics_weights_and_inputs_count() -> None:
     inputs = 6 * MIB + 1
-    found = choose_placement(SMALL, taking(**INPUTS), {}, PLENTY, PLENTY, True)
+    found = choose_placement(SMALL, taking(**INPUTS), {}, Machine(PLENTY, PLENTY, True), LoadPolicy())
     assert found.needed == 100 * MIB + inputs
-    found = choose_placement(SMALL, taking(), {}, PLENTY, PLENTY, True)
+    found = choose_placement(SMALL, taking(), {}, Machine(PLENTY, PLENTY, True), LoadPolicy())
     assert found.needed == 100 * MIB
 
 
 def test_one_transformer_is_no_choice() -> None:
     model = manifest_of(transformer=of_bytes(40 * MIB), vae=of_bytes(4 * MIB))
     for memory in ("auto", "low"):
-        found = choose_placement(model, taking(), {}, 1 * MIB, 1 * MIB, True, memory)
+        machine = Machine(1 * MIB, 1 * MIB, True)
+        found = choose_placement(model, taking(), {}, machine, policy_of(memory))
         assert (found.kind, found.needed) == ("both", 44 * MIB)
 
 
@@ -146,7 +143,8 @@ def test_damaged_statistics_are_refused(numbers: Any) -> None:
     with pytest.raises(
         ArtifactError, match=r"statistics of prepare are damaged; expected \w+_bytes as a number"
     ):
-        choose_placement(SMALL, taking(), {"prepare": numbers}, PLENTY, PLENTY, True)
+        machine = Machine(PLENTY, PLENTY, True)
+        choose_placement(SMALL, taking(), {"prepare": numbers}, machine, LoadPolicy())
 
 
 # --- in words -------------------------------------------------------------------------------------------
@@ -158,7 +156,8 @@ def test_the_choice_is_said_in_one_line() -> None:
     )
 
     def say(device: int | None, host: int = 100 * GB, separate: bool = True, **options: Any) -> str:
-        return choose_placement(model, taking(), {}, device, host, separate, **options).describe()
+        machine = Machine(device, host, separate)
+        return choose_placement(model, taking(), {}, machine, policy_of(**options)).describe()
 
     assert say(80 * GB) == "experts: both resident (50.0 GB of 80.0 GB)"
     assert say(None) == "experts: both resident (50.0 GB of an unknown size)"
@@ -245,7 +244,8 @@ def test_published_sizes_on_published_devices(
 ) -> None:
     programs = taking(denoise_step={"kv": {"k": KV, "v": KV}})
     manifest = published_a14b()
-    found = choose_placement(manifest, programs, statistics, device * GB, host * GB, True, **options)
+    machine = Machine(device * GB, host * GB, True)
+    found = choose_placement(manifest, programs, statistics, machine, policy_of(**options))
     assert found.kind == kind
     sizes = {name: component.nbytes for name, component in manifest.components.items()}
     if options.get("memory") == "low" or not options.get("text_encoder", True):
@@ -261,10 +261,10 @@ def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
     (target,) = manifest.targets.values()
     programs, statistics = programs_of(manifest, PROFILE), target.statistics[PROFILE]
-    needed: dict[str, int] = {}
+    needed, machine = dict[str, int](), Machine(None, PLENTY, True)
     for name, program in programs.items():
         numbers = statistics[name]
-        found = choose_placement(manifest_of(), {name: program}, {name: numbers}, None, PLENTY, True)
+        found = choose_placement(manifest_of(), {name: program}, {name: numbers}, machine, LoadPolicy())
         beside = sum(numbers[f"{kind}_bytes"] for kind in ("output", "temporary", "code"))
         # At least what the compiler counts as arguments, if every weight were read.
         weights = sum(manifest.components[key].nbytes for key in program.inputs if key in manifest.components)
@@ -272,94 +272,9 @@ def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
         needed[name] = found.needed - beside
     assert needed["decode_video"] == 16 * 3 * 8 * 12 * 4  # latents, float32
     assert needed["encode_text_64"] == 2 * 64 * 4  # ids and mask, int32
-    whole = choose_placement(manifest_of(), programs, statistics, None, PLENTY, True)
+    whole = choose_placement(manifest_of(), programs, statistics, machine, LoadPolicy())
     code = sum(numbers["code_bytes"] for numbers in statistics.values())
     parts = ("output_bytes", "temporary_bytes")
     assert whole.needed == code + max(
         needed[name] + sum(statistics[name][part] for part in parts) for name in needed
     )
-
-
-# --- facts about the machine ----------------------------------------------------------------------------
-
-
-class Device(SimpleNamespace):
-    def memory_stats(self) -> Any:
-        return self.stats
-
-
-@pytest.mark.parametrize(
-    ("platform", "stats", "expected"),
-    [
-        ("gpu", {"bytes_limit": 60 * GB, "bytes_in_use": 5}, 60 * GB),
-        ("tpu", {"bytes_limit": 16 * GB}, 16 * GB),
-        ("gpu", {"bytes_in_use": 5}, None),
-        ("gpu", {"bytes_limit": -1}, None),
-        ("gpu", None, None),
-        ("cpu", {"bytes_limit": 60 * GB}, None),
-    ],
-)
-def test_device_memory(platform: str, stats: Any, expected: int | None) -> None:
-    assert device_memory_bytes(Device(platform=platform, stats=stats)) == expected  # type: ignore[arg-type]
-
-
-def test_the_cpu_device_has_no_memory_of_its_own() -> None:
-    assert device_memory_bytes(jax.devices("cpu")[0]) is None
-
-
-def write(root: Path, files: dict[str, object]) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{content}\n")
-    return root
-
-
-UNLIMITED = 9223372036854771712  # what version 1 says without a limit
-
-HOSTS: dict[str, tuple[dict[str, object], list[int]]] = {
-    "no control groups": ({}, []),
-    "version 2": ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": 300}, [300]),
-    "version 2 without a limit": ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "max"}, []),
-    "a parent's limit": (
-        {
-            "proc/self/cgroup": "0::/a/b/c",
-            "sys/fs/cgroup/memory.max": "max",
-            "sys/fs/cgroup/a/memory.max": 100,
-            "sys/fs/cgroup/a/b/memory.max": 200,
-            "sys/fs/cgroup/a/b/c/memory.max": "max",
-        },
-        [100, 200],
-    ),
-    "a container that sees its group as the root": (
-        {"proc/self/cgroup": "0::/docker/123", "sys/fs/cgroup/memory.max": 400},
-        [400],
-    ),
-    "outside its namespace": (
-        {"proc/self/cgroup": "0::/../../a", "sys/fs/cgroup/memory.max": 400, "sys/memory.max": 1},
-        [400],
-    ),
-    "version 1": (
-        {
-            "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/a:b\n3:cpuset:/a:b\n0::/",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED,
-            "sys/fs/cgroup/memory/a:b/memory.limit_in_bytes": 500,
-            "sys/fs/cgroup/cpuset/a:b/memory.limit_in_bytes": 1,
-        },
-        [UNLIMITED, 500],
-    ),
-    "nonsense": ({"proc/self/cgroup": "0\nx::\n\n0::/a", "sys/fs/cgroup/a/memory.max": "a lot"}, []),
-}
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_control_group_limits(tmp_path: Path, name: str) -> None:
-    files, limits = HOSTS[name]
-    root = write(tmp_path, files)
-    assert sorted(control_group_limits(root)) == sorted(limits)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert host_memory_bytes(root) == min([physical, *limits])
-
-
-def test_host_memory_of_this_machine() -> None:
-    assert 2**28 < host_memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
