@@ -58,6 +58,7 @@ class Pipeline:
     encoded meanwhile; but where memory is low, one at a time and in order too. ``close`` ends the calls that
     wait for the device, and all later ones, with a UsageError. An error in one thread is no matter of the
     others. ``on_step`` is called by the thread that has the device: from there it cannot be asked for again.
+    Calls record what they take in the ``timings`` that they are given; ``generate`` else in its result's.
 
     Pipelines of one process are independent, but for what JAX has one of in a process: of all of them one
     executable is loaded at a time.
@@ -83,11 +84,24 @@ class Pipeline:
 
         Raises:
             ArtifactError: if the profile cannot run here.
+            UsageError: after ``close``.
         """
-        with self._making:
+        with self._turns.call(), self._making:
             if profile.name not in self._sessions:
-                self._sessions[profile.name] = Session(self._shared, profile)
+                session = Session(self._shared, profile)
+                self._report(session)
+                self._sessions[profile.name] = session
             return self._sessions[profile.name]
+
+    def _report(self, session: Session) -> None:
+        """Tells where a new session keeps two experts, unless the first session does the same."""
+        placement, first = session.placement, next(iter(self._sessions.values()), session)
+        if placement is None or first.placement is None:
+            return
+        if session is first:
+            self._opened.report(placement.describe())
+        elif placement.kind != first.placement.kind:
+            self._opened.report(f"{session.profile.name}, {placement.describe()}")
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:

@@ -204,12 +204,10 @@ def _place(opened: OpenedArtifact, profile: Profile) -> Placement | None:
     """Where two experts are kept while a profile runs; a single transformer stays on the device."""
     if len(transformers(opened.manifest)) == 1:
         return None
-    placement = choose_placement(
+    return choose_placement(
         opened.manifest,
         opened.programs(profile),
         opened.selected.target.statistics.get(profile.name, {}),
         Machine.of(opened.device.device),
         opened.policy,
     )
-    opened.report(placement.describe())
-    return placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 from collections.abc import Callable, Mapping
@@ -21,8 +22,10 @@ from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
+from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
+from wanrun.loading.placement import Placement, choose_placement
 from wanrun.loading.programs import Programs
 
 PROMPT = "a fox in the snow"
@@ -203,3 +206,30 @@ def test_a_profile_without_the_loop_that_was_asked_for(two_experts_artifact: Pat
         assert pipeline.generate(PROMPT, guidance_scale=1, **options).options["loop"] == "step"
         with pytest.raises(ArtifactError, match="nocfg has no program for loop scan"):
             pipeline.generate(PROMPT, guidance_scale=1, loop="scan", **options)
+
+
+def test_profiles_that_keep_their_experts_otherwise(
+    two_experts_artifact: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has room for both, the other for one; they run in turn, and what differs is told."""
+
+    kinds = iter(("both", "one"))  # the profile that is loaded, and the one that is asked for
+
+    def choose(*arguments: Any) -> Placement:
+        return dataclasses.replace(choose_placement(*arguments), kind=next(kinds))
+
+    with wanrun.load(two_experts_artifact, prompts=[PROMPT, ""]) as pipeline:
+        expected = [pipeline.generate(PROMPT, "", guidance_scale=scale, **STEPS) for scale in (4, 1)]
+    monkeypatch.setattr(session_module, "choose_placement", choose)
+    reads.clear()
+    told: list[str] = []
+    with wanrun.load(two_experts_artifact, prompts=[PROMPT, ""], report=told.append) as pipeline:
+        for _ in range(2):
+            found = [pipeline.generate(PROMPT, "", guidance_scale=scale, **STEPS) for scale in (4, 1)]
+            assert all(map(same, found, expected))
+            assert [result.timings.placement for result in found] == ["both", "one"]
+    # Without guidance the high expert is let go of for the low one.
+    assert [reads.count(name) for name in ("transformer", "transformer_2")] == [2, 3]
+    assert len(told) == 2
+    assert told[0].startswith("experts: both resident (")
+    assert told[1].startswith("96x64x9-b1-nocfg, experts: one at a time")
