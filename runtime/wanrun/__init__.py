@@ -1,23 +1,34 @@
 """Thin runtime for ahead-of-time artifacts of Wan video-diffusion models.
 
 Importing this package loads no jax, numpy or orbax: ``wanrun --help`` has to answer at once.
-``wanrun.load`` and ``wanrun.Pipeline`` are resolved on first use.
+What it exports is resolved on first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Pipeline", "__version__", "load"]
+__all__ = ["Media", "Pipeline", "Result", "__version__", "load"]
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline, load
+    from wanrun.generation.result import Result
+    from wanrun.media.types import Media
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load", "Pipeline"):
-        from wanrun.generation import pipeline
-
-        return getattr(pipeline, name)
+    modules = {
+        "Media": "wanrun.media.types",
+        "Pipeline": "wanrun.generation.pipeline",
+        "Result": "wanrun.generation.result",
+        "load": "wanrun.generation.pipeline",
+    }
+    if name in modules:
+        return getattr(importlib.import_module(modules[name]), name)
     raise AttributeError(f"module 'wanrun' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
