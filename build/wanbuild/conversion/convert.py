@@ -8,9 +8,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -305,57 +305,76 @@ def convert(request: ConvertRequest) -> Manifest:
         small = _read_small_files(source)
         with build_lock(artifact):
             _refuse_existing(artifact, request.force)
-            needed = sum(plan.nbytes for plan in plans.values()) + SPARE_BYTES
-            check_free_space(artifact.parent, needed)
-            building = building_folder(artifact)
-            building.mkdir()
-            try:
+            check_free_space(artifact.parent, sum(plan.nbytes for plan in plans.values()) + SPARE_BYTES)
+            with _new_folder(artifact) as building:
                 threads = request.threads or os.cpu_count() or 1
                 written = _write_components(source, plans, loras, building, threads)
                 (building / "tokenizer").mkdir()
                 write_durable(building / "tokenizer" / "tokenizer.json", small.tokenizer)
-                manifest = Manifest(
-                    model=model,
-                    configs={
-                        **{name: _stored_config(source.component(name)) for name in plans},
-                        "scheduler": dict(source.scheduler_config),
-                    },
-                    source=_source_record(
-                        source, small, plans, {name: item.source_crc32c for name, item in written.items()}
-                    ),
-                    loras=loras.records,
-                    dtypes={name: plan.policy for name, plan in plans.items()},
-                    components={name: item.component for name, item in written.items()},
-                    tokenizer=Tokenizer(
-                        file="tokenizer/tokenizer.json",
-                        sha256=sha256_of(small.tokenizer),
-                        max_length=512,
-                        pad_id=source.tokenizer.pad_id,
-                    ),
-                    profiles={},
-                    program_sets={},
-                    targets={},
-                    golden={},
-                    embeddings={},
-                    tool={"name": "wanbuild", "version": __version__},
-                    times={"converted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
-                )
+                manifest = _manifest(source, model, small, plans, written, loras)
                 if request.force:
                     manifest = keep_valid(artifact, manifest, building)
                 manifest.write(building)
                 commit(artifact)
-            except OSError as error:
-                shutil.rmtree(building, ignore_errors=True)
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise  # the command line has a message for these
-                raise SourceError(
-                    f"the artifact {artifact} cannot be written: {error.strerror}",
-                    remedy="check the disk, or choose another folder",
-                ) from None
-            except BaseException:
-                shutil.rmtree(building, ignore_errors=True)
-                raise
     return manifest
+
+
+@contextmanager
+def _new_folder(artifact: Path) -> Iterator[Path]:
+    """The folder that an artifact is made in; it is removed if anything fails.
+
+    Raises:
+        SourceError: if it cannot be written. A full disk stays an OSError: the command line has a message.
+    """
+    building = building_folder(artifact)
+    building.mkdir()
+    try:
+        yield building
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SourceError(
+            f"the artifact {artifact} cannot be written: {error.strerror}",
+            remedy="check the disk, or choose another folder",
+        ) from None
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _manifest(
+    source: Source,
+    model: dict[str, Any],
+    small: _SmallFiles,
+    plans: Mapping[str, _Plan],
+    written: Mapping[str, WrittenComponent],
+    loras: Loras,
+) -> Manifest:
+    """The manifest of weights that no program is compiled for yet."""
+    configs = {name: _stored_config(source.component(name)) for name in plans}
+    crcs = {name: item.source_crc32c for name, item in written.items()}
+    return Manifest(
+        model=model,
+        configs={**configs, "scheduler": dict(source.scheduler_config)},
+        source=_source_record(source, small, plans, crcs),
+        loras=loras.records,
+        dtypes={name: plan.policy for name, plan in plans.items()},
+        components={name: item.component for name, item in written.items()},
+        tokenizer=Tokenizer(
+            file="tokenizer/tokenizer.json",
+            sha256=sha256_of(small.tokenizer),
+            max_length=512,
+            pad_id=source.tokenizer.pad_id,
+        ),
+        profiles={},
+        program_sets={},
+        targets={},
+        golden={},
+        embeddings={},
+        tool={"name": "wanbuild", "version": __version__},
+        times={"converted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+    )
 
 
 def _refuse_existing(artifact: Path, force: bool) -> None:
