@@ -1,7 +1,7 @@
-"""The memory that a component is restored into: one block, touched ahead of the reads.
+"""The memory block that a component is restored into, touched ahead of the reads.
 
-First touch of fresh memory costs more than reading into it: the kernel clears every page. That is half of a
-restore, and a thread does it while jax is being imported and the other cores have nothing to do.
+First touch of fresh memory costs more than reading into it, because the kernel clears every page. It is half
+of a restore's time, and a thread does it while jax is being imported and the other cores are idle.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 
 TOUCHED_BYTES = 2 * 2**20
-"""Touched at a time, one huge page: the kernel holds a lock meanwhile that loading a library waits for."""
+"""Bytes touched at a time, one huge page: the kernel meanwhile holds a lock that loading a library needs."""
 
 HUGE_BYTES_PER_SECOND = 1.2e9
-"""Huge pages are given up where first touch of them is slower than this. With memory at hand it is 8 GB/s; in
-a virtual machine that has handed its free memory back to the host a huge page costs 2 to 10 ms, and small
-ones are several times faster (BUILD_NOTES.md, "Start")."""
+"""Below this rate of first touch, huge pages are turned off. With free memory the rate is 8 GB/s. In a
+virtual machine that has returned its free memory to the host, a huge page costs 2 to 10 ms, and small pages
+are several times faster (BUILD_NOTES.md, "Start")."""
 
 MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE = 14, 15, 23
-"""linux/mman.h; the last since 5.14."""
+"""linux/mman.h; MADV_POPULATE_WRITE since Linux 5.14."""
 
 
 class Memory:
-    """Room for every parameter of a component, each at a 64-byte boundary.
+    """Memory for every parameter of a component, each at a 64-byte boundary.
 
-    The CPU backend aliases such an array, so that no second host copy is made.
+    The CPU backend aliases aligned arrays, so there is no second host copy.
 
     Args:
         component: its entry in the manifest.
@@ -54,18 +54,18 @@ class Memory:
         for path, parameter in sorted(component.parameters.items()):
             self._offsets[path] = total
             total += -(-parameter.layout.nbytes // ALIGNMENT) * ALIGNMENT
-        # Private: first touch of a shared mapping, which is the default, costs twice as much.
+        # Private: first touch of a shared mapping, the default, costs twice as much.
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         self._block = mmap.mmap(-1, max(total, 1), **flags)
         self._stop = threading.Event()
 
     def view(self, path: str, layout: ArrayLayout) -> memoryview:
-        """A parameter's bytes."""
+        """Returns a parameter's bytes."""
         start = self._offsets[path]
         return memoryview(self._block)[start : start + layout.nbytes]
 
     def array(self, path: str, layout: ArrayLayout, bits: bool) -> np.ndarray:
-        """A parameter; a bfloat16 one as uint16 of the same bits where bits is set."""
+        """Returns a parameter as an array; bfloat16 becomes uint16 of the same bits if ``bits`` is set."""
         dtype = np.dtype(np.uint16) if bits and layout.dtype == "bfloat16" else DTYPES[layout.dtype]
         count = layout.nbytes // dtype.itemsize
         return np.frombuffer(self._block, dtype, count, self._offsets[path]).reshape(layout.shape)
@@ -73,8 +73,8 @@ class Memory:
     def touch(self) -> None:
         """Touches every page, in the order of the parameters, until ``stop``; changes no content.
 
-        Of huge pages, as long as these are fast. Where the system cannot do this without writing, it does
-        nothing: the reads touch the pages.
+        It uses huge pages as long as they are fast. Where the system cannot touch pages without writing, it
+        does nothing, and the reads touch the pages.
         """
         madvise = _madvise()
         if madvise is None:
@@ -99,10 +99,10 @@ class Memory:
 
 
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """The C library's madvise, which unlike that of ``mmap`` lets other threads run; None without one."""
+    """Returns the C library's madvise, or None; unlike that of ``mmap`` it releases the GIL."""
     try:
         madvise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError, TypeError):  # another system
+    except (OSError, AttributeError, TypeError):  # another operating system
         return None
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return madvise  # type: ignore[no-any-return]

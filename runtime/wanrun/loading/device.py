@@ -1,4 +1,4 @@
-"""Opens the device that a target's executables run on, and checks it before any weight is read."""
+"""Opens the device that a target's executables run on, and checks it before reading any weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenDevice:
-    """Where programs run.
+    """The device on which programs run.
 
     Args:
         device: the device.
-        foreign: whether the target's executables do not fit it, so that programs are compiled here.
-        flags: JAX's flags, which are ours as long as the device is open.
+        foreign: whether the target's executables do not fit the device, so that programs are compiled here.
+        flags: the JAX flags, held while the device is open.
     """
 
     device: jax.Device
@@ -32,7 +32,7 @@ class OpenDevice:
     flags: JaxFlags
 
     def close(self) -> None:
-        """Lets go of JAX's flags; the device stays, for it is the process's."""
+        """Releases JAX's flags; the device itself belongs to the process."""
         self.flags.release()
 
 
@@ -43,7 +43,7 @@ def open_device(
 
     Args:
         selected: the chosen target.
-        allow_compile: whether a device that the target was not built for may be used.
+        allow_compile: whether a device that differs from the target's may be used.
         timings: where the import is recorded.
         warn: told when the artifact's executables are not used.
 

@@ -1,7 +1,7 @@
-"""The executables of an opened artifact, loaded from its compilation cache, and the checks of its files.
+"""Loads an artifact's executables from its compilation cache, after checking its files.
 
 A program is ``jax.export.deserialize`` -> a named function around ``.call`` -> ``jit(...).lower(abstract
-arguments).compile()``. The build does exactly this once with an empty cache; here it finds the entry.
+arguments).compile()``. The build runs this once with an empty cache; the runtime finds the cache entry.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ RECOMPILE = "copy the artifact again, or run wanbuild compile"
 
 
 def check_entries(artifact: Path, target: Target, profile: str) -> None:
-    """Checks that every cache entry of a profile is there with its size.
+    """Checks that every cache entry of a profile exists and has its recorded size.
 
     Raises:
-        ArtifactError: naming the first that is missing or has another size.
+        ArtifactError: naming the first entry that is missing or has another size.
     """
     for name, entry in sorted(target.executables.get(profile, {}).items()):
         path = artifact / target.folder / entry.file
@@ -59,10 +59,10 @@ def check_entries(artifact: Path, target: Target, profile: str) -> None:
 
 
 def check_entry(artifact: Path, target: Target, name: str, entry: Executable) -> None:
-    """Checks an entry's digest before it is loaded: it is code.
+    """Checks a cache entry's digest before the entry is loaded, because it holds machine code.
 
     Raises:
-        ArtifactError: if it is missing or differs.
+        ArtifactError: if the entry is missing or differs.
     """
     path = artifact / target.folder / entry.file
     what, remedy = f"the executable of {name} is damaged: {path}", RECOMPILE
@@ -73,7 +73,7 @@ def read_program(artifact: Path, name: str, program: Program) -> bytes:
     """Reads a serialized program and checks its digest.
 
     Raises:
-        ArtifactError: if it is missing or differs.
+        ArtifactError: if the program is missing or differs.
     """
     path = artifact / program.file
     try:
@@ -87,12 +87,12 @@ def read_program(artifact: Path, name: str, program: Program) -> bytes:
 
 
 def overlay_folder(manifest: Manifest, target: str) -> Path:
-    """Where ``--allow-compile`` keeps what it compiled: a cache that the user can write to.
+    """Returns the user's cache folder in which ``--allow-compile`` keeps compiled programs.
 
-    One folder a kind of host: machines may share a home, and the cache's key does not tell CPUs apart.
+    Each kind of host has its own folder: machines may share a home, and the cache key ignores the CPU model.
 
     Raises:
-        UsageError: if it cannot be written.
+        UsageError: if the folder cannot be written.
     """
     host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
     digest = manifest.content_digest.removeprefix("sha256:")
@@ -126,13 +126,13 @@ class LoadedProgram:
         self._compiled, self.inputs = compiled, tuple(inputs)
 
     def __call__(self, **arguments: Any) -> Any:
-        """Runs it; arguments that it does not take are left out."""
+        """Runs the executable; arguments that it does not take are ignored."""
         return self._compiled(*(arguments[name] for name in self.inputs))
 
 
 @dataclass(frozen=True)
 class _Distinct:
-    """What two programs have in common where one executable serves both: their StableHLO and their call."""
+    """Identity of an executable: programs with the same StableHLO and call share one executable."""
 
     name: str
     sha256: str
@@ -145,37 +145,37 @@ class _Distinct:
 
 
 class Executables:
-    """The executables of an opened artifact: loaded when they are asked for, and once for all profiles.
+    """Loads an opened artifact's executables on request, each once for all profiles.
 
     Args:
-        opened: the artifact. What has no fitting executable is compiled, if its policy allows that.
+        opened: the artifact. Its policy says whether a program without a fitting executable is compiled.
     """
 
     def __init__(self, opened: OpenedArtifact) -> None:
         self._opened, self._target = opened, opened.target
         self._lock = threading.Lock()
-        self._data: dict[_Distinct, bytes] = {}  # checked, and not loaded yet
+        self._data: dict[_Distinct, bytes] = {}  # checked, not loaded yet
         self._loaded: dict[_Distinct, Future[LoadedProgram]] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")  # JAX's cache is the process's
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")  # JAX's cache is process-wide
         self._closed = False
 
     def check(self, profile: Profile) -> Mapping[str, Program]:
         """Checks every program and every cache entry of a profile against its digest.
 
-        So one that is damaged is found before anything is computed, also when it is loaded late.
+        So damage is found before any computation, even in a program that is loaded late.
 
         Returns:
             The profile's programs by name.
 
         Raises:
-            ArtifactError: if a program is missing or damaged; or a cache entry, unless it may be compiled.
+            ArtifactError: if a program is missing or damaged; if a cache entry is, unless compiling is on.
         """
         programs = self._opened.programs(profile)
         for name, program in programs.items():
             key = _Distinct.of(name, program)
             with self._lock:
                 known = key in self._data or key in self._loaded
-            if not known:  # or another profile brought it
+            if not known:  # another profile may have read it
                 data = read_program(self._opened.folder, name, program)
                 with self._lock:
                     self._data.setdefault(key, data)
@@ -185,9 +185,9 @@ class Executables:
         return programs
 
     def request(self, profile: Profile, names: Iterable[str]) -> list[Future[LoadedProgram]]:
-        """Starts to load programs of a profile that was checked, in this order; returns a future each.
+        """Starts to load programs of a checked profile, in this order; returns one future per program.
 
-        A future raises ArtifactError if the entry is missing, damaged, or not what JAX's cache looks for.
+        A future raises ArtifactError if the cache entry is missing or damaged, or if JAX's cache misses.
         """
         programs = self._opened.programs(profile)
         futures = []
@@ -201,7 +201,7 @@ class Executables:
         return futures
 
     def close(self) -> None:
-        """Drops what has not started and lets go of all executables."""
+        """Cancels queued loads and releases all executables."""
         with self._lock:
             self._closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -220,22 +220,22 @@ class Executables:
         return LoadedProgram(compiled, program.inputs)
 
     def _check_open(self) -> None:
-        """Raises CancelledError after ``close``: JAX's flags may be others by then."""
+        """Raises CancelledError after ``close``, when JAX's flags may have changed."""
         if self._closed:
             raise CancelledError
 
     @contextlib.contextmanager
     def _using(self, folder: Path, write: bool = True) -> Iterator[None]:
-        """Has JAX's cache in a folder for itself."""
-        # The filters of warnings are the process's too.
+        """Points JAX's cache at a folder, exclusively."""
+        # Warning filters are process-wide too.
         with using_cache(folder, write), warnings.catch_warnings():
             self._check_open()
-            # JAX warns of an entry that it cannot read, and takes it for a miss.
+            # JAX warns about an unreadable entry and treats it as a miss.
             warnings.simplefilter("ignore")
             yield
 
     def _entry(self, profile: Profile, name: str) -> Executable:
-        """The checked cache entry of a program."""
+        """Returns a program's cache entry after checking it."""
         entry = self._target.executables.get(profile.name, {}).get(name)
         if entry is None:
             raise ArtifactError(
@@ -246,14 +246,14 @@ class Executables:
         return entry
 
     def _load_entry(self, profile: Profile, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
-        """The executable from the artifact's cache."""
-        self._entry(profile, name)  # again, right before it is loaded
+        """Loads the executable from the artifact's cache."""
+        self._entry(profile, name)  # check again just before loading
         try:
             folder = self._opened.folder / self._target.folder
             with self._using(folder, write=False):
                 return self._from_cache(name, data, program)
         finally:
-            self._entry(profile, name)  # JAX opened it by its name: it must not have changed meanwhile
+            self._entry(profile, name)  # JAX opens the entry by name: check that it did not change meanwhile
 
     def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         compiled = cached(lower(data, name, program.donate, self._opened.device.device))
@@ -269,7 +269,7 @@ class Executables:
         return compiled
 
     def _from_overlay(self, name: str, data: bytes, program: Program, reason: str) -> jax.stages.Compiled:
-        """The executable from the user's cache, into which it is compiled if it is not there."""
+        """Loads the executable from the user's cache; on a miss, compiles it into that cache."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
         with contextlib.suppress(ArtifactError), self._using(overlay):
             return self._from_cache(name, data, program)

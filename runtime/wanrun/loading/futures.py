@@ -1,4 +1,4 @@
-"""What is on its way: when all of it is there, and what of it has failed."""
+"""Helpers for lists of futures: a call when all have succeeded, and the pending ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def when_done(futures: Sequence[Future[Any]], done: Callable[[], None]) -> None:
-    """Calls done in the moment when all have succeeded, if they do."""
+    """Calls ``done`` once all futures have succeeded; never if one fails."""
     lock, left = threading.Lock(), len(futures)
 
     def count(future: Future[Any]) -> None:
@@ -27,7 +27,7 @@ def when_done(futures: Sequence[Future[Any]], done: Callable[[], None]) -> None:
 
 
 def unfinished(futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-    """The futures that are not done; raises the first failure of those that are."""
+    """Returns the pending futures; raises the first failure among the others."""
     pending = []
     for future in futures:
         if future.done():

@@ -1,7 +1,7 @@
-"""Lowers a program, and takes its executable from JAX's compilation cache without ever compiling it.
+"""Lowers a program, and loads its executable from JAX's compilation cache without ever compiling.
 
-Three things here have no public form in JAX (BUILD_NOTES.md, "What we touch of JAX"): the names of the
-cache's events, the log line that says a miss, and the function that imports SciPy.
+JAX has no public API for three things used here (BUILD_NOTES.md, "What we touch of JAX"): the names of the
+cache's events, the log line of a cache miss, and the function that imports SciPy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 HIT_EVENT = "/jax/compilation_cache/cache_hits"
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
 MISS_WORDS = "CACHE MISS"
-"""What JAX's log line of a miss says."""
+"""The words of JAX's log line for a cache miss."""
 
 
 class CacheEvents:
-    """Counts what JAX's compilation cache reports of this thread while ``observe`` is active."""
+    """Counts this thread's hits and misses in JAX's compilation cache while ``observe`` is active."""
 
     def __init__(self) -> None:
         self.hits = self.misses = 0
@@ -49,17 +49,17 @@ class CacheEvents:
 
 
 class _CacheMissError(Exception):
-    """Raised from JAX's own log line, before it starts to compile."""
+    """Raised from JAX's log line of a cache miss, before compilation starts."""
 
 
 class _RefuseMiss(logging.Filter):
-    """Raises in the thread that makes it when JAX logs a miss, and lets all other lines be as they were.
+    """Raises when JAX logs a cache miss in the thread that made the filter; other log lines are unaffected.
 
-    JAX says a miss only in a log line, before a compilation that may take minutes. Should the line change,
-    the counters still tell after the compilation.
+    JAX reports a miss before compiling only in a log line, and compiling may take minutes. If that line
+    changes, the event counters still reveal the miss after the compilation.
 
     Args:
-        level: what the logger's level was before it was lowered for this filter to see the line.
+        level: the logger's level before it was lowered to let this filter see the line.
     """
 
     def __init__(self, level: int) -> None:
@@ -86,14 +86,14 @@ def _refuse_misses() -> Iterator[None]:
 
 
 def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> jax.stages.Lowered:
-    """Lowers an exported program for one device: the same on the build host and at run time.
+    """Lowers an exported program for one device, in the same way on the build host and at run time.
 
     Args:
         data: the serialized program.
-        name: what its cache entry is called.
-        donate: indices of donated arguments; through an exported call nothing is donated by itself.
-        device: where it will run. The sharding is on the abstract arguments because a program lowered
-            without it and called with committed arrays misses the cache.
+        name: the name of its cache entry.
+        donate: indices of donated arguments; an exported call does not donate any by itself.
+        device: where the program will run. The abstract arguments carry the sharding, because a program
+            lowered without it misses the cache when called with committed arrays.
     """
     import jax
     from jax import export
@@ -112,7 +112,7 @@ def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> 
 
 
 def cached(lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
-    """The executable of a lowered program from the folder of ``using_cache``; None if it is not there."""
+    """Loads a lowered program's executable from the folder of ``using_cache``; None on a cache miss."""
     events = CacheEvents()
     with contextlib.suppress(_CacheMissError), events.observe(), _refuse_misses():
         compiled = lowered.compile()
@@ -125,8 +125,8 @@ def cached(lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
 def _without_lapack() -> Iterator[None]:
     """Keeps JAX from importing scipy.linalg when this thread lowers an exported program for the CPU.
 
-    It does so to register LAPACK, a quarter of what ``import jax`` takes, for programs that call none of it.
-    There is no public way to say so; where a version of JAX does it otherwise, this changes nothing.
+    JAX imports it to register LAPACK, which takes a quarter of the time of ``import jax``, even for programs
+    that do not call LAPACK. There is no public switch; in a JAX without the function, this does nothing.
     """
     from jax._src.export import _export
 

@@ -1,4 +1,4 @@
-"""The memory of this machine: of its device, and of its host."""
+"""Memory limits of the device and of the host."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     import jax
 
 DEVICE_MARGIN = 0.05
-"""Share of the device's memory that is left free: a program's temporaries are one block, which the allocator
-has to find between the weights, and the attention's keys and values stay while another program runs that
-does not take them (0.8 GB for 14B with guidance)."""
+"""Share of device memory left free. A program's temporaries are one block, which the allocator must fit
+between the weights; the cross-attention keys and values stay allocated while a program runs that does not
+take them (0.8 GB for 14B with guidance)."""
 
 HOST_MARGIN = 0.1
-"""Share of the host's memory that is left free, for the interpreter, the device's driver (some GB for a GPU)
-and whatever else runs."""
+"""Share of host memory left free for the interpreter, the device driver (some GB for a GPU) and other
+processes."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How much memory a process may take.
+    """The memory that this process may use.
 
     Attributes:
-        device_bytes: of the device; None if it does not say. Unused where memory is shared.
-        host_bytes: of the host.
-        separate: whether the device has memory of its own.
+        device_bytes: device memory; None if the device does not report it. Unused where memory is shared.
+        host_bytes: host memory.
+        separate: whether the device has its own memory.
     """
 
     device_bytes: int | None
@@ -37,32 +37,32 @@ class Machine:
 
     @classmethod
     def of(cls, device: jax.Device) -> Machine:
-        """The one that this process runs on, with its device."""
+        """Returns the memory of this process's host and of the device."""
         return cls(device_memory_bytes(device), host_memory_bytes(), device.platform != "cpu")
 
     @property
     def available(self) -> int | None:
-        """Bytes for programs and what they take; None where the device does not say."""
+        """Bytes for programs, their weights and inputs; None if the device does not report a limit."""
         return self.device_bytes if self.separate else self.host_bytes
 
     @property
     def margin(self) -> float:
-        """The share of that which is left free."""
+        """The share of ``available`` that is left free."""
         return DEVICE_MARGIN if self.separate else HOST_MARGIN
 
     def fits(self, nbytes: int) -> bool:
-        """Whether this much fits where programs run."""
+        """Returns whether this many bytes fit where programs run."""
         return self.available is None or nbytes <= (1 - self.margin) * self.available
 
     def host_fits(self, nbytes: int) -> bool:
-        """Whether this much fits into the host's memory."""
+        """Returns whether this many bytes fit into host memory."""
         return nbytes <= (1 - HOST_MARGIN) * self.host_bytes
 
 
 def device_memory_bytes(device: jax.Device) -> int | None:
-    """Bytes that this process may take of a device's own memory; None for the CPU or where it does not say.
+    """Returns the bytes of a device's own memory that this process may use; None for the CPU, or if unknown.
 
-    On a GPU that is what JAX's allocator was given, by default three quarters of the memory.
+    On a GPU this is the limit of JAX's allocator, by default three quarters of the memory.
     """
     if device.platform == "cpu":
         return None
@@ -71,25 +71,25 @@ def device_memory_bytes(device: jax.Device) -> int | None:
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process may take of the host: physical memory, or its control group's limit if smaller.
+    """Returns the bytes of host memory that this process may use: physical memory, or a smaller cgroup limit.
 
     Args:
-        root: where /proc and /sys are.
+        root: the folder that contains /proc and /sys.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *control_group_limits(root)])
 
 
 def control_group_limits(root: Path) -> Iterator[int]:
-    """The memory limits, in bytes, of this process's control group and the groups that it is in.
+    """Yields the memory limits, in bytes, of this process's control group and of its parent groups.
 
     Sources: cgroups(7); the kernel's admin-guide/cgroup-v2 (memory.max) and cgroup-v1/memory
     (memory.limit_in_bytes). A container may see its own group as the root of the tree while
-    /proc/self/cgroup names its path outside, so groups that are not there are passed over.
+    /proc/self/cgroup names the path outside the container, so missing groups are skipped.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # another system
+    except OSError:  # not Linux
         return
     for line in lines:
         number, _, rest = line.partition(":")
@@ -108,5 +108,5 @@ def control_group_limits(root: Path) -> Iterator[int]:
                 )
             except OSError:
                 continue
-            if text.isdecimal():  # or 'max'
+            if text.isdecimal():  # the file may say 'max'
                 yield int(text)

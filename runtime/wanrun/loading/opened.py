@@ -1,4 +1,4 @@
-"""An artifact that was opened on a device: what everything that is loaded from it has in common."""
+"""An artifact opened on a device, shared by everything that is loaded from it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from wanrun.timing import Recorder
 
 @dataclass(frozen=True)
 class OpenedArtifact:
-    """An artifact, one of its targets, and the device that both are for.
+    """An artifact, one of its targets, and an open device.
 
     Attributes:
         folder: the artifact's folder.
         manifest: its manifest.
         selected: the chosen target, the same for every profile.
         device: where programs run.
-        policy: how it is loaded.
-        recorder: passes what is loaded on to the timings of what is under way.
-        warn: told what does not stop a run but should be known.
-        report: told what was decided.
+        policy: the loading options.
+        recorder: passes loading times on to the timings of running generations.
+        warn: receives warnings.
+        report: receives decisions, such as the placement of experts.
     """
 
     folder: Path
@@ -45,13 +45,13 @@ class OpenedArtifact:
 
     @property
     def target(self) -> Target:
-        """The target; without executables where they do not fit the device."""
+        """The target, without executables if they do not fit the device."""
         target = self.selected.target
         return msgspec.structs.replace(target, executables={}) if self.device.foreign else target
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """The facts that executables run under: the target's, or this machine's if it compiles them."""
+        """Facts about where executables run: the target's, or this machine's if it compiles programs."""
         environment = self.selected.target.environment
         if not self.device.foreign:
             return environment
@@ -61,10 +61,10 @@ class OpenedArtifact:
         }
 
     def programs(self, profile: Profile) -> Mapping[str, Program]:
-        """A profile's programs for this target, by name."""
+        """Returns a profile's programs for this target, by name."""
         return self.manifest.programs(self.selected.target, profile)
 
     @property
     def program_set(self) -> ProgramSet:
-        """The set that this target's programs are of."""
+        """The program set of this target."""
         return self.manifest.program_sets[self.selected.target.program_set]

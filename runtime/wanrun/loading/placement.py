@@ -1,6 +1,6 @@
-"""Where the two experts of a model stay: both on the device, one of them in host memory, or one at a time.
+"""Chooses where a model's two experts stay: both on the device, one in host memory, or one at a time.
 
-A pure policy over predicted sizes and the memory that there is.
+A pure function of predicted sizes and available memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from wanrun.loading.machine import Machine
 from wanrun.loading.policy import LoadPolicy
 
 PLACEMENTS = ("both", "host", "one")
-"""Both experts stay on the device; one is there and the other in host memory, moved at the boundary; one at
-a time, the other read again from the artifact."""
+"""Both experts stay on the device; one does while the other waits in host memory, and they swap at the
+boundary; or one is held at a time and the other is read again from the artifact."""
 
 _ARRAY = re.compile(r"\b[a-z]+(\d*)\[([\d,]*)\]")
 """An aval as text: ``bfloat16[2,512]`` or ``bool[2]``."""
@@ -36,12 +36,12 @@ _PHRASES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Placement:
-    """What was chosen, and why.
+    """The chosen placement and the reason.
 
     Args:
         kind: one of ``PLACEMENTS``.
-        needed: bytes that this takes of the device's memory, or of the host's where they are the same.
-        available: bytes that there are; None where the device does not say.
+        needed: bytes needed of device memory, or of host memory where memory is shared.
+        available: available bytes; None if the device does not report them.
         reason: the figures behind the choice, in words.
     """
 
@@ -51,7 +51,7 @@ class Placement:
     reason: str
 
     def describe(self) -> str:
-        """One line for people."""
+        """Returns one line for people."""
         return f"experts: {_PHRASES[self.kind]} ({self.reason})"
 
 
@@ -64,16 +64,17 @@ def choose_placement(
 ) -> Placement:
     """Chooses the first placement of ``PLACEMENTS`` that fits.
 
-    On the device are the experts that stay, the VAE, the text encoder unless memory is low (it is then gone
-    before the first expert, for the prompts that ``load`` was told) or torch runs it, and what the largest
-    program takes beside weights. With one transformer it is always 'both'. Where not even one expert fits,
-    'one' is chosen all the same, for these are predictions, and ``describe`` says so.
+    The device holds the resident experts, the VAE, the text encoder and the largest program's needs beside
+    weights. The text encoder does not count if torch runs it, or if memory is low: it is then released before
+    the first expert, for the prompts given to ``load``. With one transformer the placement is always 'both'.
+    If not even one expert fits, the choice is still 'one', as sizes are predictions; ``describe`` says so.
 
     Args:
         manifest: the artifact's manifest.
-        programs: of the chosen profile and target, by name.
-        statistics: the target's for this profile, by program; where a program has none, only weights count.
-        machine: the memory that there is. Where it is shared, 'host' is no choice.
+        programs: programs of the chosen profile and target, by name.
+        statistics: the target's statistics for this profile, by program; a program without any counts with
+            its inputs alone.
+        machine: the available memory. Where it is shared, 'host' is never chosen.
         policy: whether memory is low, and what runs the text encoder.
 
     Raises:
@@ -81,9 +82,9 @@ def choose_placement(
     """
     sizes = {name: component.nbytes for name, component in manifest.components.items()}
     experts = [sizes.pop(name) for name in TRANSFORMERS if name in sizes]
-    # What else is read passes through host memory while both experts lie there.
+    # Every other component passes through host memory while both experts are in it.
     on_host = sum(experts) + max(sizes.values(), default=0)
-    # Where memory is shared the text encoder counts wherever it runs.
+    # In shared memory the text encoder counts wherever it runs.
     if policy.low_memory or (machine.separate and policy.text_encoder != "jax"):
         sizes.pop("text_encoder", None)
     beside = sum(sizes.values()) + _working_bytes(programs, statistics)
@@ -108,7 +109,7 @@ def choose_placement(
 
 
 def _usable(machine: Machine) -> str:
-    """How much of its memory a machine lets us use, in words."""
+    """Returns how much memory may be used, in words."""
     owner, available = "device" if machine.separate else "host", machine.available or 0
     usable = _gigabytes(int((1 - machine.margin) * available))
     return f"{usable} of the {owner}'s {_gigabytes(available)} may be used"
@@ -119,7 +120,7 @@ def _gigabytes(nbytes: int) -> str:
 
 
 def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any]) -> int:
-    """What the largest program takes beside weights, and the code of all: bytes."""
+    """Returns the bytes that the largest program needs beside weights, plus the code of all programs."""
     working = [_inputs_bytes(program) for program in programs.values()]
     code = 0
     for name, numbers in statistics.items():
@@ -131,10 +132,10 @@ def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any
 
 
 def _inputs_bytes(program: Program) -> int:
-    """What a program's inputs take beside weights, which its avals leave out: bytes.
+    """Returns the bytes of a program's inputs; the avals leave out weights.
 
-    The compiler's argument_bytes less the components' would be less than that: it counts of a component only
-    what the program reads, and neither ``prepare`` nor ``denoise_step`` reads the whole transformer.
+    The compiler's argument_bytes less the components' bytes would be too small: it counts only the
+    parameters that the program reads, and neither ``prepare`` nor ``denoise_step`` reads the whole model.
     """
     arrays = _ARRAY.findall(str(program.avals.get("inputs", "")))
     return sum(

@@ -1,4 +1,4 @@
-"""The choices of how an artifact is loaded."""
+"""Options for loading an artifact."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class LoadPolicy:
     """How an artifact is loaded.
 
     Args:
-        allow_compile: compile from the StableHLO where no executable fits, into the user's cache.
+        allow_compile: compile a program without a fitting executable, from StableHLO into the user's cache.
         verify: 'fast' checks every row's crc32c while reading; 'sha256' also every parameter's sha256.
-        memory: 'auto' keeps all that was loaded, of two experts as much as fits; 'low' frees the text encoder
-            after encoding, and holds one expert at a time.
-        loop: 'step' or 'scan', the form of the denoising loop; None: step where the profile has it.
+        memory: 'auto' keeps everything loaded, and as much of two experts as fits; 'low' releases the text
+            encoder after encoding and holds one expert at a time.
+        loop: 'step' or 'scan', the form of the denoising loop; None: step if the profile has it.
         first_expert: the transformer that is needed first; None for the high-noise one.
-        text_encoder: 'jax' runs the artifact's programs; 'torch' the same weights with transformers.
-        text_encoder_device: torch device of the latter.
+        text_encoder: 'jax' runs the artifact's programs; 'torch' runs the same weights with transformers.
+        text_encoder_device: torch device of the torch text encoder.
         embeddings: which stored prompt embeddings may be used: the artifact's and the user's cache
             ('all'), the 'artifact' ones, or 'none'.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
         lazy: load nothing before it is used.
 
     Raises:
-        UsageError: for a choice that there is not, or weights that cannot be had.
+        UsageError: for an unknown choice, or weights that do not exist.
     """
 
     allow_compile: bool = False
@@ -63,7 +63,7 @@ class LoadPolicy:
 
     @property
     def low_memory(self) -> bool:
-        """Whether as little as possible is held at a time."""
+        """Whether as little as possible is kept in memory."""
         return self.memory == "low"
 
 
@@ -83,15 +83,15 @@ class PolicyChoices(TypedDict, total=False):
 
 
 class ProfileChoices(TypedDict, total=False):
-    """What chooses a profile and a target, as keywords.
+    """Keywords that choose a profile and a target.
 
     Attributes:
-        size: (width, height) in pixels; the first built profile's where None.
-        num_frames: frames; the first built profile's where None.
+        size: (width, height) in pixels; None: the first built profile's.
+        num_frames: frames; None: the first built profile's.
         num_videos: videos per prompt, 1 by default.
-        guidance: whether classifier-free guidance is on; as the model is published where None.
+        guidance: whether classifier-free guidance is on; None: as the model is published.
         num_references: reference images of a VACE model, 0 by default.
-        target: a target's name; the one that matches this machine where None.
+        target: a target's name; None: the target that matches this machine.
     """
 
     size: tuple[int, int] | None

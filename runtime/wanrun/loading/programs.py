@@ -1,4 +1,4 @@
-"""The programs of one profile, with the weights that they are bound to."""
+"""The programs of one profile, and the weights they are bound to."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from wanrun.loading.weights import WeightStore
 
 
 class Programs(Mapping[str, Program]):
-    """A profile's programs by name, as the manifest describes them, and what runs them.
+    """A profile's programs by name, as the manifest describes them, with their executables and weights.
 
-    Nothing is held here: executables and weights are the opened artifact's, and its profiles share them.
+    This object owns nothing: the opened artifact owns executables and weights, and its profiles share them.
 
     Args:
         profile: the profile.
-        executables: the opened artifact's.
-        weights: the opened artifact's.
+        executables: the opened artifact's executables.
+        weights: the opened artifact's weights.
 
     Raises:
-        ArtifactError: if a program or an executable is missing or damaged, all of which are checked at once.
+        ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
     """
 
     def __init__(self, profile: Profile, executables: Executables, weights: WeightStore) -> None:
@@ -44,35 +44,35 @@ class Programs(Mapping[str, Program]):
         return [key for key in self._programs[name].inputs if key in self._weights.components]
 
     def request(self, *, programs: Iterable[str] = (), components: Iterable[str] = ()) -> list[Future[Any]]:
-        """Starts loading what is not loaded yet, in this order, and returns everything's futures."""
+        """Starts to load what is not loaded yet, in this order; returns the futures of everything named."""
         return [
             *self._weights.request(components),
             *self._executables.request(self._profile, programs),
         ]
 
     def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts reading components into host memory; as ``WeightStore.prefetch``."""
+        """Starts to read components into host memory, like ``WeightStore.prefetch``."""
         return self._weights.prefetch(components)
 
     def release(self, component: str) -> None:
-        """Lets go of a component's weights; as ``WeightStore.release``."""
+        """Releases a component's weights, like ``WeightStore.release``."""
         self._weights.release(component)
 
     def put(self, tree: Any) -> Any:
-        """Arrays of the host, on the device: for what many calls of a program take."""
+        """Puts host arrays on the device, for inputs that many program calls share."""
         return self._weights.put(tree)
 
     def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
-        """A program with its weights, which takes its other inputs by name; waits for both.
+        """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.
 
         Args:
             name: the program.
-            components: the component to bind to an input, by the input's name, where it is not the component
-                of that name: ``transformer="transformer_2"``. The executable is the same.
+            components: maps an input's name to the component to bind, where the two names differ:
+                ``transformer="transformer_2"``. The executable is the same.
 
         Raises:
             ArtifactError: if the program or the weights cannot be loaded.
-            ValueError: if the program takes no such weights.
+            ValueError: if the program has no such weight input.
         """
         inputs = self.components(name)
         if unknown := components.keys() - set(inputs):

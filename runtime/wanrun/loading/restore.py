@@ -1,6 +1,6 @@
-"""Restores a component: chunk files are read in parallel straight into their final place.
+"""Restores a component: threads read chunk files in parallel, directly into their final place.
 
-A block of a chunk file is checksummed while it is still in cache.
+Each block of a chunk file is checksummed while it is still in the CPU cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wanrun.loading.tensorstore_reader import TensorStoreReader
 
 BLOCK_BYTES = 512 * 2**10
-"""Read and checksummed at a time: small enough that the checksum reads from the second-level cache."""
+"""Bytes per read and checksum: small enough that the checksum reads from the second-level cache."""
 
 REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
 
@@ -39,7 +39,7 @@ Tree = dict[str, Any]
 
 
 def nest(flat: Mapping[str, Any]) -> Tree:
-    """Nested dicts from paths joined with '/'."""
+    """Builds nested dicts from paths joined with '/'."""
     tree: Tree = {}
     for path, value in flat.items():
         *parents, leaf = path.split("/")
@@ -51,13 +51,13 @@ def nest(flat: Mapping[str, Any]) -> Tree:
 
 
 def default_threads() -> int:
-    """One thread a core, at least 4: reads wait for the storage more than they compute."""
+    """Returns one thread per core, at least 4: reads wait for the storage more than they compute."""
     return max(4, usable_cores())
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk file and the place of its bytes."""
+    """One chunk file and the destination of its bytes."""
 
     name: str
     file: Path
@@ -67,7 +67,7 @@ class _Chunk:
 
 
 class _NotAChunkError(ArtifactError):
-    """There is no chunk file, or none of the right size: the array may have been saved in another form."""
+    """The chunk file is missing or has the wrong size: the array may have been saved in another form."""
 
 
 def _damage(
@@ -128,7 +128,7 @@ def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
         trailer = int.from_bytes(os.pread(descriptor, CRC_BYTES, layout.chunk_bytes), "little")
         if trailer != whole:
             raise _damage(chunk, "the file's own crc32c is wrong", f"{whole:08x}", f"{trailer:08x}")
-    except OSError as error:  # of the storage
+    except OSError as error:  # I/O error
         raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
     finally:
         os.close(descriptor)
@@ -136,19 +136,19 @@ def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
 
 
 class Restore:
-    """A component being read by a thread pool; ``result`` waits for it.
+    """Reads a component with a thread pool; ``result`` waits for it.
 
-    What does not lie there as chunk files in the artifact's own layout is read through TensorStore.
+    Arrays that are not chunk files in the artifact's own layout are read through TensorStore.
 
     Args:
         artifact: the artifact's folder.
         name: the component's name.
         component: its entry in the manifest.
-        pool: threads to read with.
+        pool: the reading threads.
         verify: 'fast' checks every row's crc32c; 'sha256' every parameter's sha256 too.
         clock: tells the time for ``started_at`` and ``finished_at``.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
-        memory: where to, if it was made already.
+        memory: the destination, if it is allocated already.
 
     Raises:
         UsageError: if weights is neither an existing folder nor the URL of one.
@@ -189,7 +189,7 @@ class Restore:
         }
 
     def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
-        """Reads one chunk, and returns the sha256 digests of its rows if they are asked for."""
+        """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
         if self._idle:
             self._idle, self.started_at = False, self._clock()
         layout, root = parameter.layout, self._root
@@ -209,13 +209,13 @@ class Restore:
                 if not needs_tensorstore(folder, layout):
                     raise
             return self._read_stored(path, parameter)
-        except CancelledError:  # ``result`` raises it; kept in a future here it would keep the memory too
+        except CancelledError:  # ``result`` raises it; stored in a future, it would keep the memory alive
             return []
         finally:
             self.finished_at = self._clock()
 
     def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
-        """Reads a whole parameter through TensorStore, once, whichever of its chunks asks first."""
+        """Reads a whole parameter through TensorStore, once; its chunks may ask in any order."""
         from wanrun.loading.tensorstore_reader import TensorStoreReader
 
         with self._lock:
@@ -231,10 +231,10 @@ class Restore:
         return []
 
     def result(self, bits: bool = False) -> Tree:
-        """Waits, and returns the parameters as nested dicts of arrays that share one memory block.
+        """Waits for all reads; returns the parameters as nested dicts of arrays in one memory block.
 
         Args:
-            bits: whether bfloat16 arrays are returned as uint16 of the same bits, as programs may take them.
+            bits: whether bfloat16 arrays are returned as uint16 of the same bits, as some programs take.
 
         Raises:
             ArtifactError: naming the parameter, if a file is missing or damaged.
@@ -244,20 +244,20 @@ class Restore:
             arrays = {}
             for path, parameter in self._component.parameters.items():
                 digests = [digest for future in self._futures[path] for digest in future.result()]
-                if self._verify == "sha256" and path not in self._stored:  # where the reader has checked it
+                if self._verify == "sha256" and path not in self._stored:  # the reader checks those
                     what = f"weights are damaged: {self.name}/{path}"
                     check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
                 arrays[path] = self._memory.array(path, parameter.layout, bits)
             if self._cancelled:
                 raise CancelledError
-            self._memory.stop()  # the thread that touches it would hold it
+            self._memory.stop()  # the touching thread would keep it alive
             return nest(arrays)
         except BaseException:
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """Drops the reads that have not started."""
+        """Cancels queued reads."""
         for futures in self._futures.values():
             for future in futures:
                 future.cancel()

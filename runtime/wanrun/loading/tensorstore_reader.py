@@ -1,12 +1,12 @@
-"""Reads parameters through TensorStore: what is not a local chunk file in the artifact's own layout.
+"""Reads through TensorStore the parameters that are not local chunk files in the artifact's own layout.
 
-That is weights which plain Orbax saved again (with other chunks, compressed, zarr or zarr3, inside an
-OCDBT database or not), and weights that lie in an object store or behind a web server. Every row is
-checked against the manifest, as for chunk files. TensorStore is the ``remote`` extra: nothing else needs it,
-and it is imported when the first such component is opened.
+These are weights that plain Orbax saved again (with other chunks, compressed, zarr or zarr3, in an OCDBT
+database or not), and weights in an object store or behind a web server. Every row is checked against the
+manifest, as for chunk files. TensorStore comes with the ``remote`` extra; nothing else needs it, and it is
+imported when the first such component is opened.
 
-A storage that does not answer is given up after ``RETRIES``: about 8 s for one that refuses, about 110 s
-for one that accepts a connection and then says nothing. TensorStore by itself would try for hours.
+Reading from a storage that does not answer fails after ``RETRIES``: after about 8 s if it refuses
+connections, about 110 s if it accepts one and stays silent. TensorStore's own defaults would try for hours.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from wanrun.errors import ArtifactError, UsageError
 SCHEMES = ("gs", "s3", "http", "https")
 
 BLOCK_BYTES = 64 * 2**20
-"""Read at a time, where the array's own chunks are not larger: enough to keep several requests going."""
+"""Bytes per read, unless the array's chunks are larger: enough to keep several requests in flight."""
 
 RETRIES = {"max_retries": 4, "initial_delay": "500ms", "max_delay": "8s"}
-"""Of one request that the storage refused or broke off; the delay doubles each time."""
+"""Retries of a request that the storage refused or broke off; the delay doubles each time."""
 
 CURL_LIMITS = {
     "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "10",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
-"""TensorStore sets no time limit on a transfer, and takes one from the environment alone. What the user has
-set stays: https://google.github.io/tensorstore/environment.html."""
+"""TensorStore sets no time limit on a transfer, and reads limits only from the environment. Variables that
+the user has set stay: https://google.github.io/tensorstore/environment.html."""
 
 OCDBT_CACHE_BYTES = 100_000_000
-"""Holds the index of an OCDBT database, so that it is read once a component."""
+"""Cache for the index of an OCDBT database, so that it is read once per component."""
 
 FORMATS: tuple[tuple[str, bool, str], ...] = tuple(
     (folder, database, driver)
@@ -55,22 +55,22 @@ FORMATS: tuple[tuple[str, bool, str], ...] = tuple(
     for database in (False, True)
     for driver in ("zarr3", "zarr")
 )
-"""Where Orbax puts an array: (folder inside the checkpoint, in an OCDBT database, TensorStore driver). The
-folder ``state`` is that of Orbax's second API."""
+"""Where Orbax stores an array: (folder inside the checkpoint, in an OCDBT database, TensorStore driver).
+Orbax's second API uses the folder ``state``."""
 
 _WAIT_SECONDS = 0.2
-_ERRORS = (ValueError, OSError, IndexError, NotImplementedError)  # what TensorStore raises for a status
+_ERRORS = (ValueError, OSError, IndexError, NotImplementedError)  # TensorStore's exceptions
 
 
 def needs_tensorstore(folder: Path, layout: ArrayLayout) -> bool:
-    """Whether a local array that could not be read as chunk files was saved in another form.
+    """Returns whether a local array that could not be read as chunk files was saved in another form.
 
-    Cheap: it reads at most one small file. A damaged array in the artifact's own layout is not one of another
-    form, nor is one that is not there at all.
+    Cheap: it reads at most one small file. False for a damaged array in the artifact's own layout, and
+    for a missing array.
 
     Args:
         folder: the array's folder inside its component's checkpoint.
-        layout: what the manifest says of it.
+        layout: the array's layout in the manifest.
     """
     state = folder.parent / "state"
     traces = (
@@ -88,16 +88,16 @@ def needs_tensorstore(folder: Path, layout: ArrayLayout) -> bool:
 
 
 def weights_location(weights: str) -> Path | SplitResult:
-    """Where the weights lie if they are not in the artifact: a local folder, or a URL.
+    """Parses the location of weights outside the artifact: a local folder or a URL.
 
-    Cheap: nothing is read, so that a wrong ``--weights`` is refused before anything long is done.
+    Cheap: it reads nothing, so a wrong ``--weights`` is refused before any long work.
 
     Args:
-        weights: a local folder or a URL that holds what the artifact's ``weights`` folder would.
+        weights: a local folder or a URL with the contents of the artifact's ``weights`` folder.
 
     Raises:
-        UsageError: if the local folder is not there, the URL is of a kind that is not supported, or
-            TensorStore is missing.
+        UsageError: if the local folder does not exist, the URL is of an unsupported kind, or TensorStore
+            is not installed.
     """
     try:
         url = urlsplit(weights)
@@ -121,14 +121,14 @@ def weights_location(weights: str) -> Path | SplitResult:
 
 
 def component_location(weights: str, folder: str) -> Path | str:
-    """Where a component lies if the weights are not in the artifact.
+    """Returns the location of a component whose weights are outside the artifact.
 
     Args:
-        weights: a local folder or a URL that holds what the artifact's ``weights`` folder would.
+        weights: a local folder or a URL with the contents of the artifact's ``weights`` folder.
         folder: the component's folder in the manifest, such as ``weights/transformer``.
 
     Returns:
-        A path for a local folder, which may hold plain chunk files, and a URL for anything else.
+        A path for a local folder, which may hold plain chunk files; otherwise a URL.
 
     Raises:
         UsageError: as ``weights_location``.
@@ -140,11 +140,11 @@ def component_location(weights: str, folder: str) -> Path | str:
 
 
 def _import_tensorstore(location: Path | str) -> Any:
-    """The module, with limits on its transfers.
+    """Imports TensorStore, with limits on its transfers.
 
     Raises:
-        UsageError: where it is not installed and the weights are remote.
-        ArtifactError: where it is not installed and a local folder holds weights in another form.
+        UsageError: if it is not installed and the weights are remote.
+        ArtifactError: if it is not installed and a local folder holds weights in another form.
     """
     for variable, value in CURL_LIMITS.items():
         os.environ.setdefault(variable, value)
@@ -158,7 +158,7 @@ def _import_tensorstore(location: Path | str) -> Any:
                 found=error,
                 remedy=f"{remedy}, or give the weights that wanbuild wrote",
             ) from None
-        address = urlunsplit(urlsplit(location)._replace(query="", fragment=""))  # a query may hold a key
+        address = urlunsplit(urlsplit(location)._replace(query="", fragment=""))  # the query may hold a key
         raise UsageError(
             f"weights at {address!r} are read through TensorStore",
             found=error,
@@ -168,15 +168,15 @@ def _import_tensorstore(location: Path | str) -> Any:
 
 
 class TensorStoreReader:
-    """A component's checkpoint, opened with TensorStore; its methods may be called from any thread.
+    """A component's checkpoint, opened with TensorStore; its methods are thread-safe.
 
     Args:
         location: the component's folder: a path or a URL.
         name: the component's name, for messages.
 
     Raises:
-        UsageError: for a URL that TensorStore does not understand, or a remote one where it is not installed.
-        ArtifactError: for a local folder, where it is not installed.
+        UsageError: for a URL that TensorStore does not understand, or a remote URL without TensorStore.
+        ArtifactError: for a local folder, if TensorStore is not installed.
     """
 
     def __init__(self, location: Path | str, name: str) -> None:
@@ -204,27 +204,27 @@ class TensorStoreReader:
                 ) from None
             self._base["path"] = self._base.get("path", "").rstrip("/") + "/"
         self.location = str(location).replace(self._query, "")
-        """The folder for messages, without a URL's query, which may hold a key."""
+        """The folder for messages, without the URL's query, which may hold a key."""
         self._format = FORMATS[0]
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Ends reads that are waiting; they raise CancelledError."""
+        """Ends waiting reads; they raise CancelledError."""
         self._cancelled.set()
 
     def read(
         self, path: str, parameter: Parameter, destination: memoryview, verify: str = "fast"
     ) -> list[bytes]:
-        """Reads a parameter into memory, a few rows at a time, and verifies each.
+        """Reads a parameter into memory, a few rows at a time, and verifies each row.
 
         Args:
             path: the parameter's path in the component.
             parameter: its entry in the manifest.
-            destination: writable bytes, as many as the parameter has.
+            destination: writable bytes of the parameter's size.
             verify: 'fast' checks every row's crc32c; 'sha256' the parameter's sha256 too.
 
         Returns:
-            The sha256 digest of each row if verify is 'sha256', else nothing.
+            The sha256 digest of each row if verify is 'sha256', otherwise an empty list.
 
         Raises:
             ArtifactError: if the storage fails, or the array is missing, has another shape or dtype, or is
@@ -242,7 +242,7 @@ class TensorStoreReader:
                 remedy="give the weights that this artifact was made with",
             )
         array = np.frombuffer(destination, source.dtype.numpy_dtype).reshape(layout.shape)
-        target = self._tensorstore.array(array)  # writes into the array itself
+        target = self._tensorstore.array(array)  # shares the array's memory
         digests: list[bytes] = []
         row = 0
         for begin, end in self._blocks(source, layout):
@@ -260,7 +260,7 @@ class TensorStoreReader:
         return digests
 
     def _open(self, path: str) -> Any:
-        """Opens the array in the form that the component's last one had, or else in any."""
+        """Opens an array; the form of the component's previous array is tried first."""
         denied: ArtifactError | None = None
         for form in (self._format, *(form for form in FORMATS if form != self._format)):
             folder, database, driver = form
@@ -274,7 +274,7 @@ class TensorStoreReader:
                 opened = self._wait(opening, path)
             except _NotFoundError:
                 continue
-            except _DeniedError as error:  # S3 says so of what is not there to who may not list a bucket
+            except _DeniedError as error:  # S3's answer for a missing object if listing is forbidden
                 denied = denied or error
                 continue
             self._format = form
@@ -289,7 +289,7 @@ class TensorStoreReader:
         )
 
     def _blocks(self, source: Any, layout: ArrayLayout) -> Iterator[tuple[int, int]]:
-        """Ranges of axis 0: whole chunks, so that none is read or unpacked twice."""
+        """Splits axis 0 into ranges of whole chunks, so that no chunk is read or unpacked twice."""
         length = layout.shape[0]
         chunk = min(source.chunk_layout.read_chunk.shape[0] or length, length)
         chunk_bytes = math.prod((chunk, *layout.shape[1:])) * ITEM_BYTES[layout.dtype]
@@ -309,7 +309,7 @@ class TensorStoreReader:
                 raise self._failure(str(error), path) from None
 
     def _failure(self, text: str, path: str) -> Exception:
-        """Our error for one of TensorStore's, whose text is a status and then details of its own."""
+        """Converts TensorStore's error text, a status and details, to an exception of ours."""
         status, _, detail = text.partition(": ")
         if status == "NOT_FOUND" and re.match(r'Error opening "\w+" driver: Metadata at ', detail):
             return _NotFoundError(detail)
@@ -341,8 +341,8 @@ class TensorStoreReader:
 
 
 class _NotFoundError(Exception):
-    """An array is not there in one of the forms."""
+    """An array does not exist in one of the forms."""
 
 
 class _DeniedError(ArtifactError):
-    """The storage refuses to say whether an array is there."""
+    """The storage does not reveal whether an array exists."""

@@ -1,4 +1,4 @@
-"""Brings weights to the device in the background, each component once, in the order of being asked for.
+"""Brings weights to the device in the background, each component once, in the order of the requests.
 
 | what | where it runs | waits for |
 |---|---|---|
@@ -6,16 +6,16 @@
 | host copy of a component | a thread of its own | its chunk files |
 | transfer of a component | a thread of its own | its host copy |
 
-``request`` and ``prefetch`` return at once; ``weights`` waits for what it needs and no more. What nobody asks
-for is never read.
+``request`` and ``prefetch`` return at once; ``weights`` waits for one component. Components that nobody
+requests are never read.
 
 | | host copy | device copy |
 |---|---|---|
 | ``prefetch`` | read, and stays until it is transferred | |
-| ``request`` | the one that is there, or read; let go of when transferred unless it is to be kept | made |
-| ``release`` | let go of, and its reads are dropped, unless it is to be kept | let go of |
+| ``request`` | reused or read; released after the transfer, unless it is kept | made |
+| ``release`` | released, and its reads are cancelled, unless it is kept | released |
 
-Memory is free again when nobody else holds it: a future holds what it brought, a bound program its weights.
+Memory is free once the last reference is gone: a future refers to its result, a bound program to its weights.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from wanrun.timing import now
 
 
 class WeightStore:
-    """The weights of an opened artifact, on their way to its device or there; all of its profiles share them.
+    """The weights of an opened artifact on its device, shared by all of its profiles.
 
     Args:
         opened: the artifact.
-        bits: whether bfloat16 weights are kept as uint16 of the same bits, as its programs take them.
-        memories: memory for components that was made ahead.
+        bits: whether bfloat16 weights are kept as uint16 of the same bits, as the programs take them.
+        memories: memory that is already allocated, by component.
     """
 
     def __init__(
@@ -53,31 +53,31 @@ class WeightStore:
         self._memories = dict(memories)
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
-        self._restores: dict[str, Restore] = {}  # that are being read
+        self._restores: dict[str, Restore] = {}  # reads in progress
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
-        self._orders: dict[str, object] = {}  # what a transfer was asked for with; ``release`` takes it back
+        self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
-        # A transfer is queued after the host copy it waits for, which waits for readers alone: none can block
-        # another for good. With two threads a component none even waits for its turn.
+        # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
+        # With two threads per component none even waits for a thread.
         threads = max(1, 2 * len(self.components))
         self._transfers = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
 
     @property
     def components(self) -> Mapping[str, Component]:
-        """The components that there are, by name."""
+        """The artifact's components, by name."""
         return self._opened.manifest.components
 
     def keep_on_host(self, components: Iterable[str]) -> None:
-        """Keeps the host copies of these components too from now on.
+        """Adds components whose host copies are kept from now on.
 
-        So a released one comes back without being read again. On the CPU the device's arrays are that copy.
+        A kept component returns to the device without being read again. CPU device arrays are that copy.
         """
         with self._lock:
             self._kept |= frozenset(components)
 
     def request(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts to bring components that are not there yet, in this order; returns a future each."""
+        """Starts to bring components to the device, in this order; returns one future per component."""
         futures: list[Future[Any]] = []
         with self._lock:
             for name in components:
@@ -89,18 +89,18 @@ class WeightStore:
         return futures
 
     def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts reading components into host memory, from where a later ``request`` takes them.
+        """Starts to read components into host memory for a later ``request``.
 
         Returns:
-            A future each; of the device's copy where there is one or one is on its way.
+            One future per component: of its device copy if requested before, else of its host copy.
         """
         with self._lock:
             return [self._weights[name] if name in self._weights else self._host(name) for name in components]
 
     def _host(self, name: str) -> Future[Tree]:
-        """The host copy of a component, which is read if there is none; the lock is held."""
+        """Returns the future of a component's host copy, read if there is none; the caller holds the lock."""
         if name not in self._hosts:
-            _free_dropped()  # before as much is taken again
+            _free_dropped()  # before allocating as much again
             restore = Restore(
                 self._opened.folder,
                 name,
@@ -131,20 +131,20 @@ class WeightStore:
         try:
             tree = host.result()
         except BaseException:
-            del host  # its error refers to this frame, and would keep the memory until a full collection
+            del host  # its exception refers to this frame, and would keep the memory until a full collection
             raise
         with self._lock:
-            if self._orders.get(name) is not order:  # released meanwhile: there may be no room for it now
+            if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
                 raise CancelledError
         with self._opened.recorder.phase("transfer", name):
             weights = jax.block_until_ready(self.put(tree))
-        with self._lock:  # so that a device with memory of its own does not cost the host's too
+        with self._lock:  # a device with its own memory needs no host copy any more
             if name not in self._kept and self._hosts.get(name) is host:
                 del self._hosts[name]
         return weights
 
     def weights(self, name: str) -> Mapping[str, Any]:
-        """A component's weights on the device, as nested dicts by path; waits for them.
+        """Waits for a component's weights on the device; returns nested dicts by path.
 
         Raises:
             ArtifactError: if they are damaged.
@@ -153,16 +153,15 @@ class WeightStore:
         return future.result()
 
     def put(self, tree: Any) -> Any:
-        """Arrays of the host, on the device: for what many calls of a program take."""
+        """Puts host arrays on the device, for inputs that many program calls share."""
         import jax
 
         return jax.device_put(tree, self._opened.device.device)
 
     def release(self, component: str) -> None:
-        """Lets go of a component; it can be asked for again. Its memory is free once nobody else holds it.
+        """Releases a component; it can be requested again. Its memory is free without other references.
 
-        Who still waits for it gets a CancelledError. The host copy of a component that is to be kept stays,
-        or goes on being read.
+        Callers that still wait for it get a CancelledError. A kept host copy stays, and its reads continue.
         """
         with self._lock:
             self._orders.pop(component, None)
@@ -174,7 +173,7 @@ class WeightStore:
         _free_dropped()
 
     def close(self) -> None:
-        """Drops what has not started and lets go of everything."""
+        """Cancels what has not started and releases everything."""
         with self._lock:
             for restore in self._restores.values():
                 restore.cancel()
@@ -191,6 +190,6 @@ class WeightStore:
 
 
 def _free_dropped() -> None:
-    """Frees host memory that arrays on the CPU device aliased: jaxlib puts that off to its next call, or to a
-    garbage collection, of which the smallest will do."""
+    """Frees host memory that CPU device arrays aliased: jaxlib defers that to its next call or to a garbage
+    collection, and collecting the youngest generation suffices."""
     gc.collect(0)
