@@ -1,4 +1,4 @@
-"""What a run of the denoising loop is conditioned on, besides the prompts."""
+"""Image and video inputs of the denoising loop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Conditions:
-    """What images and videos add to one run of the denoising loop.
+    """Inputs that images and videos add to one run of the denoising loop.
 
     Attributes:
         prepare: inputs of the program ``prepare`` besides the embeddings.
         steps: inputs of every step.
-        held: latents (C, 1, h, w) of the first frame, which is not denoised; None where all are.
+        held: latents (C, 1, h, w) of a first frame that is not denoised; None if all frames are.
     """
 
     prepare: Mapping[str, Any] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Conditions:
     held: np.ndarray | None = None
 
     def finish(self, latents: np.ndarray) -> np.ndarray:
-        """The final latents (B, C, T, h, w), with the frame that is held in its place."""
+        """Returns the final latents (B, C, T, h, w), with the held first frame in its place."""
         if self.held is not None:
             latents = latents.copy()
             latents[:, :, :1] = self.held

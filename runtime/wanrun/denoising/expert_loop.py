@@ -1,4 +1,4 @@
-"""Runs the denoising loop with one expert after the other, of which not all need be on the device at once."""
+"""Runs the denoising loop, one expert after the other; not all experts need to be on the device at once."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Denoising:
-    """What a generation asks of the denoising loop, the same for all of its windows.
+    """One generation's parameters of the denoising loop, shared by all of its windows.
 
     Attributes:
         table: timesteps and coefficients.
-        ranges: which expert takes which steps.
+        ranges: the steps of each expert.
         embeddings: (P, 512, text_dim), the positive prompt first.
         loop: 'step' or 'scan'.
         timings: where steps are recorded.
-        behind: called when what comes after the steps can be loaded behind them; more than once.
-        on_step: told after each call how many of how many steps are done.
-        draw: gives noise of a shape, which the solver adds between steps; seed 0's where None.
-        rule: names the program of each step; the full one where None.
+        behind: called, more than once, when the programs after the loop may be loaded during the steps.
+        on_step: called after each program call with the number of steps done and the total.
+        draw: returns noise of a shape, which the solver adds between steps; None: noise of seed 0.
+        rule: names the program of each step; None: the full program.
     """
 
     table: SolverTable
@@ -62,14 +62,14 @@ class Denoising:
 
 
 class ExpertLoop:
-    """Takes noise to latents.
+    """Denoises noise to latents.
 
     Args:
-        programs: the profile's, with their weights.
+        programs: the profile's programs, with their weights.
         profile: the profile.
-        names: the transformers' components, the high-noise one first.
-        placement: where experts are kept. ``both``: on the device; ``host``: one is there and the other in
-            host memory; ``one``: the other is read again when its turn comes.
+        names: the transformer components, the high-noise one first.
+        placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
+            in host memory; ``one``: one on the device, the other is read again at the boundary.
     """
 
     def __init__(self, programs: Programs, profile: Profile, names: Sequence[str], placement: str) -> None:
@@ -80,9 +80,9 @@ class ExpertLoop:
         """Runs the experts' ranges in order.
 
         Args:
-            run: what to do.
+            run: the generation's parameters.
             noise: initial latents, float32 (B, C, T, h, w); only read.
-            conditions: what images and videos give.
+            conditions: inputs from images and videos.
 
         Returns:
             The final latents, float32 (B, C, T, h, w).
@@ -97,12 +97,12 @@ class ExpertLoop:
         for index, (steps, calls) in enumerate(zip(run.ranges, plans, strict=True)):
 
             def load_behind(rest: Sequence[ExpertRange] = run.ranges[index + 1 :]) -> None:
-                unfinished(self._expect(rest))  # a failure ends the run now
+                unfinished(self._expect(rest))  # a failed load ends the run now
                 run.behind()
 
             constant = self._prepare(run, conditions, steps)
             state = self._run(run, state, constant, steps, calls, load_behind)
-            del constant  # the next expert has its own
+            del constant  # each expert has its own
         return conditions.finish(final_latents(state))
 
     def _run(
@@ -114,11 +114,11 @@ class ExpertLoop:
         calls: Sequence[Call],
         load_behind: Callable[[], None],
     ) -> State:
-        """Takes an expert's steps. When it returns, nothing here holds the expert's weights."""
+        """Runs one expert's steps. After it returns, nothing here refers to the expert's weights."""
         timings = run.timings
         programs = self._bound_programs(calls, steps.transformer)
         if len(calls) == 1:
-            load_behind()  # no later call of this expert could hide it
+            load_behind()  # this expert has no later call to hide the loading
 
         def record(call: Call, seconds: float) -> None:
             if run.loop == "scan":
@@ -135,18 +135,18 @@ class ExpertLoop:
             return run_calls(programs, calls, state, constant, run.draw or Noise(0), record, on_call)
 
     def _calls(self, run: Denoising, steps: ExpertRange) -> list[Call]:
-        """The calls for an expert's steps."""
+        """Returns the program calls of an expert's steps."""
         rule = run.rule or full_program(run.loop)
         if run.loop == "scan":
             return list(loop_calls(run.table, steps, rule, self._profile.options.max_steps))
         return list(step_calls(run.table, steps, rule))
 
     def _bound_programs(self, calls: Sequence[Call], expert: str) -> dict[str, LoopProgram]:
-        """The programs of these calls by name, with an expert's weights."""
+        """Returns the programs of these calls by name, bound to an expert's weights."""
         return {name: self._bound(name, expert) for name in dict.fromkeys(call.program for call in calls)}
 
     def _prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
-        """What every step of an expert takes."""
+        """Returns the inputs that every step of an expert takes."""
         prepare = self._bound("prepare", steps.transformer)
         with run.timings.phase("prepare"):
             constant = {
@@ -158,7 +158,7 @@ class ExpertLoop:
         return constant
 
     def _bound(self, program: str, expert: str) -> Callable[..., Mapping[str, Any]]:
-        """A program with an expert's weights; where there is room for one, the other is let go first."""
+        """Binds a program to an expert's weights; if only one expert fits, releases the other first."""
         if self._placement != "both":
             for other in self._names:
                 if other != expert:
@@ -167,7 +167,7 @@ class ExpertLoop:
         return self._programs.bound(program, **{"transformer": expert} if takes_weights else {})
 
     def _expect(self, ranges: Sequence[ExpertRange]) -> list[Future[Any]]:
-        """Starts to read the experts of ranges to come, as far as there is room."""
+        """Starts to load the experts of later ranges, as far as they fit."""
         names = [steps.transformer for steps in ranges]
         if self._placement == "both":
             return self._programs.request(components=names)

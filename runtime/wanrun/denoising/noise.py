@@ -1,10 +1,10 @@
 """Initial noise in NumPy: the values of ``torch.randn`` with a seeded CPU generator, without torch.
 
-The generator is MT19937, and normals come from the Box-Muller transform in one of two arrangements
-that ``torch.Tensor.normal_`` chooses between by size. Logarithm, sine and cosine are evaluated here from
-additions, multiplications, divisions and square roots in float64, which IEEE 754 rounds the same way
-on every machine; NumPy's own ``log`` and ``cos`` pick another implementation per instruction set. So a
-seed names the same bits everywhere. Against torch the largest difference is one float32 rounding.
+The generator is MT19937. Normals come from the Box-Muller transform in one of two arrangements, which
+``torch.Tensor.normal_`` chooses by size. Logarithm, sine and cosine are computed here with additions,
+multiplications, divisions and square roots in float64, which IEEE 754 rounds alike on every machine;
+NumPy's ``log`` and ``cos`` use another implementation per instruction set. So a seed gives the same bits
+everywhere. The largest difference from torch is one float32 rounding.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 
 from wanrun.errors import UsageError
 
-_BLOCK = 16  # torch transforms 8 pairs at a time, and draws one by one below this size
-_CHUNK_BLOCKS = 2048  # 128 kB per float64 temporary, so that they stay in the L2 cache
+_BLOCK = 16  # torch transforms 8 pairs at a time, and draws values one by one below this size
+_CHUNK_BLOCKS = 2048  # 128 kB per float64 temporary, to stay in the L2 cache
 _TWO_PI_32 = np.float32(2 * np.pi)
 _HALF_PI = np.pi / 2
 
-# Taylor coefficients, highest power first. For |r| <= pi/4 the first term left out is below 2e-15.
+# Taylor coefficients, highest power first. For |r| <= pi/4 the first omitted term is below 2e-15.
 _SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(7, -1, -1))
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
-# log m = 2 s (1 + s²/3 + s⁴/5 + ...), s = (m-1)/(m+1); |s| <= 0.1716, first term left out below 1e-15.
+# log m = 2 s (1 + s²/3 + s⁴/5 + ...), s = (m-1)/(m+1); |s| <= 0.1716, first omitted term below 1e-15.
 _ATANH = tuple(1 / (2 * k + 1) for k in range(8, -1, -1))
 
 
 class Noise:
-    """Standard normal noise of a seed, the same on every machine, one array after the other.
+    """A sequence of standard normal arrays from a seed, the same on every machine.
 
-    Each is within 1e-6 of what ``torch.randn(shape, generator=generator)`` gives at that place of the
-    sequence, with ``generator = torch.Generator("cpu").manual_seed(seed)``; that is what diffusers'
-    ``randn_tensor`` draws. (Of an odd number of values below 16 torch keeps one for later; this does not.)
+    Each array is within 1e-6 of the corresponding ``torch.randn(shape, generator=generator)``, with
+    ``generator = torch.Generator("cpu").manual_seed(seed)``, which diffusers' ``randn_tensor`` draws. (For an
+    odd number of values below 16, torch keeps one value for the next call; this class does not.)
 
     Args:
         seed: 0 to 2**64 - 1. As in torch, only the low 32 bits reach the generator.
@@ -48,26 +48,26 @@ class Noise:
         self._generator = np.random.RandomState(seed % 2**32)
 
     def __call__(self, shape: Sequence[int]) -> np.ndarray:
-        """The next float32 array of this shape, for latents (B, C, T, H, W)."""
+        """Returns the next float32 array of this shape, for latents (B, C, T, H, W)."""
         size = math.prod(shape)
         flat = _small(self._generator, size) if size < _BLOCK else _blocks(self._generator, size)
         return flat.reshape(tuple(shape))
 
 
 def initial_noise(seed: int, shape: Sequence[int]) -> np.ndarray:
-    """The first array of ``Noise``; arguments and errors as there."""
+    """Returns the first array of ``Noise(seed)``; arguments and errors are the same."""
     return Noise(seed)(shape)
 
 
 def _draws(generator: np.random.RandomState, count: int) -> np.ndarray:
-    """The next count 32-bit outputs of the generator, which ``bytes`` hands out lowest byte first."""
+    """Returns the generator's next ``count`` 32-bit outputs; ``bytes`` gives the lowest byte first."""
     return np.frombuffer(generator.bytes(4 * count), dtype="<u4")
 
 
 def _blocks(generator: np.random.RandomState, size: int) -> np.ndarray:
-    """The arrangement for 16 values and more: single precision uniforms, 8 pairs to a block of 16.
+    """Draws 16 or more values: single precision uniforms, 8 pairs to a block of 16.
 
-    A rest that does not fill a block is covered by redrawing the last 16 values.
+    If the size is not a multiple of 16, the last 16 values are drawn again.
     """
     noise = np.empty(size, np.float32)
     whole = size - size % _BLOCK
@@ -84,7 +84,7 @@ def _transform_blocks(draws: np.ndarray, out: np.ndarray) -> None:
     """Fills out (blocks, 16) from draws (blocks, 16): radii from the first 8, angles from the last 8."""
     uniforms = (draws & np.uint32(2**24 - 1)) * 2.0**-24
     half = _BLOCK // 2
-    # torch computes in float32; rounding the angle as it does matters most (up to 1e-6 in a value).
+    # torch computes in float32. Rounding the angle in the same way matters most (up to 1e-6 in a value).
     radius = np.sqrt(-2 * _log(1.0 - uniforms[:, :half]).astype(np.float32))
     angle = (uniforms[:, half:].astype(np.float32) * _TWO_PI_32).astype(np.float64)
     sine, cosine = _sin_cos(angle)
@@ -93,7 +93,7 @@ def _transform_blocks(draws: np.ndarray, out: np.ndarray) -> None:
 
 
 def _small(generator: np.random.RandomState, size: int) -> np.ndarray:
-    """The arrangement below 16 values: double precision pairs, angle before radius, cosine before sine."""
+    """Draws fewer than 16 values: double precision pairs, angle before radius, cosine before sine."""
     pairs = (size + 1) // 2
     words = _draws(generator, 4 * pairs).astype(np.uint64).reshape(pairs, 2, 2)
     uniforms = ((words[..., 0] << np.uint64(32) | words[..., 1]) & np.uint64(2**53 - 1)) * 2.0**-53
@@ -103,7 +103,7 @@ def _small(generator: np.random.RandomState, size: int) -> np.ndarray:
 
 
 def _polynomial(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
-    """Horner's rule, coefficients highest power first."""
+    """Evaluates a polynomial by Horner's rule; coefficients have the highest power first."""
     result = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         result *= x
@@ -112,7 +112,7 @@ def _polynomial(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
 
 
 def _log(x: np.ndarray) -> np.ndarray:
-    """Natural logarithm of float64 values in (0, 1]; within 1e-15 relative to max(1, |log x|)."""
+    """Returns the logarithm of float64 values in (0, 1]; within 1e-15 relative to max(1, |log x|)."""
     mantissa, exponent = np.frexp(x)
     low = mantissa < math.sqrt(0.5)  # moves the mantissa into [sqrt(1/2), sqrt(2))
     mantissa = np.where(low, mantissa * 2, mantissa)
@@ -121,7 +121,7 @@ def _log(x: np.ndarray) -> np.ndarray:
 
 
 def _sin_cos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sine and cosine of float64 values in [0, 2 pi]; within 1e-15."""
+    """Returns sine and cosine of float64 values in [0, 2 pi]; within 1e-15."""
     quadrant = np.rint(x * (1 / _HALF_PI))
     r = x - quadrant * _HALF_PI
     square = r * r

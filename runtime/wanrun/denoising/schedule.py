@@ -1,4 +1,4 @@
-"""Which expert takes which steps: the high-noise one down to the boundary, the low-noise one below it."""
+"""Assigns steps to experts: the high-noise one down to the boundary, the low-noise one below it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from wanrun.errors import UsageError, field
 
 @dataclass(frozen=True)
 class ExpertRange:
-    """Steps in a row that one expert takes.
+    """Consecutive steps of one expert.
 
     Attributes:
         transformer: the expert's component.
-        first: index of its first step.
-        last: one past its last step.
-        guidance_scale: strength of its classifier-free guidance.
+        first: index of the first step.
+        last: one past the last step.
+        guidance_scale: the expert's classifier-free guidance scale.
     """
 
     transformer: str
@@ -31,7 +31,7 @@ class ExpertRange:
 
 
 def transformers(manifest: Manifest) -> tuple[str, ...]:
-    """The transformers that an artifact has, the high-noise one first."""
+    """Returns the names of an artifact's transformers, the high-noise one first."""
     return tuple(name for name in TRANSFORMERS if name in manifest.components)
 
 
@@ -43,23 +43,23 @@ def expert_ranges(
     guidance_scale_2: float | None,
     num_train_timesteps: int,
 ) -> tuple[ExpertRange, ...]:
-    """The experts' ranges of a denoising loop, in order: one or two, never an empty one.
+    """Returns the experts' ranges of a denoising loop in order: one or two, none of them empty.
 
     The high-noise expert takes the steps whose timestep is at least boundary x num_train_timesteps, compared
-    in float32 as the reference does (diffusers' WanPipeline).
+    in float32 like the reference (diffusers' WanPipeline).
 
     Args:
-        table: the solver's, its timesteps falling.
+        table: the solver's table, with decreasing timesteps.
         names: the transformers, the high-noise one first.
         boundary: share of the training timesteps; None with one transformer.
-        guidance_scale: of the high-noise expert, or the only one.
-        guidance_scale_2: of the low-noise expert; None with one transformer.
+        guidance_scale: scale of the high-noise expert, or of the only one.
+        guidance_scale_2: scale of the low-noise expert; None with one transformer.
         num_train_timesteps: the timestep of pure noise.
     """
     total = len(table.timesteps)
     if len(names) == 1:
         return (ExpertRange(names[0], 0, total, guidance_scale),)
-    assert boundary is not None and guidance_scale_2 is not None  # as resolved options have them
+    assert boundary is not None and guidance_scale_2 is not None  # resolved options have both
     high = int(np.count_nonzero(table.timesteps >= np.float32(boundary * num_train_timesteps)))
     both = (
         ExpertRange(names[0], 0, high, guidance_scale),
@@ -69,11 +69,11 @@ def expert_ranges(
 
 
 def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
-    """The solver's table of a generation whose options are resolved, and who takes which of its steps.
+    """Returns the solver table of a generation with resolved options, and the experts' ranges.
 
     Args:
-        options: explicit ``timesteps`` are the steps. Without them, or where they are None, the steps are the
-            solver's own for ``num_steps`` and ``flow_shift``.
+        options: the steps are the explicit ``timesteps``; if those are absent or None, the solver's own grid
+            for ``num_steps`` and ``flow_shift``.
         manifest: the artifact's manifest.
 
     Raises:
@@ -99,17 +99,17 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
 
 
 def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[float] | None:
-    """The explicit timesteps of a generation; None where the solver's own grid is used.
+    """Returns a generation's explicit timesteps; None if it uses the solver's own grid.
 
-    Those that are given, else the manifest's default ones, which a distilled model has. But a given number of
-    steps, solver or shift asks for that solver's own grid: it drops the default timesteps.
+    They are the given timesteps, or else the manifest's defaults, which a distilled model has. But a given
+    number of steps, solver or shift selects the solver's own grid and drops the default timesteps.
 
     Args:
-        defaults: of the manifest.
-        given: options by name; one that is absent or None was not given.
+        defaults: the manifest's defaults.
+        given: options by name; absent or None means not given.
 
     Raises:
-        UsageError: if another number of steps is given than timesteps.
+        UsageError: if the given number of steps differs from the number of timesteps.
     """
     timesteps, steps = given.get("timesteps"), given.get("num_steps")
     if timesteps is None:
@@ -127,12 +127,12 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 
 def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | None:
-    """A boundary that gives each expert steps of a short run: the model's own if it does, else their middle.
+    """Returns a boundary that gives both experts steps in a short run: the model's own, or else the middle.
 
     Args:
         manifest: an artifact's manifest.
         steps: denoising steps on the solver's own grid.
-        others: options by name; the artifact's default solver and shift where they are not among them.
+        others: options by name; solver and shift default to the artifact's.
 
     Returns:
         The share of the training timesteps; None with one transformer.

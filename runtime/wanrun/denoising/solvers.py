@@ -1,6 +1,6 @@
-"""Solvers are tables: every supported sampler is the same recurrence with its own coefficients.
+"""Solver tables: every supported sampler is the same recurrence with its own coefficients.
 
-With v the model's output at the current sample x, and last, m1, m2 zero at first, one step is
+With v the model's output at the current sample x, and last, m1, m2 initially zero, one step is
 
     m0   = x - sigma·v                                          prediction of the clean sample
     last = c_x·x + c_last·last + c_0·m0 + c_1·m1 + c_2·m2       corrector
@@ -8,11 +8,11 @@ With v the model's output at the current sample x, and last, m1, m2 zero at firs
     m1, m2 = m0, m1
     x    = x + noise·e                                          e: standard normal, new in each step
 
-so that one device program serves every solver, step count and shift; the runtime adds the noise between
-calls. Coefficients and weights of the noise depend on the sigmas alone: alpha = 1 - sigma,
-lambda = log(alpha / sigma). They are computed in float64 from sigmas rounded to float32, because that is what
-the reference's samplers hold (diffusers 0.42.1). Timesteps are the solver's own for a number of steps and a
-shift, or explicit ones: those that a distilled model was trained at.
+So one device program serves every solver, step count and shift; the runtime adds the noise between calls.
+Coefficients and noise weights depend on the sigmas alone: alpha = 1 - sigma, lambda = log(alpha / sigma).
+They are computed in float64 from sigmas rounded to float32, which the reference's samplers hold
+(diffusers 0.42.1). Timesteps are the solver's own grid for a number of steps and a shift, or explicit
+ones, at which a distilled model was trained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from wanrun.errors import UsageError
 
 COLUMNS = ("sigma", "c_x", "c_last", "c_0", "c_1", "c_2", "p_x", "p_0", "p_1")
-"""The columns of a coefficient table; the names are those of the recurrence above."""
+"""The columns of a coefficient table, named as in the recurrence above."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +36,10 @@ class SolverTable:
 
     Attributes:
         name: the solver, a key of ``SOLVERS``.
-        timesteps: (N,) float32, what the transformer is given.
+        timesteps: (N,) float32, the transformer's input.
         coefficients: (N, 9) float32, C-contiguous, one row per step in the order of ``COLUMNS``.
-        sigmas: (N + 1,) float64, noise levels, each a float32 value; the last one is 0.
-        noise: (N,) float32, weight of the standard normal noise that is added to the sample after each step.
+        sigmas: (N + 1,) float64, noise levels, each a float32 value; the last is 0.
+        noise: (N,) float32, weight of the standard normal noise added to the sample after each step.
     """
 
     name: str
@@ -56,20 +56,20 @@ def solver_table(
     num_train_timesteps: int = 1000,
     timesteps: Sequence[float] | None = None,
 ) -> SolverTable:
-    """Computes the table of a solver.
+    """Computes a solver's table.
 
     Args:
         name: ``unipc`` (UniPCMultistepScheduler: order 2, bh2), ``dpm++`` (DPMSolverMultistepScheduler:
             dpmsolver++, order 2, midpoint), ``euler`` (FlowMatchEulerDiscreteScheduler) or ``lcm``
-            (FlowMatchLCMScheduler: every step predicts the clean sample and adds noise anew), each on its own
-            class's grid of flow sigmas. Timesteps of ``unipc`` and ``dpm++`` are whole numbers there.
+            (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). Each uses its
+            class's grid of flow sigmas. ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
         num_steps: denoising steps, at least 1.
-        flow_shift: how far the grid is pushed towards high noise; positive.
+        flow_shift: positive; a larger shift moves the grid towards high noise.
         num_train_timesteps: the timestep of pure noise, at least 2.
-        timesteps: explicit ones instead of the class's grid: above 0, at most ``num_train_timesteps``, each
-            below the one before. There are as many steps, sigma is timestep / ``num_train_timesteps``, and
-            ``num_steps`` and ``flow_shift`` are not used. ``unipc`` lowers a first sigma of 1 by 1e-6, as on
-            its own grid.
+        timesteps: explicit timesteps instead of the class's grid: strictly decreasing, above 0, at most
+            ``num_train_timesteps``. Their number is the number of steps, sigma is timestep /
+            ``num_train_timesteps``, and ``num_steps`` and ``flow_shift`` are not used. ``unipc`` lowers a
+            first sigma of 1 by 1e-6, as on its own grid.
 
     Raises:
         UsageError: if a value is out of range, or the grid is too fine for float32.
@@ -83,7 +83,7 @@ def solver_table(
         sigmas, given = _own_grid(name, num_steps, flow_shift, num_train_timesteps)
     else:
         sigmas, given = _explicit_grid(timesteps, num_train_timesteps, solver.below_one)
-    # float32 sigmas below 1 leave alpha exact and nonzero. Sigma 0 has an infinite lambda, and so has 1.
+    # float32 sigmas below 1 leave alpha exact and nonzero. Lambda is infinite at sigma 0 and at sigma 1.
     coefficients = np.zeros((len(given), len(COLUMNS)))
     coefficients[:, 0] = sigmas[:-1]
     with np.errstate(divide="ignore"):
@@ -97,7 +97,7 @@ def solver_table(
 def _own_grid(
     name: str, num_steps: int, flow_shift: float, num_train_timesteps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sigmas (N + 1,) and timesteps (N,) of a solver's class; arguments and errors as of ``solver_table``."""
+    """Returns sigmas (N + 1,) and timesteps (N,) of a solver's class; arguments as in ``solver_table``."""
     if num_steps < 1:
         raise UsageError("the number of steps is too small", expected="at least 1", found=num_steps)
     if not (math.isfinite(flow_shift) and flow_shift > 0):
@@ -115,11 +115,11 @@ def _own_grid(
 def _explicit_grid(
     timesteps: Sequence[float], num_train_timesteps: int, below_one: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sigmas (N + 1,) and timesteps (N,), the latter float32 as the transformer takes them.
+    """Returns sigmas (N + 1,) and timesteps (N,); timesteps are float32, the transformer's input dtype.
 
-    The reference's classes divide in float32. Rounding the float64 quotient gives the same.
+    The reference's classes divide in float32. Rounding the float64 quotient gives the same values.
     """
-    with np.errstate(over="ignore"):  # to infinity, which is refused
+    with np.errstate(over="ignore"):  # overflow gives infinity, which is refused
         given = np.array(timesteps, np.float32)
     falling = given.size > 0 and (np.diff(given) < 0).all()
     if not (falling and given[0] <= num_train_timesteps and given[-1] > 0):
@@ -147,7 +147,7 @@ def _shown(timesteps: Sequence[float]) -> str:
 
 
 def _lower_one(sigmas: np.ndarray) -> None:
-    """Lowers a first sigma of 1 by 1e-6: its lambda would be infinite."""
+    """Lowers a first sigma of 1 by 1e-6, because its lambda would be infinite."""
     if abs(sigmas[0] - 1) < 1e-6:
         sigmas[0] -= 1e-6
 
@@ -173,8 +173,8 @@ def _dpm_grid(num_steps: int, shift: float, train: int) -> tuple[np.ndarray, np.
 
 
 def _euler_grid(num_steps: int, shift: float, train: int) -> tuple[np.ndarray, np.ndarray]:
-    # The class shifts its training grid when it is made, in float32, and the grid between that one's
-    # ends again when the steps are set, in float64.
+    # The class shifts its training grid in float32 when it is constructed. When the steps are set, it shifts
+    # the grid between that grid's ends again, in float64.
     ends = _shift(np.array([train, 1], np.float32) / np.float32(train), shift).astype(np.float64)
     unshifted = np.linspace(ends[0] * train, ends[1] * train, num_steps) / train
     sigmas = _end_at_zero(_shift(unshifted, shift))
@@ -182,12 +182,12 @@ def _euler_grid(num_steps: int, shift: float, train: int) -> tuple[np.ndarray, n
 
 
 def _lambda(sigmas: np.ndarray) -> np.ndarray:
-    """log(alpha / sigma) of (N + 1,) sigmas; the last, of sigma 0, is infinite."""
+    """Returns log(alpha / sigma) of (N + 1,) sigmas; the last, at sigma 0, is infinite."""
     return np.append(np.log(1 - sigmas[:-1]) - np.log(sigmas[:-1]), np.inf)
 
 
 def _second_order(sigmas: np.ndarray, lam: np.ndarray, i: int) -> tuple[float, float, float]:
-    """(p_x, p_0, p_1) of the two-step predictor from step i; UniP-2 and DPM++ 2M midpoint are the same."""
+    """Returns (p_x, p_0, p_1) of the two-step predictor at step i; UniP-2 and DPM++ 2M midpoint agree."""
     h = lam[i + 1] - lam[i]
     q = (1 - sigmas[i + 1]) * np.expm1(-h)
     r = (lam[i - 1] - lam[i]) / h
@@ -195,9 +195,9 @@ def _second_order(sigmas: np.ndarray, lam: np.ndarray, i: int) -> tuple[float, f
 
 
 def _first_order(sigmas: np.ndarray, i: int) -> tuple[float, float, float]:
-    """(p_x, p_0, p_1) of the one-step predictor, which is an Euler step of the flow.
+    """Returns (p_x, p_0, p_1) of the one-step predictor, an Euler step of the flow.
 
-    It is written without lambda, so that it holds at sigma 1 and 0 too:
+    The formula avoids lambda, so it holds at sigma 1 and 0 too:
     alpha'·(1 - exp(-h)) = alpha' - alpha·sigma'/sigma = 1 - sigma'/sigma.
     """
     ratio = sigmas[i + 1] / sigmas[i]
@@ -205,7 +205,7 @@ def _first_order(sigmas: np.ndarray, i: int) -> tuple[float, float, float]:
 
 
 def _corrector(sigmas: np.ndarray, lam: np.ndarray, i: int, order: int) -> tuple[float, ...]:
-    """(c_x, c_last, c_0, c_1, c_2) of UniC at step i >= 1, after a predictor of that order (bh2)."""
+    """Returns (c_x, c_last, c_0, c_1, c_2) of UniC at step i >= 1, after a predictor of that order (bh2)."""
     h = lam[i] - lam[i - 1]
     phi = np.expm1(-h)
     q = (1 - sigmas[i]) * phi
@@ -226,7 +226,7 @@ _NO_CORRECTOR = (1.0, 0.0, 0.0, 0.0, 0.0)
 
 def _unipc_rows(sigmas: np.ndarray) -> np.ndarray:
     steps, lam = len(sigmas) - 1, _lambda(sigmas)
-    # Order 1 at the first step, for want of history, and at the last, which goes to sigma 0.
+    # Order 1 at the first step, which has no history, and at the last, which ends at sigma 0.
     orders = [min(2, i + 1, steps - i) for i in range(steps)]
     return np.array(
         [
@@ -262,13 +262,13 @@ def _lcm_rows(sigmas: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Solver:
-    """How a solver's table is computed.
+    """How to compute a solver's table.
 
     Attributes:
-        grid: its class's sigmas (N + 1,) and timesteps (N,), of N, the shift and the training timesteps.
-        rows: coefficients (N, 8), the columns but sigma, of sigmas (N + 1,).
+        grid: returns the class's sigmas (N + 1,) and timesteps (N,) for N, shift and training timesteps.
+        rows: returns coefficients (N, 8), all columns but sigma, for sigmas (N + 1,).
         below_one: whether a first sigma of 1 is lowered.
-        adds_noise: whether it adds noise of the next sigma's size after each step.
+        adds_noise: whether noise of the next sigma's size is added after each step.
     """
 
     grid: Callable[[int, float, int], tuple[np.ndarray, np.ndarray]]
@@ -282,7 +282,7 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "unipc": Solver(_unipc_grid, _unipc_rows, below_one=True),
         "dpm++": Solver(_dpm_grid, _dpm_rows),
         "euler": Solver(_euler_grid, _euler_rows),
-        "lcm": Solver(_euler_grid, _lcm_rows, adds_noise=True),  # both classes make their grid alike
+        "lcm": Solver(_euler_grid, _lcm_rows, adds_noise=True),  # both classes have the same grid
     }
 )
 """By name."""

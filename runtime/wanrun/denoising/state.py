@@ -1,4 +1,4 @@
-"""What the denoising loop carries from one call of a program to the next."""
+"""The state that the denoising loop passes from one program call to the next."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from wanrun.errors import ArtifactError, WanError
 from wanrun.loading.buffers import DTYPES
 
 State = Mapping[str, Any]
-"""By name, arrays or nested dicts of arrays: ``latents`` (B, C, T, h, w), and what else programs carry."""
+"""Arrays, or nested dicts of arrays, by name: ``latents`` (B, C, T, h, w), and the programs' other state."""
 
 
 def start_state(noise: np.ndarray, programs: Iterable[Program]) -> dict[str, Any]:
-    """What the first call takes, of every program that is going to be called.
+    """Returns the state for the first call, with the state of every program in the loop.
 
-    A program's state is its donated inputs, by the names and shapes in the manifest. A solver's history is
+    A program's state is its donated inputs, with the names and shapes in the manifest. A solver's history is
     such an input; so is the residual that a cheaper program reuses.
 
     Args:
         noise: float32 (B, C, T, h, w).
-        programs: the records of the programs.
+        programs: the programs' manifest records.
 
     Returns:
-        ``latents``: the noise in the programs' dtype; everything else: zeros.
+        ``latents``: the noise in the programs' dtype; every other array: zeros.
 
     Raises:
         ArtifactError: if two programs have different arrays of the same name.
@@ -47,7 +47,7 @@ def start_state(noise: np.ndarray, programs: Iterable[Program]) -> dict[str, Any
 
 
 def _zeros(avals: Any) -> Any:
-    """Zeros of avals as the manifest has them: text, or nested dicts of text."""
+    """Returns zeros for a manifest's avals: text, or nested dicts of text."""
     if isinstance(avals, Mapping):
         return {name: _zeros(item) for name, item in avals.items()}
     return np.zeros(aval(avals)[1], _dtype(avals))
@@ -59,13 +59,13 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 def with_noise(latents: Any, weight: float, noise: np.ndarray) -> np.ndarray:
-    """Latents (B, C, T, h, w) + weight·noise, computed on the host in float32, in the latents' dtype."""
+    """Returns latents (B, C, T, h, w) + weight·noise in the same dtype; computes on the host in float32."""
     on_host = np.asarray(latents)
     return (on_host.astype(np.float32) + np.float32(weight) * noise).astype(on_host.dtype, copy=False)
 
 
 def final_latents(state: State) -> np.ndarray:
-    """The latents of a state on the host, float32.
+    """Returns a state's latents on the host, float32.
 
     Raises:
         WanError: if they are not finite.
@@ -75,7 +75,7 @@ def final_latents(state: State) -> np.ndarray:
 
 
 def check_finite(state: State, when: str) -> None:
-    """Raises WanError for NaN or infinity: checked early, and before anything is decoded from them."""
+    """Raises WanError for NaN or infinity in the latents, before anything is decoded from them."""
     latents = np.asarray(state["latents"]).astype(np.float32, copy=False)
     wrong = latents.size - np.count_nonzero(np.isfinite(latents))
     if wrong:

@@ -1,4 +1,4 @@
-"""The calls of the denoising loop, in two forms: a call for every step, or one for all steps of an expert."""
+"""The program calls of the denoising loop, in two forms: one call per step, or one per expert's steps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from wanrun.denoising.solvers import COLUMNS, SolverTable
 from wanrun.denoising.state import State, check_finite, with_noise
 
 LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
-"""The forms of the denoising loop, the preferred one first, and the full program of each."""
+"""The forms of the denoising loop, the preferred one first, and the full program of each form."""
 
 LoopProgram = Callable[..., Mapping[str, Any]]
-"""An executable with its weights. It takes its inputs by name and returns its part of the state."""
+"""An executable bound to its weights. It takes its inputs by name and returns its part of the state."""
 
 Rule = Callable[[int], str]
-"""Names the program of a step by the step's index: the full program, or a cheaper one of the same form.
+"""Names a step's program by the step's index: the full program, or a cheaper one of the same form.
 
-The state goes on from one expert to the next. A program that reuses what an earlier step left there must not
+The state passes from one expert to the next. A program that reuses the result of an earlier step must not
 be an expert's first.
 """
 
@@ -36,11 +36,11 @@ class Call:
 
     Attributes:
         program: its name.
-        arguments: which steps it takes, in the form that the program has them.
+        arguments: the steps it takes, as the program's inputs.
         first: index of its first step.
         last: one past its last step.
-        noise: weight of the noise that is added to the latents after it; None for a solver that adds none.
-            After the last step it is 0, and the noise is drawn, as the reference does.
+        noise: weight of the noise added to the latents after the call; None for a solver that adds none.
+            After the last step it is 0, and the noise is still drawn, as in the reference.
     """
 
     program: str
@@ -51,17 +51,17 @@ class Call:
 
 
 def full_program(loop: str) -> Rule:
-    """The rule that gives every step to the full program of a form of the loop."""
+    """Returns the rule that gives every step to the full program of a loop form."""
     return lambda index: LOOP_PROGRAMS[loop]
 
 
 def step_calls(table: SolverTable, steps: ExpertRange, rule: Rule) -> Iterator[Call]:
-    """A call for every step: what comes between can be seen, and interrupted.
+    """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
     Args:
         table: timesteps and coefficients.
-        steps: which of its steps.
-        rule: names the program of each.
+        steps: the range of steps.
+        rule: names the program of each step.
     """
     for index in range(steps.first, steps.last):
         row, timestep = table.coefficients[index], table.timesteps[index]
@@ -70,13 +70,13 @@ def step_calls(table: SolverTable, steps: ExpertRange, rule: Rule) -> Iterator[C
 
 
 def loop_calls(table: SolverTable, steps: ExpertRange, rule: Rule, max_steps: int) -> Iterator[Call]:
-    """A call for all steps in a row that have the same program, and no noise to be added between them.
+    """Yields one call per run of consecutive steps with the same program and no noise added between them.
 
     Args:
         table: timesteps and coefficients.
-        steps: which of its steps.
-        rule: names the program of each.
-        max_steps: rows that the programs' tables have.
+        steps: the range of steps.
+        rule: names the program of each step.
+        max_steps: rows in the programs' tables.
     """
     coefficients, timesteps = _padded(table.coefficients, max_steps), _padded(table.timesteps, max_steps)
     names = [rule(index) for index in range(steps.first, steps.last)]
@@ -91,7 +91,7 @@ def loop_calls(table: SolverTable, steps: ExpertRange, rule: Rule, max_steps: in
 
 
 def _noise_after(table: SolverTable, index: int) -> float | None:
-    """The weight of the noise after a step; None for a table without any."""
+    """Returns the weight of the noise after a step; None if the table's solver adds none."""
     return float(table.noise[index]) if table.noise.any() else None
 
 
@@ -104,17 +104,17 @@ def run_calls(
     record: Callable[[Call, float], None],
     on_call: Callable[[Call], None],
 ) -> State:
-    """Makes one call after the other.
+    """Runs the calls in order.
 
     Args:
-        programs: the executables with their weights, by name.
-        calls: in the order of their steps.
-        state: of all the programs. Each call takes its program's part, which is donated, and puts what the
-            program returns in its place. The rest is kept.
-        constant: what every call takes: what ``prepare`` returned, and the guidance scale.
-        draw: gives the noise that the solver adds between calls, an array of the latents' shape each time.
-        record: told after each call how many seconds it took, synchronised with the device.
-        on_call: told that it was made.
+        programs: the executables bound to their weights, by name.
+        calls: the calls, in the order of their steps.
+        state: the state of all programs. Each call takes its program's part as donated buffers, which the
+            program's outputs replace. The rest is kept.
+        constant: the inputs of every call: the outputs of ``prepare``, and the guidance scale.
+        draw: returns the noise that the solver adds between calls, an array of the latents' shape each time.
+        record: called after each call with its duration in seconds, synchronised with the device.
+        on_call: called after each call.
 
     Returns:
         The state after the last call.
@@ -127,7 +127,7 @@ def run_calls(
     for call in calls:
         started = time.perf_counter()
         state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
-        # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s of 1280x720 (AMD EPYC).
+        # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s for 1280x720 (AMD EPYC).
         noise = None if call.noise is None else draw(state["latents"].shape)
         jax.block_until_ready(state)
         record(call, time.perf_counter() - started)
@@ -140,12 +140,12 @@ def run_calls(
 
 
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:
-    """Rows followed by zeros, which no step reads."""
+    """Returns the rows followed by zeros, which no step reads."""
     return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def velocity_table(timestep: float) -> SolverTable:
-    """One step with σ = 1 that returns the data prediction m0 = x − v: it shows the model's output v."""
+    """Returns a table of one step with σ = 1 that gives m0 = x − v, which reveals the model's output v."""
     row = np.zeros(len(COLUMNS), np.float32)
     row[[COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
     once = np.array([timestep], np.float32)
