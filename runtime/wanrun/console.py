@@ -1,4 +1,4 @@
-"""What both command lines share: errors as one line and an exit code, progress, and the size option.
+"""Parts that both command lines share: one-line errors, exit codes, progress bars and option types.
 
 | exit code | meaning |
 |---|---|
@@ -8,7 +8,7 @@
 | 3 | the artifact is not usable here |
 | 4 | the source is not usable, or the disk is full |
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM) |
-| 141 | the reader of the output has gone, as in ``wanrun --list | head -1`` |
+| 141 | the reader of the output has closed it, as in ``wanrun --list | head -1`` |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from wanrun.errors import UsageError, WanError
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. It unwinds like Ctrl-C, so that temporary files are removed."""
+    """Raised for SIGTERM. It unwinds like Ctrl-C, so that temporary files are removed."""
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
@@ -42,16 +42,16 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
 
     Args:
         command: the click command or group.
-        argv: its arguments, by default the process's. With ``--debug`` among them a traceback is printed too.
+        argv: its arguments, by default the process's. ``--debug`` among them also prints a traceback.
 
     Returns:
-        The exit code of the table above, for ``sys.exit``.
+        The exit code, from the table above, for ``sys.exit``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with _signals_raise():
-            code = _invoke(command, list(arguments))  # click empties the list it parses
-            if sys.stdout is not None:  # a closed one, as with >&-
+            code = _invoke(command, list(arguments))  # click empties the list
+            if sys.stdout is not None:  # None if closed, as with >&-
                 sys.stdout.flush()
             return code
     except BrokenPipeError as error:
@@ -64,7 +64,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
 
 
 def _invoke(command: click.Command, arguments: list[str]) -> int:
-    """Parses and runs. Not ``command.main``, which takes an EOFError from a damaged file for Ctrl-C."""
+    """Parses and runs. ``command.main`` would treat an EOFError from a damaged file as Ctrl-C."""
     try:
         with command.make_context(command.name or "wanrun", arguments) as context:
             result = command.invoke(context)
@@ -103,7 +103,7 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
 
 
 def flags(command: click.Command) -> Callable[[str], str]:
-    """Spells an option's Python name as the command's flag, for ``WanError.spelled``."""
+    """Returns a function that turns an option's Python name into its flag, for ``WanError.spelled``."""
     own = {param.name: param.opts[0] for param in command.params if isinstance(param, click.Option)}
     return lambda name: own.get(name, f"--{name.replace('_', '-')}")
 
@@ -114,8 +114,10 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turns SIGTERM into ``Terminated`` and SIGINT into KeyboardInterrupt, where nobody else handles them and
-    signals can be handled at all."""
+    """Turns SIGTERM into ``Terminated`` and SIGINT into KeyboardInterrupt.
+
+    Does nothing for a signal that already has another handler, or outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -126,7 +128,7 @@ def _signals_raise() -> Iterator[None]:
     ours = [number for number, handler in before.items() if signal.getsignal(number) is handler]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # Python prints and drops what is raised in a callback of its garbage collection, JAX's for one, and a
+        # Python prints and drops exceptions raised in a garbage collection callback (JAX installs one), and a
         # signal that arrives during a collection is handled there.
         if frame is not None and frame.f_code in {getattr(call, "__code__", None) for call in gc.callbacks}:
             _thread.start_new_thread(_interrupt_again, (signal.Signals(number),))
@@ -143,13 +145,13 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _interrupt_again(number: signal.Signals) -> None:
-    """As if the signal arrived once more, when the collection it fell into may be over."""
+    """Raises the signal again after 10 ms, when the garbage collection may be over."""
     time.sleep(0.01)
     _thread.interrupt_main(number)
 
 
 def _silence_stdout() -> None:
-    """Lets the interpreter flush stdout at exit without complaining that its reader has gone."""
+    """Keeps the interpreter from reporting a closed pipe when it flushes stdout at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, sys.stdout.fileno())
@@ -160,13 +162,13 @@ def _silence_stdout() -> None:
 class Progress:
     """Progress of a loop: a bar on a terminal, otherwise a line on stderr at most every 10 s.
 
-    What ends within 10 s off a terminal prints nothing.
+    Off a terminal, a loop that ends within 10 s prints nothing.
 
     Args:
-        total: how many units there are.
-        label: what is being done.
-        unit: the name of one unit, in the singular; ``B`` is bytes, which are shown in GB.
-        stream: where to, by default stderr.
+        total: the number of units.
+        label: the name of the work.
+        unit: the name of one unit, in the singular; ``B`` is bytes, shown in GB.
+        stream: the output, by default stderr.
         interval_seconds: the least time between two lines.
     """
 
@@ -202,7 +204,7 @@ class Progress:
         return self
 
     def advance(self, n: int = 1) -> None:
-        """Counts n more units as done; may be called from any thread."""
+        """Adds n finished units; thread-safe."""
         with self._lock:
             self._done += n
             if self._bar is not None:
@@ -226,10 +228,10 @@ class Progress:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Reads ``832x480`` or ``832*480`` as (width, height) in pixels.
+    """Parses ``832x480`` or ``832*480`` to (width, height) in pixels.
 
     Raises:
-        UsageError: if text is neither.
+        UsageError: if the text has neither form.
     """
     match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
     if match is None:
@@ -238,7 +240,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 class SizeType(click.ParamType):
-    """A click type for WIDTHxHEIGHT; gives (width, height)."""
+    """A click type for WIDTHxHEIGHT; converts to (width, height)."""
 
     name = "WxH"
 
@@ -257,10 +259,10 @@ SIZE = SizeType()
 
 
 def parse_numbers(text: str) -> list[float]:
-    """Reads numbers with commas between them.
+    """Parses numbers separated by commas.
 
     Raises:
-        UsageError: if one of them is none.
+        UsageError: if one of them is not a number.
     """
     try:
         return [float(part) for part in text.split(",")]
@@ -271,7 +273,7 @@ def parse_numbers(text: str) -> list[float]:
 
 
 class NumbersType(click.ParamType):
-    """A click type for numbers with commas between them; gives a list."""
+    """A click type for numbers separated by commas; converts to a list."""
 
     name = "X,X,..."
 

@@ -1,4 +1,4 @@
-"""The errors that both commands report, and the exit code each one ends with.
+"""The errors that both commands report, and their exit codes.
 
 Every message is one line that names what is wrong, what was expected, what was found and what to do.
 """
@@ -15,17 +15,17 @@ _FIELD = re.compile("\x02(\\w+)\x03")
 
 
 def field(name: str) -> str:
-    """A generation option in the text of an error, by its Python name: ``WanError.spelled`` spells it."""
+    """Marks a generation option, by its Python name, in an error's text; ``WanError.spelled`` spells it."""
     return f"\x02{name}\x03"
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """The beginning of a text, as a quotation in a message."""
+    """Returns the beginning of a text, quoted for a message."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
 def quoted(value: Any, limit: int = 60) -> str:
-    """A value as JSON spells it, for a message; its beginning where it is long."""
+    """Returns a value as JSON for a message, cut if it is long."""
     if isinstance(value, Mapping):
         return "an object"
     text = json.dumps(value, default=lambda other: type(other).__name__)
@@ -35,8 +35,8 @@ def quoted(value: Any, limit: int = 60) -> str:
 class WanError(Exception):
     """A failure that a user can act on.
 
-    An error carries the options it is about as fields (``field``). ``str`` gives their Python names. Who
-    prints the error for somebody who wrote a command line or a JSON line calls ``spelled``.
+    An error refers to options as fields (``field``), which ``str`` shows by their Python names. Code that
+    prints the error for the author of a command line or a JSON line calls ``spelled``.
 
     Args:
         what: what is wrong, naming the file, parameter or option.
@@ -58,21 +58,21 @@ class WanError(Exception):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The Python names of the options that the message names, each once."""
+        """The Python names of the options in the message, each once."""
         return tuple(dict.fromkeys(_FIELD.findall(self.text)))
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """The message, with each option's Python name put through ``spell``."""
+        """Returns the message with ``spell`` applied to each option's Python name."""
         return _FIELD.sub(lambda match: spell(match[1]), self.text)
 
     def located(self, where: str) -> Self:
-        """The same error, said of a line of a file."""
+        """Returns the same error with the location, a line of a file, in front."""
         what = f"{where}: {self.what}"
         return type(self)(what, expected=self.expected, found=self.found, remedy=self.remedy)
 
     @property
     def text(self) -> str:
-        """The message with its fields, to be a part of another error's text."""
+        """The message with its fields unspelled, for use in another error's text."""
         parts = [self.what]
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
@@ -84,7 +84,7 @@ class WanError(Exception):
 
 
 class VerificationError(WanError):
-    """Outputs differ from the recorded or reference ones (exit 1)."""
+    """Outputs differ from the recorded ones or the reference (exit 1)."""
 
     exit_code = 1
 
@@ -109,7 +109,7 @@ class SourceError(WanError):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One fact of this machine that differs from what a target was built for."""
+    """One fact in which this machine differs from a target's."""
 
     what: str
     expected: object
@@ -121,5 +121,5 @@ class Mismatch:
 
 
 def artifact_mismatch(where: str, mismatches: Sequence[Mismatch]) -> ArtifactError:
-    """One error that lists every mismatch, so that a user fixes them in one go."""
+    """Returns one error that lists every mismatch, so that a user fixes them in one go."""
     return ArtifactError(f"{where} was not built for this machine: " + "; ".join(map(str, mismatches)))

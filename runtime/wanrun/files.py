@@ -1,4 +1,4 @@
-"""Writing files so that a reader finds the old content or the new, never a part of either."""
+"""Reads and writes files; a reader sees the old or the new content of a written file, never a part."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from wanrun.errors import ArtifactError
 
 NPY_DAMAGE = (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
-"""What NumPy raises for a damaged .npy file, whose header is Python source."""
+"""NumPy's exceptions for a damaged .npy file, whose header is Python source."""
 
 
 def fsync_directory(path: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Makes a folder's entries durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -28,7 +28,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Writes a new file and fsyncs it; the folder's entry is the caller's to fsync."""
+    """Writes a new file and fsyncs it; the caller must fsync the folder."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -36,7 +36,7 @@ def write_durable(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes data to path atomically and durably, through a temporary file beside it."""
+    """Writes data to path atomically and durably, through a temporary file in the same folder."""
     temporary = path.with_name(f".wan-{secrets.token_hex(6)}.tmp")
     try:
         write_durable(temporary, data)
@@ -49,18 +49,18 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
-    """Reads a regular file of at most limit bytes.
+    """Reads a regular file of at most ``limit`` bytes.
 
     Args:
         path: the file.
         limit: bytes.
-        touch: whether its time becomes now, so that it counts as used.
+        touch: whether to set the file's time to now, to mark it as used.
 
     Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is something else, or larger.
+        OSError: if the file cannot be read.
+        ValueError: if it is not a regular file, or too large.
     """
-    # A FIFO of that name must not make the run wait.
+    # O_NONBLOCK: a FIFO of that name must not block the run.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -69,13 +69,13 @@ def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
         if len(data) > limit:
             raise ValueError(f"it is larger than {limit} bytes")
         if touch:
-            with contextlib.suppress(OSError):  # of another user, or on a medium that cannot be written
+            with contextlib.suppress(OSError):  # another user's file, or a read-only medium
                 os.utime(descriptor)
         return data
 
 
 def canonical_json(value: Any) -> bytes:
-    """One spelling for equal values: sorted keys, no white space, ASCII."""
+    """Returns the same JSON for equal values: sorted keys, no white space, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
@@ -89,7 +89,7 @@ def file_sha256(path: Path) -> str:
 
 
 def digest_found(path: Path) -> str:
-    """sha256 of a file, or why it cannot be read: what a message says that it found."""
+    """Returns a file's sha256, or for a message the reason why it cannot be read."""
     try:
         return file_sha256(path)
     except OSError as error:
@@ -97,25 +97,25 @@ def digest_found(path: Path) -> str:
 
 
 def check_digest(found: str, expected: str, what: str, remedy: str) -> None:
-    """Raises ArtifactError(what) unless the sha256 that was found, or why there is none, is as expected."""
+    """Raises ArtifactError(what) unless ``found``, a sha256 or the reason for its absence, is as expected."""
     if found != expected:
         raise ArtifactError(what, expected=f"sha256 {expected}", found=found, remedy=remedy)
 
 
 def user_cache() -> Path:
-    """This user's cache of what the runtime makes: $XDG_CACHE_HOME/wanrun, or ~/.cache/wanrun.
+    """Returns this user's cache folder: $XDG_CACHE_HOME/wanrun, or ~/.cache/wanrun.
 
     Raises:
-        RuntimeError: for a user without a home.
+        RuntimeError: if the user has no home.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wanrun"
 
 
 def plain_relative(name: Any, where: str) -> str:
-    """Returns name if it is a plain relative path: no root, drive, '..', empty part or odd character.
+    """Returns name if it is a plain relative path: no root, drive, '..', empty part or special character.
 
     Raises:
-        ArtifactError: otherwise; a manifest must not reach outside its artifact.
+        ArtifactError: otherwise; a manifest must not refer to files outside its artifact.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     plain = (

@@ -1,4 +1,4 @@
-"""Spans of time, and what several of them cover together."""
+"""Time spans, and the time that several of them cover together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Span(NamedTuple):
     """A named stretch of time, in seconds since the process started.
 
     Attributes:
-        phase: what was being done.
-        label: on what, or None.
+        phase: the kind of work.
+        label: the object of the work, or None.
         start: when it began.
         end: when it ended.
     """
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals that do not overlap, in order."""
+    """Merges intervals into disjoint ones, in order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -40,12 +40,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Seconds that at least one of the intervals covers."""
+    """Returns the seconds that at least one interval covers."""
     return sum(end - start for start, end in union(intervals))
 
 
 def gaps(intervals: Iterable[Interval], until: float, begin: float = 0.0) -> list[Interval]:
-    """The time from one moment until another that no interval covers."""
+    """Returns the intervals between ``begin`` and ``until`` that no interval covers."""
     found, reached = [], begin
     for start, end in union(intervals):
         if start >= until:

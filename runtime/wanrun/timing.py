@@ -1,4 +1,4 @@
-"""What a run or a generation spends: phases on the process's clock, steps, memory, cache counts."""
+"""Timing of a run or a generation: phases on the process's clock, steps, memory, cache counts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PHASES = (
     "decode",
     "encode_video",
 )
-"""The phases that are always reported, as 0 where nothing was spent on them."""
+"""The phases that are always reported, as 0 if no time was spent in them."""
 
 _LABELS: Mapping[str, str] = MappingProxyType(
     {"denoise": "denoise total", "decode": "VAE decode", "encode_video": "encode video"}
@@ -40,13 +40,13 @@ _LABELS: Mapping[str, str] = MappingProxyType(
 
 
 def process_start_seconds_ago() -> float:
-    """Seconds since the kernel started this process, to 10 ms; where it does not say, since import.
+    """Returns the seconds since the kernel started this process, to 10 ms; since import if that is unknown.
 
     Source: proc_pid_stat(5), field 22: the start time after boot in clock ticks.
     """
     since_import = time.monotonic() - _IMPORTED
     try:
-        # The second field is the command in parentheses, which may itself hold spaces and parentheses.
+        # The second field is the command in parentheses, which may contain spaces and parentheses.
         fields = (
             Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         )
@@ -57,10 +57,9 @@ def process_start_seconds_ago() -> float:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has had resident so far, in bytes; 0 where the system does not say."""
+    """Returns this process's peak resident memory in bytes; 0 if the system does not report it."""
     try:
-        # Not getrusage where there is a choice: its maximum on Linux starts with that of the process
-        # which started this one.
+        # getrusage is only the fallback: on Linux its maximum starts with that of the parent process.
         for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -78,19 +77,19 @@ _ORIGIN = time.monotonic() - process_start_seconds_ago()
 
 
 def now() -> float:
-    """Seconds since the process started: the clock of all timings."""
+    """Returns the seconds since the process started: the clock of all timings."""
     return time.monotonic() - _ORIGIN
 
 
 class Timings:
-    """Collects durations; every method may be called from any thread.
+    """Collects durations; thread-safe.
 
     Args:
-        begin: when what is timed begins, in seconds since the process started. The total and the time that no
-            span covers count from there; everything else is on the process's clock.
+        begin: when the timed work begins, in seconds since the process started. The total and the unaccounted
+            time count from there; all other times are on the process's clock.
 
     Attributes:
-        cache_hits: executables that came from the compilation cache.
+        cache_hits: executables loaded from the compilation cache.
         cache_misses: executables that had to be compiled.
         placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
@@ -110,25 +109,25 @@ class Timings:
         self.placement: str | None = None
 
     def now(self) -> float:
-        """Seconds since the process started."""
+        """Returns the seconds since the process started."""
         return now()
 
     @classmethod
     def from_now(cls) -> Timings:
-        """Of something that begins in this moment, in a process that may be old."""
+        """Returns timings of work that begins now, in a process that may have started long ago."""
         return cls(now())
 
     def stop(self) -> None:
-        """Ends the total: the time that passes from now on is no part of it."""
+        """Ends the total: later time does not count."""
         self._end = self.now()
 
     @contextmanager
     def phase(self, name: str, label: str | None = None) -> Iterator[None]:
-        """Times a block, also one that raises. Phases may overlap, in one thread or several.
+        """Times a block, even one that raises. Phases may overlap, in one thread or several.
 
         Args:
-            name: of the phase, such as ``restore``.
-            label: what it was about, such as ``transformer``, where there are several.
+            name: the phase's name, such as ``restore``.
+            label: the object of the phase, such as ``transformer``, if there are several.
         """
         start = self.now()
         try:
@@ -142,7 +141,7 @@ class Timings:
             self._spans.append(Span(name, label, start, end))
 
     def count_cache(self, hits: int = 0, misses: int = 0) -> None:
-        """Adds executables that came from the compilation cache, and that had to be compiled."""
+        """Adds executables loaded from the compilation cache, and executables that had to be compiled."""
         with self._lock:
             self.cache_hits += hits
             self.cache_misses += misses
@@ -155,8 +154,8 @@ class Timings:
         """Adds one call of the scan form, synchronised with the device.
 
         Args:
-            count: the steps that it took, at least 1. Each is recorded with their mean.
-            seconds: how long all of them took.
+            count: the number of steps in the call, at least 1. Each is recorded with their mean.
+            seconds: the duration of the call.
         """
         self._add_steps("scan", count, seconds)
 
@@ -170,11 +169,11 @@ class Timings:
             self._calls.append(Span("step", label, end - seconds, end))
 
     def mark_ready(self) -> None:
-        """The first step could be dispatched now; later calls change nothing."""
+        """Marks the moment when the first step can be dispatched; later calls change nothing."""
         self._mark("process_to_ready_seconds")
 
     def mark_first_step(self) -> None:
-        """The first step has ended, in the scan form the first call; later calls change nothing."""
+        """Marks the end of the first step, in the scan form of the first call; later calls change nothing."""
         self._mark("process_to_first_step_seconds")
 
     def _mark(self, name: str) -> None:
@@ -183,7 +182,7 @@ class Timings:
 
     @property
     def labelled_spans(self) -> list[Span]:
-        """Every span so far, by its start."""
+        """Every span so far, ordered by start."""
         with self._lock:
             return sorted(self._spans, key=lambda span: (span.start, span.end))
 
@@ -198,12 +197,12 @@ class Timings:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Wall time of each recorded phase; spans that overlap, in threads, count once."""
+        """Wall time of each recorded phase; overlapping spans count once."""
         return {name: length(spans) for name, spans in self.spans.items()}
 
     @property
     def unaccounted_seconds(self) -> float | None:
-        """Of the time to the end of the first step, what no span covers; None before that."""
+        """Time until the end of the first step that no span covers; None before that moment."""
         until = self._marks.get("process_to_first_step_seconds")
         if until is None:
             return None
@@ -211,32 +210,32 @@ class Timings:
 
     @property
     def loop_overhead_seconds(self) -> float | None:
-        """What a denoising step takes besides its synchronised execution, on average: the loop in Python.
+        """The Python loop's mean time per denoising step, besides the synchronised execution.
 
-        In the scan form it is that of a call, spread over its steps. None without steps, or where not all of
-        them were taken in the phase ``denoise``.
+        In the scan form it is the time per call, spread over its steps. None without steps, or if some of
+        them ran outside the phase ``denoise``.
         """
         steps, denoise = self.step_seconds, self.seconds.get("denoise", 0.0)
         return (denoise - sum(steps)) / len(steps) if steps and denoise >= sum(steps) else None
 
     @property
     def step_seconds(self) -> list[float]:
-        """The denoising steps so far; those of one call of the scan form are equal."""
+        """The denoising steps so far; the steps of one scan call have equal times."""
         with self._lock:
             return list(self._steps)
 
     @property
     def loop(self) -> str | None:
-        """The form of the denoising loop that the last steps were taken in; None before there are any."""
+        """The form of the denoising loop of the latest steps; None before any steps."""
         with self._lock:
             return self._loop
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object with stable keys: a phase without spans is 0, a moment not reached is None.
+        """Returns a flat object with stable keys: a phase without spans is 0, a moment not reached is None.
 
-        Where ``loop`` is ``scan``, ``process_to_first_step_seconds`` is the end of the first call, and each
-        entry of ``step_seconds`` is the mean of its call. ``placement`` is as the attribute. ``spans`` lists
-        every span as [phase or "phase label", start, end], by its start.
+        If ``loop`` is ``scan``, ``process_to_first_step_seconds`` is the end of the first call, and each
+        entry of ``step_seconds`` is the mean of its call. ``placement`` is the attribute. ``spans`` lists
+        every span as [phase or "phase label", start, end], ordered by start.
         """
         seconds = self.seconds
         names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
@@ -257,7 +256,7 @@ class Timings:
         }
 
     def summary(self) -> str:
-        """The TIMING SUMMARY table. Phases may overlap, so that they need not add up to the total."""
+        """Returns the TIMING SUMMARY table. Phases may overlap, so they need not add up to the total."""
         values = self.as_json()
         rows: list[tuple[str, str]] = []
         for key in values:
@@ -286,7 +285,7 @@ class Timings:
         return "\n".join(["TIMING SUMMARY", *table])
 
     def as_trace(self) -> dict[str, Any]:
-        """Every span and every step as a trace, and the moments ``ready`` and ``first step``."""
+        """Returns every span and step as a trace, and the moments ``ready`` and ``first step``."""
         with self._lock:
             spans, marks = [*self._spans, *self._calls], dict(self._marks)
         moments = {"process_to_ready_seconds": "ready", "process_to_first_step_seconds": "first step"}
@@ -321,9 +320,9 @@ def _write(path: Path, text: str, option: str) -> None:
 
 
 class Recorder:
-    """Passes what happens in the background on to the timings of everything that is under way.
+    """Passes background work on to the timings of every running generation, and stores nothing itself.
 
-    What is loaded for one generation may be waited for by another: it is recorded in both. It keeps nothing.
+    Several generations may wait for the same load: it is recorded in each of them.
     """
 
     def __init__(self) -> None:
@@ -332,7 +331,7 @@ class Recorder:
 
     @contextmanager
     def into(self, timings: Timings) -> Iterator[None]:
-        """What ends while the block runs is recorded in these timings too."""
+        """Records spans that end while the block runs in these timings too."""
         with self._lock:
             self._listening.append(timings)
         try:
@@ -342,13 +341,13 @@ class Recorder:
                 self._listening.remove(timings)
 
     def _timings(self) -> list[Timings]:
-        """Those that listen, each once."""
+        """Returns the listening timings, each once."""
         with self._lock:
             return list(dict.fromkeys(self._listening))
 
     @contextmanager
     def phase(self, name: str, label: str | None = None) -> Iterator[None]:
-        """Times a block, as ``Timings.phase``."""
+        """Times a block, like ``Timings.phase``."""
         start = now()
         try:
             yield
@@ -356,11 +355,11 @@ class Recorder:
             self.add(name, start, now(), label)
 
     def add(self, name: str, start: float, end: float, label: str | None = None) -> None:
-        """Adds a span to a phase, as ``Timings.add``."""
+        """Adds a span to a phase, like ``Timings.add``."""
         for timings in self._timings():
             timings.add(name, start, end, label)
 
     def count_cache(self, hits: int = 0, misses: int = 0) -> None:
-        """Adds executables, as ``Timings.count_cache``."""
+        """Adds executables, like ``Timings.count_cache``."""
         for timings in self._timings():
             timings.count_cache(hits, misses)

@@ -1,6 +1,6 @@
-"""Spans as a file that ui.perfetto.dev opens: JSON in the Trace Event Format of Chrome.
+"""Converts spans to a file for ui.perfetto.dev: JSON in Chrome's Trace Event Format.
 
-The format is that of https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 from wanrun.intervals import Span
 
 _PROCESS = 1
-"""The number of the only process of a trace."""
+"""The process id of a trace's only process."""
 
 
 def trace_events(spans: Iterable[Span], marks: Mapping[str, float]) -> dict[str, Any]:
-    """A trace with a row for each phase, in the order in which they began.
+    """Returns a trace with a row per phase, ordered by the phases' first spans.
 
-    A viewer takes events of one row that overlap for nested ones. So a phase whose spans overlap, in threads,
-    has several rows: ``restore``, ``restore 2``.
+    A viewer shows overlapping events of one row as nested. So a phase whose spans overlap, in threads, has
+    several rows: ``restore``, ``restore 2``.
 
     Args:
-        spans: in any order.
+        spans: spans in any order.
         marks: moments by name, in seconds since the process started.
 
     Returns:
@@ -45,7 +45,7 @@ def trace_events(spans: Iterable[Span], marks: Mapping[str, float]) -> dict[str,
 
 
 def _in_rows(spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
-    """Each span, by its start, with the first of its phase's rows in which no other is going on by then."""
+    """Yields each span, ordered by start, with the number of its phase's first row that is free by then."""
     ends: dict[tuple[str, int], float] = {}
     for span in spans:
         number = 1
