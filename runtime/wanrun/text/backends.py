@@ -1,6 +1,6 @@
-"""What runs the text encoder: the artifact's executables, or torch on hosts where that is faster.
+"""Text encoder backends: the artifact's executables, or torch on hosts where that is faster.
 
-A backend starts loading when it is asked to, gives embeddings, and lets go of its memory again.
+A backend starts to load on request, computes embeddings, and can release its memory.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 
 class TextBackend(Protocol):
-    """Runs a text encoder."""
+    """A text encoder."""
 
     def made_by(self) -> Mapping[str, Any]:
-        """What the bits of its embeddings depend on beside prompt, weights and dtype, as JSON."""
+        """Returns, as JSON, what the bits of an embedding depend on besides prompt, weights and dtype."""
 
     def request(self, lengths: Iterable[int] | None = None) -> Sequence[Future[Any]]:
-        """Starts loading what prompts of these numbers of tokens need, or any prompt where None."""
+        """Starts to load what prompts of these lengths in tokens need; None: what any prompt may need."""
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """ids and mask, int32 (P, L), to embeddings (P, L, D) in the compute dtype."""
+        """Encodes ids and mask, int32 (P, L), to embeddings (P, L, D) in the compute dtype."""
 
     def warm_up(self) -> None:
-        """Runs it once, at every length that it has a program for."""
+        """Runs the encoder once at every length that it has a program for."""
 
     def release(self) -> None:
-        """Frees its memory until it is asked again."""
+        """Releases the encoder's memory until the next request."""
 
 
 def text_programs(names: Iterable[str], max_length: int) -> dict[int, str]:
-    """The programs that encode text, by the number of tokens they take, smallest first.
+    """Returns the programs that encode text, by the number of tokens they take, smallest first.
 
     ``encode_text`` takes max_length tokens and ``encode_text_64`` takes 64.
     """
@@ -59,15 +59,15 @@ def text_programs(names: Iterable[str], max_length: int) -> dict[int, str]:
 
 
 class ArtifactTextEncoder:
-    """The artifact's own ``encode_text`` programs: one prompt a call, in the shortest program that holds it.
+    """The artifact's own ``encode_text`` programs: one prompt per call, in the shortest program that fits it.
 
-    Padding is masked, so a shorter program gives a prompt's rows what the longest gives them, for less work;
-    which one runs depends on the prompt alone.
+    Padding is masked, so a shorter program gives a prompt's rows the same values with less work. The choice
+    of the program depends on the prompt alone.
 
     Args:
-        programs: a profile's, with their weights.
+        programs: a profile's programs, with their weights.
         max_length: L, tokens of the longest program.
-        environment: of the target, or of this machine where programs are compiled here.
+        environment: the target's environment, or this machine's if it compiles the programs.
     """
 
     def __init__(self, programs: Programs, max_length: int, environment: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class TorchBackend:
 
     Args:
         opened: the artifact.
-        dtype: to compute in.
+        dtype: the compute dtype.
 
     Raises:
         UsageError: if torch or transformers is not installed, or there is no such device.
@@ -157,11 +157,11 @@ class TorchBackend:
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         (encoder,) = self.request()
-        with self._running:  # torch has threads of its own, and compiles in the first call
+        with self._running:  # torch has its own threads, and compiles in the first call
             return np.asarray(encoder.result().encode(ids, mask))
 
     def warm_up(self) -> None:
-        """Compiles it."""
+        """Compiles the encoder's blocks."""
         self(np.ones((1, 64), np.int32), np.ones((1, 64), np.int32))
 
     def release(self) -> None:

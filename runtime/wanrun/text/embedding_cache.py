@@ -1,8 +1,8 @@
 """The user's cache of prompt embeddings.
 
-An entry is two files: ``<key>.npy`` with the rows, and ``<key>.json`` with its facts and the sha256 of the
-other. The JSON file gets its name last, so that rows without it are no entry. The key is that of the
-embedding and covers what made it, so that a hit has the bits of a miss.
+An entry is two files: ``<key>.npy`` with the rows, and ``<key>.json`` with facts and the sha256 of the .npy
+file. The JSON file gets its name last, so rows without a JSON file are not an entry. The key is the
+embedding's key combined with the facts about its encoder, so a cache hit has the same bits as a miss.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from wanrun.files import canonical_json, read_bounded, sha256_of, user_cache
 from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30
-"""Where the user's cache stops growing: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""
+"""Size limit of the user's cache: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""
 
 ABANDONED_SECONDS = 3600
-"""Age of a temporary file that no run can still be writing."""
+"""Age at which no run can still be writing a temporary file."""
 
 Warn = Callable[[str], None]
 
 
 def made_by_jax(program_sha256: str, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What the bits of an embedding depend on beside its key, where ``encode_text`` made it.
+    """Returns what the bits of an embedding made by ``encode_text`` depend on besides its key.
 
     Args:
         program_sha256: digest of the exported program.
-        environment: of the target whose executable ran, or of this machine where it was compiled here.
+        environment: the environment of the target whose executable ran, or of this machine if it compiled.
     """
     return {
         "backend": "jax",
         "program": program_sha256,
         "environment": dict(environment),
-        # A CPU executable calls kernels that look at the CPU and the number of its cores.
+        # A CPU executable calls kernels that depend on the CPU model and the number of cores.
         "host": host_environment(environment["platform"]),
         "cores": usable_cores(),
     }
@@ -52,16 +52,15 @@ def made_by_jax(program_sha256: str, environment: Mapping[str, Any]) -> dict[str
 class EmbeddingCache:
     """The user's cache of embeddings, safe for concurrent processes and threads.
 
-    What goes wrong with the file system is warned about once, and the run goes on without the cache. When it
-    is over its size, the entries that were used longest ago are removed. Prompts are private: the folder is
-    made for its owner alone.
+    A file system error is reported once as a warning, and the run continues without the cache. Above the size
+    limit, the least recently used entries are removed. Prompts are private: the folder is its owner's alone.
 
     Args:
         manifest: the artifact's manifest.
-        made_by: what the bits depend on beside the key, as JSON: ``made_by_jax``, or another backend's facts.
-        folder: where it is; $XDG_CACHE_HOME/wanrun/embeddings where None.
-        warn: told what went wrong.
-        max_bytes: bytes of all entries.
+        made_by: what the bits depend on besides the key, as JSON, such as ``made_by_jax``.
+        folder: the cache's folder; None: $XDG_CACHE_HOME/wanrun/embeddings.
+        warn: receives the warning.
+        max_bytes: size limit of all entries.
     """
 
     def __init__(
@@ -80,16 +79,16 @@ class EmbeddingCache:
         if folder is None:
             try:
                 self._folder = user_cache() / "embeddings"
-            except RuntimeError as error:  # a user without a home
+            except RuntimeError as error:  # a user without a home folder
                 self._unusable(error)
 
     def key(self, cleaned_prompt: str, dtype: str) -> str:
-        """Hexadecimal name of an entry."""
+        """Returns the hexadecimal name of an entry."""
         embedding = self._format.key(cleaned_prompt, dtype)
         return sha256_of(canonical_json({"embedding": embedding, "made_by": self._made_by}))
 
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
-        """The prompt's embedding (length, D) in dtype, or None if there is no sound one."""
+        """Returns the prompt's embedding (length, D) in dtype; None if there is no intact entry."""
         if self._folder is None:
             return None
         path = self._folder / f"{self.key(cleaned_prompt, dtype)}.npy"
@@ -105,7 +104,7 @@ class EmbeddingCache:
             return None
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
-        """Keeps an embedding (length, D), atomically; after a power failure an entry may be damaged."""
+        """Stores an embedding (length, D) atomically; a power failure may leave a damaged entry."""
         if self._folder is None:
             return
         dtype = rows.dtype.name
@@ -119,11 +118,11 @@ class EmbeddingCache:
             self._unusable(error)
 
     def _read(self, path: Path, cleaned_prompt: str, dtype: str) -> np.ndarray:
-        """An entry's rows.
+        """Reads an entry's rows.
 
         Raises:
             OSError: if one of its files cannot be read.
-            ValueError: if it is damaged, or of another prompt.
+            ValueError: if it is damaged, or belongs to another prompt.
         """
         most = _facts(path.stem, cleaned_prompt, dtype, sha256_of(b""))
         facts = read_bounded(path.with_suffix(".json"), len(most), touch=True)
@@ -133,7 +132,7 @@ class EmbeddingCache:
         return self._format.decode(data, dtype)
 
     def _trim(self, folder: Path) -> None:
-        """Removes the entries used longest ago until the rest fits, and what killed runs left."""
+        """Removes the least recently used entries until the rest fits, and files that killed runs left."""
         entries: dict[str, tuple[float, int]] = {}
         with os.scandir(folder) as found:
             for file in found:
@@ -167,16 +166,16 @@ class EmbeddingCache:
 
 
 def _facts(key: str, cleaned_prompt: str, dtype: str, digest: str) -> bytes:
-    """The JSON file of an entry; equal facts have equal bytes, so a reader need not parse it."""
+    """Returns an entry's JSON file; equal facts have equal bytes, so a reader need not parse it."""
     return canonical_json({"key": key, "prompt": cleaned_prompt, "dtype": dtype, "sha256": digest})
 
 
 def _write(files: Mapping[Path, bytes]) -> None:
-    """Writes all files of one folder, then gives them their names in this order."""
+    """Writes files of one folder under temporary names, then renames them in this order."""
     written: list[Path] = []
     try:
         for path, data in files.items():
-            descriptor, name = tempfile.mkstemp(".tmp", ".wan-", path.parent)  # readable by the user alone
+            descriptor, name = tempfile.mkstemp(".tmp", ".wan-", path.parent)  # readable only by its owner
             written.append(Path(name))
             with open(descriptor, "wb") as file:  # noqa: PTH123
                 file.write(data)

@@ -1,12 +1,12 @@
-"""Prompt embeddings as files, and those that an artifact lists.
+"""Prompt embeddings as files, and the embeddings that an artifact lists.
 
-An embedding is what ``encode_text`` gives for one prompt: (length, D), the prompt's own rows alone. All
-that it depends on is in its key: the text encoder's checksums and config, the tokenizer, the cleaned prompt
-and the compute dtype.
+An embedding is the output of ``encode_text`` for one prompt, without padding: (length, D). Its key covers all
+that it depends on: the text encoder's checksums and config, the tokenizer, the cleaned prompt and the compute
+dtype.
 
 A file is a plain .npy (format 1.0), which ``numpy.load(..., allow_pickle=False)`` reads: float32, or the bits
-of bfloat16 as uint16. Equal rows give equal bytes. Its facts and its sha256 stand beside it: in the manifest
-for an artifact's embedding, in a JSON file for a cached one.
+of bfloat16 as uint16. Equal rows give equal bytes. Its facts and sha256 are stored separately: in the
+manifest for an artifact's embedding, in a JSON file for a cached one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from wanrun.files import NPY_DAMAGE, canonical_json, check_digest, read_bounded,
 from wanrun.loading.buffers import DTYPES
 
 TEXT_ENCODER = "text_encoder"
-"""The component whose embeddings these are."""
+"""The text encoder's component."""
 
 STORED: Mapping[str, np.dtype] = MappingProxyType({"bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")})
-"""The dtypes that an embedding may have, and what NumPy's own format holds for each."""
+"""The dtypes of embeddings, and the NumPy dtype in which a file stores each."""
 
 _HEADER_BYTES = 256
-"""Most that an .npy file has before its rows; NumPy writes 128."""
+"""Limit on an .npy file's header; NumPy writes 128 bytes."""
 
 
 def text_digest(manifest: Manifest) -> str:
-    """sha256 of what turns a cleaned prompt into numbers: tokenizer, the encoder's config and weights."""
+    """Returns the sha256 of the tokenizer, and of the text encoder's config and weights."""
     parameters = manifest.components[TEXT_ENCODER].parameters
     content = {
         "parameters": {path: [p.layout, p.crc32c, p.sha256] for path, p in parameters.items()},
@@ -46,30 +46,30 @@ def text_digest(manifest: Manifest) -> str:
 
 
 def embedding_key(manifest: Manifest, cleaned_prompt: str, dtype: str) -> str:
-    """Hexadecimal name of a prompt's embedding.
+    """Returns the hexadecimal name of a prompt's embedding.
 
     Args:
         manifest: the artifact's manifest.
-        cleaned_prompt: the prompt, through ``clean_prompt``.
+        cleaned_prompt: the prompt after ``clean_prompt``.
         dtype: name of the compute dtype.
     """
     return EmbeddingFormat(manifest).key(cleaned_prompt, dtype)
 
 
 def embedding_file(key: str) -> str:
-    """Where an artifact keeps the embedding of a key, relative to its folder."""
+    """Returns the path of a key's embedding, relative to the artifact's folder."""
     return f"embeddings/{key}.npy"
 
 
 def all_finite(rows: np.ndarray) -> bool:
-    """Whether no value is NaN or infinite; np.isfinite warns of a signalling NaN in bfloat16."""
+    """Returns whether all values are finite; np.isfinite warns about a signalling NaN in bfloat16."""
     if rows.dtype == DTYPES["bfloat16"]:
         return bool((rows.view(np.uint16) & 0x7F80 != 0x7F80).all())
     return bool(np.isfinite(rows).all())
 
 
 def encode_rows(rows: np.ndarray) -> bytes:
-    """The .npy file of an embedding: (length, D), bfloat16 or float32."""
+    """Encodes an embedding, (length, D) in bfloat16 or float32, as an .npy file."""
     file = io.BytesIO()
     stored = np.ascontiguousarray(rows).view(STORED[rows.dtype.name])
     np.lib.format.write_array(file, stored, version=(1, 0), allow_pickle=False)
@@ -77,18 +77,18 @@ def encode_rows(rows: np.ndarray) -> bytes:
 
 
 def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndarray:
-    """The embedding (length, D) in dtype from a file's bytes.
+    """Decodes the bytes of an .npy file to an embedding (length, D) in dtype.
 
-    ``numpy.load`` would allocate whatever the header promises. Here the rows are a view of the bytes.
+    ``numpy.load`` would allocate any size that the header claims. This function returns a view of the bytes.
 
     Args:
         data: the .npy file.
-        dtype: name of the dtype that the embedding should have.
-        max_length: most rows that it may have.
+        dtype: name of the expected dtype.
+        max_length: the largest allowed number of rows.
         width: D.
 
     Raises:
-        ValueError: if the file is anything else, or not all rows are numbers.
+        ValueError: if the file is anything else, or has NaN or infinite values.
     """
     file, stored = io.BytesIO(data), STORED[dtype]
     try:
@@ -108,7 +108,7 @@ def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndar
 
 
 class EmbeddingFormat:
-    """Keys and files of the embeddings of one artifact's text encoder.
+    """The keys and the file format of embeddings of one artifact's text encoder.
 
     Args:
         manifest: the artifact's manifest.
@@ -121,15 +121,15 @@ class EmbeddingFormat:
 
     @property
     def limit(self) -> int:
-        """Most bytes that a file has."""
+        """The largest size of a file, in bytes."""
         return self._max_length * self._width * DTYPES["float32"].itemsize + _HEADER_BYTES
 
     def key(self, cleaned_prompt: str, dtype: str) -> str:
-        """As ``embedding_key``, without reading the manifest's checksums again."""
+        """Returns ``embedding_key``, without reading the manifest's checksums again."""
         return sha256_of(canonical_json({"text": self._text, "prompt": cleaned_prompt, "dtype": dtype}))
 
     def decode(self, data: bytes, dtype: str) -> np.ndarray:
-        """As ``decode_rows``."""
+        """Decodes a file, like ``decode_rows``."""
         return decode_rows(data, dtype, self._max_length, self._width)
 
 
@@ -146,16 +146,16 @@ class ArtifactEmbeddings:
         self._format = EmbeddingFormat(manifest)
 
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
-        """The prompt's embedding (length, D) in dtype, or None if it is not listed.
+        """Returns the prompt's embedding (length, D) in dtype; None if it is not listed.
 
         Raises:
-            ArtifactError: if it is listed, and missing or damaged.
+            ArtifactError: if it is listed, but missing or damaged.
         """
         key = self._format.key(cleaned_prompt, dtype)
         return self.read(key) if key in self._listed else None
 
     def read(self, key: str) -> np.ndarray:
-        """A listed embedding (length, D).
+        """Reads a listed embedding (length, D).
 
         Raises:
             ArtifactError: if it is missing or damaged.
@@ -184,4 +184,4 @@ class ArtifactEmbeddings:
         return rows
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
-        """Does nothing: an artifact is changed by ``wanbuild embed`` alone."""
+        """Does nothing: only ``wanbuild embed`` adds embeddings to an artifact."""

@@ -1,4 +1,4 @@
-"""From prompts to their embeddings: stored ones where there are any, else the text encoder's."""
+"""Turns prompts into embeddings, stored ones if available, or else computed by the text encoder."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from wanrun.text.embeddings import all_finite
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
 
 REMEMBERED = 64
-"""Embeddings kept in process: at most 4 MB each in bfloat16 at UMT5-XXL's width, 0.4 MB for 50 tokens."""
+"""Embeddings kept in memory: at most 4 MB each in bfloat16 at UMT5-XXL's width, 0.4 MB for 50 tokens."""
 
 FETCHED = 32
-"""Embeddings made at a time, with padding 4 MB each."""
+"""Embeddings computed at a time; each takes 4 MB with padding."""
 
 Warn = Callable[[str], None]
 
 
 class EmbeddingStore(Protocol):
-    """A place of embeddings: ``ArtifactEmbeddings`` or ``EmbeddingCache``."""
+    """A store of embeddings: ``ArtifactEmbeddings`` or ``EmbeddingCache``."""
 
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
-        """The prompt's embedding (length, D) in dtype, or None."""
+        """Returns the prompt's embedding (length, D) in dtype, or None."""
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
-        """Keeps an embedding (length, D), where the store takes any."""
+        """Stores an embedding (length, D), if the store accepts new ones."""
 
 
 def cut_warning(max_length: int, cut: str) -> str:
-    """What is said of a prompt that is too long."""
+    """Returns the warning for a prompt that is too long."""
     return f"the prompt is longer than {max_length} tokens; this was cut: {cut!r}"
 
 
 class PromptEncoder:
-    """Turns prompts into embeddings; may be used by several threads.
+    """Turns prompts into embeddings; thread-safe.
 
-    A stored embedding and one that is made now take the same way, so that they have the same bits: a prompt's
-    own rows, and +0.0 past them.
+    Stored and newly computed embeddings take the same path, so both have the same bits: a prompt's own rows,
+    followed by +0.0.
 
     Args:
-        tokenize: cleaned prompts to token ids, as ``PromptTokenizer`` does; called only where it is needed.
-        encode: ids and mask, int32 (P, L), to embeddings (P, L, D) in dtype; called once for all that is
-            missing, so it decides on batches, and so late that it may load the encoder.
-        stores: where embeddings may be found, in this order; a new one is put into all of them.
+        tokenize: tokenizes cleaned prompts, like ``PromptTokenizer``; called only when needed.
+        encode: encodes ids and mask, int32 (P, L), to embeddings (P, L, D) in dtype. It gets all missing
+            prompts in one call, so it may batch them; it is called late, so it may load the encoder first.
+        stores: stores to look in, in this order; a new embedding is put into all of them.
         length: L, tokens per prompt.
         width: D.
         dtype: the compute dtype.
-        warn: told of a prompt that was cut.
-        remembered: how many embeddings to keep in process.
+        warn: receives a warning for each prompt that was cut.
+        remembered: the number of embeddings kept in this process.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PromptEncoder:
         self._rows: OrderedDict[str, np.ndarray] = OrderedDict()
 
     def missing(self, prompts: Sequence[str]) -> list[str]:
-        """The prompts, as given, for which the encoder would have to run; each embedding counts once.
+        """Returns the prompts, as given, that the encoder would have to encode; each embedding counts once.
 
         Raises:
             ArtifactError: if an embedding that the artifact lists is damaged.
@@ -85,7 +85,7 @@ class PromptEncoder:
         return [prompt for cleaned, prompt in distinct.items() if self._find(cleaned) is None]
 
     def fetch(self, prompts: Sequence[str]) -> None:
-        """Makes the embeddings of prompts that will be asked for, and remembers them all.
+        """Computes the embeddings of prompts that will be asked for later, and keeps all of them.
 
         Raises:
             ArtifactError: if an embedding that the artifact lists is damaged.
@@ -100,7 +100,7 @@ class PromptEncoder:
                 self._make(missing, tokens, range(begin, min(begin + FETCHED, len(missing))))
 
     def __call__(self, prompts: Sequence[str]) -> np.ndarray:
-        """Embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
+        """Returns embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
 
         Raises:
             ArtifactError: if an embedding that the artifact lists is damaged.
@@ -113,7 +113,7 @@ class PromptEncoder:
             return embeddings
         found = {prompt: self._find(prompt) for prompt in distinct}
         rows = {prompt: stored for prompt, stored in found.items() if stored is not None}
-        # One that was cut has all the rows there can be; shorter ones need no tokenizer.
+        # An embedding of a cut prompt has all L rows; a shorter embedding needs no tokenizer.
         unsure = [prompt for prompt in distinct if len(rows.get(prompt, embeddings[0])) == self._length]
         if unsure:
             tokens = self._tokenize(unsure)
@@ -128,7 +128,7 @@ class PromptEncoder:
         return embeddings
 
     def _find(self, cleaned: str) -> np.ndarray | None:
-        """A prompt's rows, if they are at hand."""
+        """Returns a prompt's rows from memory or a store, or None."""
         with self._lock:
             if cleaned in self._rows:
                 self._rows.move_to_end(cleaned)
@@ -143,7 +143,7 @@ class PromptEncoder:
     def _make(
         self, prompts: Sequence[str], tokens: TokenizedPrompts, missing: Sequence[int]
     ) -> dict[str, np.ndarray]:
-        """Encodes the prompts of these indices, and keeps what comes out."""
+        """Encodes the prompts at these indices, and stores the results."""
         made = np.asarray(self._encode(tokens.ids[missing], tokens.mask[missing]))
         expected = (len(missing), self._length, self._width)
         if made.shape != expected or made.dtype != self._dtype:
@@ -152,7 +152,7 @@ class PromptEncoder:
             )
         rows: dict[str, np.ndarray] = {}
         for index, embedding in zip(missing, made, strict=True):
-            own = np.array(embedding[: tokens.lengths[index]])  # lets go of the padding
+            own = np.array(embedding[: tokens.lengths[index]])  # a copy, so that the padding is freed
             if not all_finite(own):
                 raise WanError(
                     f"the embedding of the prompt {prompts[index][:60]!r} is not finite",

@@ -1,4 +1,4 @@
-"""From prompts to token ids, with the ``tokenizers`` package alone."""
+"""Converts prompts to token ids, with the ``tokenizers`` package alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN = re.compile(r"[ -%'-~\t\n\r]*")
-"""Printable ASCII without the ampersand, and ends of lines: what there is nothing to repair in."""
+"""Printable ASCII without the ampersand, and line ends: text that needs no repair."""
 
 
 def clean_prompt(text: str) -> str:
@@ -27,7 +27,7 @@ def clean_prompt(text: str) -> str:
     Repairs broken encodings with ftfy, unescapes HTML twice, and makes every run of white space one space.
     """
     if not _PLAIN.fullmatch(text):
-        import ftfy  # 30 ms of a start
+        import ftfy  # the import takes 30 ms of a start
 
         text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return " ".join(text.split())
@@ -39,9 +39,9 @@ class TokenizedPrompts:
 
     Attributes:
         ids: (P, L) int32.
-        mask: (P, L) int32, 1 where there is a token, the end-of-sequence token included, and 0 at padding.
+        mask: (P, L) int32, 1 for a token, including the end-of-sequence token, and 0 for padding.
         lengths: the number of tokens of each prompt.
-        cut: per prompt, the end of its text that did not fit, or None.
+        cut: for each prompt, the end of its text that did not fit, or None.
     """
 
     ids: np.ndarray
@@ -57,10 +57,10 @@ class PromptTokenizer:
         path: a tokenizer.json.
         max_length: L, tokens per prompt.
         pad_id: the id of the padding token.
-        data: the file's content, if it was read already.
+        data: the file's content, if it was already read.
 
     Raises:
-        ArtifactError: if the file cannot be read as a tokenizer, or has no token of that id.
+        ArtifactError: if the file is not a readable tokenizer, or has no token with that id.
     """
 
     def __init__(self, path: Path, max_length: int = 512, pad_id: int = 0, data: bytes | None = None) -> None:
@@ -81,16 +81,16 @@ class PromptTokenizer:
             raise ArtifactError(
                 f"{path} has no token {pad_id} to pad with", remedy="build the artifact again"
             )
-        # The file may carry settings of its own; these replace them.
+        # These replace the file's own settings.
         self._tokenizer.enable_truncation(max_length)
         self._tokenizer.enable_padding(length=max_length, pad_id=pad_id, pad_token=pad_token)
         self.max_length = max_length
 
     def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
-        """Tokenizes P prompts; they are expected to have been through ``clean_prompt``.
+        """Tokenizes P prompts, which must already have passed through ``clean_prompt``.
 
-        A prompt that is too long keeps its first L - 1 tokens and the end-of-sequence token; an empty
-        prompt is the end-of-sequence token alone.
+        A prompt that is too long keeps its first L - 1 tokens and the end-of-sequence token; an empty prompt
+        is only the end-of-sequence token.
         """
         encodings = self._tokenizer.encode_batch(list(texts))
         shape = (len(texts), self.max_length)
@@ -104,7 +104,7 @@ class PromptTokenizer:
 
 
 def _cut(text: str, encoding: Encoding) -> str | None:
-    """What truncation left out: the text from the first token that did not fit."""
+    """Returns the text that truncation removed, from the first token that did not fit."""
     if not encoding.overflowing:
         return None
     return text[encoding.overflowing[0].offsets[0][0] :].strip()

@@ -1,4 +1,4 @@
-"""Prompts to embeddings for the profiles of an opened artifact: one stage for all that compute them alike."""
+"""The text stage: turns prompts into embeddings, for all profiles whose embeddings are equal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TextStage:
         dtype: name of the compute dtype.
 
     Attributes:
-        tokenizer: as given.
-        backend: as given.
-        prompts: embeddings by prompt, stored or made now.
+        tokenizer: the argument.
+        backend: the argument.
+        prompts: the prompt encoder.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TextStage:
         )
 
     def encode(self, prompts: Sequence[str], timings: Timings) -> np.ndarray:
-        """Embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
+        """Returns embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
 
         Raises:
             ArtifactError: if the text encoder cannot be loaded, or a stored embedding is damaged.
@@ -61,16 +61,16 @@ class TextStage:
             return embeddings
 
     def warm_up(self) -> None:
-        """Runs the encoder once, at every length that it has a program for."""
+        """Runs the encoder once at every length that it has a program for."""
         self.backend.warm_up()
         self.spare()
 
     def blank(self, prompts: int) -> np.ndarray:
-        """Embeddings of nothing, for a warm-up of what comes after."""
+        """Returns zero embeddings, for a warm-up of the stages after this one."""
         return np.zeros((prompts, self.tokenizer.max_length, self._width), self._dtype)
 
     def spare(self) -> None:
-        """Lets go of the text encoder where memory is low."""
+        """Releases the text encoder if memory is low."""
         if self._low_memory:
             self.backend.release()
 
@@ -78,8 +78,8 @@ class TextStage:
 class TextStages:
     """The text stages of an opened artifact.
 
-    Profiles share one if their embeddings have the same bits: the same compute dtype, and the same programs
-    of the text encoder.
+    Profiles share a stage if their embeddings have the same bits: the same compute dtype and the
+    same text encoder programs.
 
     Args:
         opened: the artifact.
@@ -91,14 +91,14 @@ class TextStages:
         self._stages: dict[tuple[str, ...], TextStage] = {}
 
     def of(self, programs: Programs, dtype: str) -> TextStage:
-        """The stage of a profile.
+        """Returns a profile's stage.
 
         Args:
-            programs: the profile's.
+            programs: the profile's programs.
             dtype: its compute dtype.
 
         Raises:
-            UsageError: if the text encoder is torch's, and torch or the chosen device is not there.
+            UsageError: if torch runs the text encoder, and torch or the chosen device is missing.
         """
         names = text_programs(programs, self._tokenizer.max_length).values()
         key = (dtype, *(programs[name].sha256 for name in names))
@@ -109,7 +109,7 @@ class TextStages:
             return self._stages[key]
 
     def close(self) -> None:
-        """Lets go of every text encoder."""
+        """Releases every text encoder."""
         with self._lock:
             for stage in self._stages.values():
                 stage.backend.release()

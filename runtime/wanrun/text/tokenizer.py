@@ -1,8 +1,8 @@
-"""An artifact's tokenizer, loaded when it is first needed and, if it is large, in a process of its own.
+"""An artifact's tokenizer, loaded on first use and, if it is large, in a separate process.
 
 UMT5's tokenizer.json has 256 000 pieces. The ``tokenizers`` package takes a second to load them and holds
-the interpreter's lock all the while, so that a thread would stop everything else: jax would not be imported,
-and the threads that read weights would wait between two blocks. A process beside this one does not.
+the GIL all that time. In a thread it would delay everything else: the import of jax, and the threads that
+read weights between two blocks. A separate process does not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from wanrun.files import check_digest, sha256_of
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 
 LARGE_BYTES = 2**20
-"""A tokenizer.json from here on is loaded in a process of its own; a smaller one takes some milliseconds."""
+"""A tokenizer.json from this size on is loaded in a separate process; a smaller one takes milliseconds."""
 
 
 class ArtifactTokenizer:
-    """Tokenizes prompts; may be used by several threads.
+    """Tokenizes prompts; thread-safe.
 
     Args:
         artifact: the artifact's folder.
@@ -42,7 +42,7 @@ class ArtifactTokenizer:
         self._last: tuple[list[str], TokenizedPrompts] | None = None
 
     def start(self, texts: Sequence[str]) -> None:
-        """Begins to tokenize what will be asked for next; returns at once.
+        """Starts to tokenize prompts that will be asked for next; returns at once.
 
         Raises:
             ArtifactError: if the tokenizer is missing or damaged.
@@ -51,7 +51,7 @@ class ArtifactTokenizer:
             self._beside = _Beside(self._path, self._record, texts)
 
     def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
-        """Tokenizes P prompts, as ``PromptTokenizer`` does.
+        """Tokenizes P prompts, like ``PromptTokenizer``.
 
         Raises:
             ArtifactError: if the tokenizer is missing or damaged.
@@ -68,7 +68,7 @@ class ArtifactTokenizer:
         return tokens
 
     def load(self) -> PromptTokenizer:
-        """Loads it into this process, once.
+        """Loads the tokenizer into this process, once.
 
         Raises:
             ArtifactError: if it is missing or damaged.
@@ -80,7 +80,7 @@ class ArtifactTokenizer:
             return self._tokenizer
 
     def _read(self) -> bytes:
-        """The file's content, which is checked."""
+        """Returns the file's content after checking its digest."""
         try:
             data = self._path.read_bytes()
             found = sha256_of(data)
@@ -92,7 +92,7 @@ class ArtifactTokenizer:
 
 
 class _Beside:
-    """Prompts being tokenized by a process beside this one."""
+    """Prompts that a separate process tokenizes."""
 
     def __init__(self, path: Path, record: Tokenizer, texts: Sequence[str]) -> None:
         self._texts, self._process = list(texts), None
@@ -107,11 +107,11 @@ class _Beside:
             assert self._process.stdin is not None
             self._process.stdin.write(request)
             self._process.stdin.close()
-        except OSError:  # no process can be started: this one does it, when it is asked
+        except OSError:  # the process cannot start: this process tokenizes on request
             self._process = None
 
     def result(self, texts: Sequence[str]) -> TokenizedPrompts | None:
-        """What the process made of these prompts; None if it was asked for others, or failed."""
+        """Returns the tokens; None if ``texts`` are other prompts or the process failed."""
         if self._process is None:
             return None
         with self._process as process:
@@ -128,7 +128,7 @@ class _Beside:
 
 
 def main() -> None:
-    """Tokenizes what stdin asks for: path, the manifest's record of the tokenizer, and texts, as JSON."""
+    """Tokenizes a request from stdin: path, the manifest's record of the tokenizer, and texts, as JSON."""
     path, record, texts = json.load(sys.stdin)
     data = Path(path).read_bytes()
     if sha256_of(data) != record["sha256"]:

@@ -1,12 +1,12 @@
 """The text encoder in torch: transformers' UMT5 on the artifact's own weights.
 
 An optional backend (the ``torch`` extra) for hosts where it is faster than the compiled program. torch and
-transformers are imported when an encoder is made, never by importing this module.
+transformers are imported when an encoder is constructed, not with this module.
 
-A prompt is padded to the next multiple of 64 tokens, not to 512: padding is masked, so the rows that are kept
-do not change but for roundings. That length depends on the prompt alone, and prompts of one length run as one
-batch, so an embedding does not depend on what else was encoded with it. The blocks are compiled, not the
-model, and with dynamic shapes: one block's code serves every layer and every length.
+A prompt is padded to the next multiple of 64 tokens, not to 512. Padding is masked, so the prompt's own rows
+change only by rounding. The padded length depends on the prompt alone, and prompts of one length run as one
+batch, so an embedding does not depend on the other prompts. The blocks are compiled instead of the whole
+model, with dynamic shapes: one block's code serves every layer and every length.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float32")
 
 TOKEN_MULTIPLE = 64
-"""Prompts are padded to a multiple of this: lengths that suit the matmul kernels, and few different ones."""
+"""Prompts are padded to a multiple of this: lengths that suit matmul kernels, and few different ones."""
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "CXX")
-"""From the environment, on which the bits of an embedding may depend."""
+"""Environment variables on which the bits of an embedding may depend."""
 
 KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -61,8 +61,8 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "blocks/wo/weight": "encoder.block.{layer}.layer.1.DenseReluDense.wo.weight",
     }
 )
-"""transformers' key of every parameter path; ``{layer}`` is the row of a stacked parameter. The inverse of
-the table with which the artifact was converted."""
+"""Transformers' key of every parameter path; ``{layer}`` is the row of a stacked parameter. This is the
+inverse of the artifact's conversion table."""
 
 TIED_KEY = "encoder.embed_tokens.weight"
 """The second name of ``shared.weight`` in transformers."""
@@ -79,8 +79,8 @@ CONFIG_FIELDS = (
     "layer_norm_epsilon",
     "feed_forward_proj",
 )
-"""The fields of config.json that an encoder's numbers depend on. The others, which describe the tokenizer and
-the decoder or were checked at conversion, are left out: versions of transformers disagree about them."""
+"""The fields of config.json that an encoder's numbers depend on. The other fields describe the tokenizer and
+the decoder or were checked at conversion, and versions of transformers disagree about them."""
 
 Warn = Callable[[str], None]
 
@@ -97,9 +97,9 @@ def _installed(name: str) -> bool:
 
 
 def check_torch(device: str = "cpu") -> None:
-    """Refuses what could not work, before any weight is read.
+    """Checks that torch can run on a device, before any weight is read.
 
-    Cheap for the CPU, for which nothing is imported; another device can only be seen by importing torch.
+    Cheap for the CPU, which needs no import; other devices are visible only after importing torch.
 
     Args:
         device: a torch device, such as 'cpu', 'cuda' or 'cuda:1'.
@@ -120,7 +120,7 @@ def check_torch(device: str = "cpu") -> None:
         try:
             module = torch.get_device_module(match["kind"])
             count = module.device_count() if module.is_available() else 0
-        except (RuntimeError, AttributeError):  # no such kind, or one that is not a real device
+        except (RuntimeError, AttributeError):  # no such kind of device, or not a real device
             count = 0
         if int(match["index"] or 0) < count:
             return
@@ -143,12 +143,12 @@ def _not_installed(found: object) -> UsageError:
 
 
 def torch_facts(device: str = "cpu") -> dict[str, Any]:
-    """What the bits of an embedding depend on beside prompt, weights and dtype, as JSON.
+    """Returns, as JSON, what the bits of an embedding depend on besides prompt, weights and dtype.
 
-    For the CPU nothing is imported.
+    For the CPU this imports nothing.
 
     Args:
-        device: a torch device that ``check_torch`` has passed.
+        device: a torch device that passed ``check_torch``.
     """
     facts: dict[str, Any] = {
         "torch": importlib.metadata.version("torch"),
@@ -157,7 +157,7 @@ def torch_facts(device: str = "cpu") -> dict[str, Any]:
         "cpu_features": list(cpu_features()),
         "cores": usable_cores(),
         "variables": {name: os.environ.get(name, "") for name in VARIABLES},
-        # Without one the blocks are not compiled, and round more often.
+        # Without a compiler the blocks run eagerly, which rounds more often.
         "compiler": shutil.which(os.environ.get("CXX", "g++")) is not None,
     }
     if device.partition(":")[0] != "cpu":
@@ -168,31 +168,31 @@ def torch_facts(device: str = "cpu") -> dict[str, Any]:
 
 
 class TorchTextEncoder:
-    """The text encoder of an artifact, in torch.
+    """An artifact's text encoder in torch.
 
-    While the weights are read, torch and transformers are imported. Where dtypes agree, the tensors are views
-    of the memory that was read into; norms and position biases, stored in float32, are rounded to bfloat16
-    for a bfloat16 encoder, as transformers does.
+    torch and transformers are imported while the weights are read. If dtypes agree, the tensors are views of
+    the buffers that were read into. Norms and position biases, stored in float32, are rounded to bfloat16 for
+    a bfloat16 encoder, as in transformers.
 
     Args:
         artifact: the artifact's folder.
         manifest: its manifest.
-        dtype: 'bfloat16' or 'float32', in which everything is computed.
+        dtype: the compute dtype, 'bfloat16' or 'float32'.
         device: a torch device; see ``check_torch``.
         verify: 'fast' or 'sha256', as in ``wanrun.loading.restore.Restore``.
-        weights: where the components lie, if not in the artifact: a folder or a URL.
-        compile: whether the blocks are compiled; at the first prompts, which takes several seconds. Where it
-            is not possible, for want of a C++ compiler say, they run as they are and ``warn`` is told.
+        weights: a folder or URL that holds the components, if they are not in the artifact.
+        compile: whether to compile the blocks, which takes several seconds at the first prompts. If that
+            fails, for example without a C++ compiler, the blocks run eagerly and ``warn`` is called.
         clock: tells the time for ``restored``.
-        warn: told what does not stop the run but should be known.
+        warn: receives warnings.
 
     Raises:
-        UsageError: if torch or transformers is not there or cannot be imported, or the device is not there.
+        UsageError: if torch or transformers is missing or cannot be imported, or there is no such device.
         ArtifactError: if a weight is missing or damaged, or does not fit transformers' model.
     """
 
     restored: tuple[float, float]
-    """When reading the weights began and ended, by the clock."""
+    """When reading the weights started and ended, by ``clock``."""
 
     def __init__(
         self,
@@ -229,9 +229,9 @@ class TorchTextEncoder:
         self._compile_errors = self._compile() if compile else ()
 
     def _compile(self) -> tuple[type[Exception], ...]:
-        """Marks the blocks for compilation; returns what a compilation that fails raises."""
+        """Marks the blocks for compilation; returns the exceptions that a failed compilation raises."""
         try:
-            # Makes a cache folder when it is imported, unless transformers has imported it.
+            # The import makes a cache folder, unless transformers has imported it already.
             from torch._dynamo.exc import TorchDynamoException
         except OSError as error:
             self._warn_eager(error)
@@ -241,7 +241,7 @@ class TorchTextEncoder:
         return (TorchDynamoException,)
 
     def _warn_eager(self, error: Exception) -> None:
-        cause = getattr(error, "inner_exception", error)  # torch names the backend, not the reason
+        cause = getattr(error, "inner_exception", error)  # torch names the backend, not the cause
         reason = f"{type(cause).__name__}: {str(cause).strip()}".partition("\n")[0]
         self._warn(f"the torch text encoder is not compiled and will be slower: {reason}")
 
@@ -250,18 +250,18 @@ class TorchTextEncoder:
 
         Args:
             ids: int32 (P, L) token ids, padded.
-            mask: int32 (P, L), 1 where there is a token.
+            mask: int32 (P, L), 1 for a token.
 
         Returns:
-            Embeddings (P, L, D) in the encoder's dtype, zero where the mask is.
+            Embeddings (P, L, D) in the encoder's dtype, zero where the mask is 0.
         """
         if self._model is None:
             raise RuntimeError("the text encoder is closed")
         P, L = ids.shape
         embeddings = np.zeros((P, L, self._config["d_model"]), self.dtype)
         lengths = (np.arange(1, L + 1) * (mask > 0)).max(axis=1)
-        # At least one column of padding: for a mask without a zero transformers passes none to the blocks,
-        # which would then be compiled again.
+        # Add at least one column of padding: for a mask without a zero, transformers passes no mask to the
+        # blocks, which would then be compiled again.
         columns = (lengths // TOKEN_MULTIPLE + 1) * TOKEN_MULTIPLE
         for T in np.unique(columns):
             rows = np.flatnonzero(columns == T)
@@ -271,11 +271,11 @@ class TorchTextEncoder:
         return embeddings
 
     def _run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Last hidden states (P, T, D) of int64 ids and mask (P, T)."""
+        """Returns the last hidden states (P, T, D) for int64 ids and mask (P, T)."""
         try:
             return self._forward(ids, mask)
         except self._compile_errors as error:
-            # The same tensors in a model whose blocks are not compiled.
+            # The same tensors in a model with uncompiled blocks.
             self._model = _filled(_abstract_model(self._config), self._state)
             self._warn_eager(error)
         return self._forward(ids, mask)
@@ -286,25 +286,25 @@ class TorchTextEncoder:
         with torch.inference_mode():
             tokens, keep = (torch.from_numpy(array).to(self._device) for array in (ids, mask))
             hidden = self._model(input_ids=tokens, attention_mask=keep).last_hidden_state.cpu().contiguous()
-            if hidden.dtype == torch.bfloat16:  # NumPy knows it only by its bits
+            if hidden.dtype == torch.bfloat16:  # NumPy has no bfloat16, only its bits
                 return hidden.view(torch.uint16).numpy().view(self.dtype)
             return hidden.numpy()
 
     def close(self) -> None:
-        """Lets go of the weights."""
+        """Releases the weights."""
         self._model = None
         self._state = {}
 
 
 def _padded(array: np.ndarray, columns: int) -> np.ndarray:
-    """As int64, with zeros after what there is."""
+    """Returns the array as int64, padded with zeros to this many columns."""
     padded = np.zeros((len(array), columns), np.int64)
     padded[:, : array.shape[1]] = array
     return padded
 
 
 def _abstract_model(config: Mapping[str, Any]) -> Any:
-    """transformers' model without memory for its weights, in evaluation mode.
+    """Returns transformers' model without memory for its weights, in evaluation mode.
 
     Raises:
         UsageError: if torch and transformers cannot be imported.
@@ -316,7 +316,7 @@ def _abstract_model(config: Mapping[str, Any]) -> Any:
         with torch.device("meta"):
             fields = {name: config[name] for name in CONFIG_FIELDS if name in config}
             return UMT5EncoderModel(UMT5Config(**fields)).eval()
-    except ImportError as error:  # one that does not fit the other
+    except ImportError as error:  # for example incompatible versions
         raise _not_installed(error) from None
     except OSError as error:  # transformers imports torch's compiler, which makes a cache folder
         raise UsageError(
@@ -326,7 +326,7 @@ def _abstract_model(config: Mapping[str, Any]) -> Any:
 
 
 def _tensors(tree: Tree, dtype: str, device: str) -> dict[str, torch.Tensor]:
-    """transformers' state dict; rows of stacked parameters are views."""
+    """Returns transformers' state dict; rows of stacked parameters are views."""
     import torch
 
     target: torch.dtype = getattr(torch, dtype)
@@ -336,7 +336,7 @@ def _tensors(tree: Tree, dtype: str, device: str) -> dict[str, torch.Tensor]:
         if tensor.dtype == torch.uint16:
             tensor = tensor.view(torch.bfloat16)
         tensor = tensor.to(device=device, dtype=target)
-        key = KEYS.get(path, path)  # an unknown path is reported with the other keys that do not fit
+        key = KEYS.get(path, path)  # an unknown path is reported later, with the other wrong keys
         if "{layer}" in key:
             state.update({key.format(layer=layer): row for layer, row in enumerate(tensor)})
         else:
@@ -345,7 +345,7 @@ def _tensors(tree: Tree, dtype: str, device: str) -> dict[str, torch.Tensor]:
 
 
 def _leaves(tree: Tree, prefix: str = "") -> list[tuple[str, np.ndarray]]:
-    """(path, array) of every parameter."""
+    """Returns (path, array) of every parameter."""
     leaves: list[tuple[str, np.ndarray]] = []
     for name, value in tree.items():
         path = f"{prefix}{name}"
@@ -354,10 +354,10 @@ def _leaves(tree: Tree, prefix: str = "") -> list[tuple[str, np.ndarray]]:
 
 
 def _check_keys(state: dict[str, torch.Tensor], model: Any, artifact: Path) -> None:
-    """Names every key that is missing, unexpected or of another shape.
+    """Checks the state dict's keys and shapes against the model.
 
     Raises:
-        ArtifactError: if there is one.
+        ArtifactError: naming every key that is missing, unexpected or of another shape.
     """
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items() if key != TIED_KEY}
     found = {key: tuple(value.shape) for key, value in state.items()}
@@ -377,6 +377,6 @@ def _check_keys(state: dict[str, torch.Tensor], model: Any, artifact: Path) -> N
 
 
 def _filled(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
-    """The model with these tensors as its parameters, not copies of them."""
+    """Makes these tensors the model's parameters, without copies."""
     model.load_state_dict({**state, TIED_KEY: state["shared.weight"]}, assign=True)
     return model
