@@ -1,8 +1,8 @@
-"""What JAX has one of in a process, set as ours and then put back: its flags, and its compilation cache.
+"""Sets JAX's process-wide state and restores it: its flags and its compilation cache.
 
-The cache's key depends on the flags, so build and runtime have to agree on them. JAX has one set of flags for
-all that runs in a process, so this module counts who needs them: that count, with the values from before, is
-the only state of a process that this package keeps, and it mirrors JAX's own.
+The cache key depends on the flags, so build and runtime must use the same ones. JAX has one set of flags per
+process, so this module counts their holders. That count and the previous values are this package's only
+process-wide state, and they mirror JAX's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JAX_FLAGS: Mapping[str, Any] = MappingProxyType(
         "jax_enable_compilation_cache": True,
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        # Anything else puts a path into the key, and a moved artifact would miss.
+        # Any other value puts a path into the key, so a moved artifact would miss.
         "jax_persistent_cache_enable_xla_caches": "none",
         "jax_compilation_cache_max_size": -1,
         "jax_compilation_cache_include_metadata_in_key": False,
@@ -32,7 +32,7 @@ JAX_FLAGS: Mapping[str, Any] = MappingProxyType(
         "jax_disable_jit": False,
         "jax_no_tracing": False,
         "jax_transfer_guard": "allow",
-        # The rest goes into the key through the compile options; these are JAX's defaults.
+        # The other flags enter the key through the compile options; these are JAX's defaults.
         "jax_use_shardy_partitioner": True,
         "jax_optimization_level": "UNKNOWN",
         "jax_memory_fitting_level": "O2",
@@ -45,18 +45,18 @@ JAX_FLAGS: Mapping[str, Any] = MappingProxyType(
         "jax_compilation_cache_expect_pgle": False,
     }
 )
-"""Set on both sides, whatever the user's environment says; a flag that this JAX does not know is left out."""
+"""Set by build and runtime, whatever the user's environment says; flags that this JAX lacks are skipped."""
 
 
 class _Process:
-    """Who needs JAX's flags, and what they were before.
+    """The holders of JAX's flags, and the flags' previous values.
 
     Attributes:
         changing: held while the cache's folder or a flag is changed, and while an executable is loaded.
         counting: held while holders are counted.
-        holders: how many need the flags.
-        before: values from before, by flag, of those that were changed.
-        ours: what those were changed to, as JAX gives it back.
+        holders: the number of holders.
+        before: previous values of the changed flags.
+        ours: the values they were changed to, as JAX returns them.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _Process:
         self.ours: dict[str, Any] = {}
 
     def set(self, flags: Mapping[str, Any]) -> None:
-        """Changes the flags that have another value, and notes what they had."""
+        """Changes the flags that have other values, and records the previous values."""
         import jax
 
         before = jax.config.values
@@ -75,39 +75,39 @@ class _Process:
                 if name in before and before[name] not in (value, self.ours.get(name, value)):
                     jax.config.update(name, value)
         finally:
-            # One flag may change others: that of transfers does. Of a flag that somebody has changed since it
-            # was ours, what it was changed to counts.
+            # Setting one flag may change others, as the transfer guard does. If somebody else has changed a
+            # flag since this module set it, that change is the previous value.
             after = jax.config.values
             changed = {name for name in after if after[name] != before[name]}
             self.before |= {name: before[name] for name in changed}
             self.ours |= {name: after[name] for name in changed}
 
     def put_back(self) -> None:
-        """Gives the flags their values from before; one that was changed meanwhile stays as it is."""
+        """Restores the previous values; a flag that somebody else has changed since keeps its value."""
         if not self.before:
             return
         import jax
         from jax.experimental.compilation_cache import compilation_cache
 
         now = jax.config.values
-        # Those that change others come first.
+        # Flags that change other flags come first.
         for name in sorted(self.before, key=lambda name: name not in JAX_FLAGS):
             if now[name] == self.ours[name]:
                 jax.config.update(name, self.before[name])
         self.before.clear()
         self.ours.clear()
-        compilation_cache.reset_cache()  # it remembers whether it was on
+        compilation_cache.reset_cache()  # the cache remembers whether it was enabled
 
 
 _PROCESS = _Process()
 
 
 class JaxFlags:
-    """Holds JAX's flags as the cache's key needs them, until it and all others have let go of them.
+    """Holds JAX's flags at the values that the cache key needs, until every holder has released them.
 
-    Then every flag has the value from before, with one exception that has no effect any more: the platforms
-    that JAX has started by then, and no others, are there for the rest of the process, whatever
-    ``jax_platforms`` says. What the process has compiled meanwhile stays compiled as it was.
+    Then every flag returns to its previous value, but ``jax_platforms`` has no effect any more: the platforms
+    that JAX has started stay for the rest of the process, and no others can start. Functions compiled
+    meanwhile keep their compiled form.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; others are not started, unless JAX_PLATFORMS names some.
@@ -128,13 +128,13 @@ class JaxFlags:
         self._held = True
 
     def release(self) -> None:
-        """Lets go of the flags; once more does nothing."""
+        """Releases the flags; a second call does nothing."""
         with _PROCESS.counting:
             held, self._held = self._held, False
             _PROCESS.holders -= held
             if not held or _PROCESS.holders:
                 return
-        # An executable that is being loaded keeps them to its end.
+        # Waits until an executable that is being loaded is done with the flags.
         with _PROCESS.changing, _PROCESS.counting:
             if not _PROCESS.holders:
                 _PROCESS.put_back()
@@ -150,13 +150,13 @@ class JaxFlags:
 
 @contextlib.contextmanager
 def using_cache(cache: Path, write: bool = True) -> Iterator[None]:
-    """Points JAX's compilation cache at a folder, and back: what else a process compiles stays out of it.
+    """Points JAX's compilation cache at a folder, then back; other compilations of the process stay out.
 
-    One thread at a time; the others wait.
+    One thread at a time; others wait.
 
     Args:
         cache: the folder.
-        write: whether what is compiled meanwhile, by any thread, is kept in it.
+        write: whether programs compiled meanwhile, by any thread, are written to it.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache

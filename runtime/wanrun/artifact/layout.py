@@ -1,13 +1,13 @@
-"""How an array lies in chunk files: what the converter writes and the runtime reads.
+"""The layout of arrays in chunk files, which the converter writes and the runtime reads.
 
-A component is an Orbax checkpoint whose arrays are zarr3 with the codecs ``bytes`` and ``crc32c``. A
-chunk file is the little-endian bytes of consecutive rows of axis 0, followed by their crc32c (4 bytes,
-little-endian). So a file can be read straight into its place in the final buffer, and plain Orbax or
-TensorStore reads the same files and notices damage. They do not notice two files that changed places;
-the manifest's checksum of every row does.
+A component is an Orbax checkpoint of zarr3 arrays with the codecs ``bytes`` and ``crc32c``. A chunk file is
+the little-endian bytes of consecutive rows of axis 0, followed by their crc32c (4 bytes, little-endian). So
+a file can be read directly into its place in the final buffer, and plain Orbax or TensorStore reads the
+same files and detects damage. They do not detect two swapped files; the manifest's checksum of every row
+does.
 
-A row is one index of the layer axis of a stacked parameter; a parameter that is not stacked is one
-row, or, when large, several equal slices of axis 0.
+A row is one index of the layer axis of a stacked parameter. A parameter that is not stacked is one row or,
+if large, several equal slices of axis 0.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from wanrun.artifact.record import Record
 
 CRC_BYTES = 4
 ALIGNMENT = 64
-"""The CPU backend aliases a host buffer that is aligned to 64 bytes, and copies any other."""
+"""The CPU backend aliases a host buffer that is aligned to 64 bytes, and copies any other buffer."""
 
 SMALL_BYTES = 4 * 2**20
-"""A stacked parameter up to this size is one chunk file: a file per layer would be mostly overhead."""
+"""A stacked parameter up to this size is one chunk file; a file per layer would be mostly overhead."""
 
 LARGE_BYTES = 64 * 2**20
-"""A parameter that is not stacked is split into rows of at most this size, so that threads share it."""
+"""A parameter that is not stacked is split into rows of at most this size, which threads read in parallel."""
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -82,7 +82,7 @@ class ArrayLayout(Record, frozen=True):
         return self.rows // self.chunks
 
     def chunk_file(self, index: int) -> str:
-        """The chunk's file relative to the array's folder, in zarr3's default key encoding."""
+        """Returns a chunk's file, relative to the array's folder, in zarr3's default key encoding."""
         return "/".join(["c", str(index), *["0"] * (len(self.shape) - 1)])
 
 
@@ -90,7 +90,7 @@ def plan_layout(shape: tuple[int, ...], dtype: str, stacked: bool) -> ArrayLayou
     """Chooses rows and chunk files for a parameter.
 
     Args:
-        shape: its shape, with the layer axis first if stacked.
+        shape: the parameter's shape, with the layer axis first if stacked.
         dtype: name of the stored dtype.
         stacked: whether axis 0 is the layer axis.
     """
@@ -103,12 +103,12 @@ def plan_layout(shape: tuple[int, ...], dtype: str, stacked: bool) -> ArrayLayou
 
 
 def array_folder(path: str) -> str:
-    """Folder of a parameter in its checkpoint, as Orbax names it: ``a/b/c`` -> ``a.b.c``."""
+    """Returns a parameter's folder in its checkpoint, as Orbax names it: ``a/b/c`` -> ``a.b.c``."""
     return path.replace("/", ".")
 
 
 def zarr_metadata(layout: ArrayLayout) -> dict[str, Any]:
-    """Content of the array's zarr.json."""
+    """Returns the content of the array's zarr.json."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -122,7 +122,7 @@ def zarr_metadata(layout: ArrayLayout) -> dict[str, Any]:
 
 
 def orbax_metadata(layouts: Mapping[str, ArrayLayout]) -> dict[str, Any]:
-    """Content of the checkpoint's ``_METADATA``: the tree of parameters, by path."""
+    """Returns the content of the checkpoint's ``_METADATA``: the tree of parameters, by path."""
 
     def entry(path: str, layout: ArrayLayout) -> tuple[str, dict[str, Any]]:
         keys = path.split("/")
@@ -149,7 +149,7 @@ CHECKPOINT_METADATA: dict[str, Any] = {
     "item_handlers": "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler",
     "metrics": {},
     "performance_metrics": {},
-    # Orbax writes the clock here; a constant keeps two conversions of one source byte-identical.
+    # Orbax writes the time here; a constant makes two conversions of one source byte-identical.
     "init_timestamp_nsecs": 0,
     "commit_timestamp_nsecs": 0,
     "custom_metadata": {},
@@ -158,9 +158,9 @@ CHECKPOINT_METADATA: dict[str, Any] = {
 
 
 def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
-    """Every file of a checkpoint that is not a chunk file, by its name in the checkpoint's folder.
+    """Returns every file of a checkpoint that is not a chunk file, by its name in the checkpoint's folder.
 
-    ``wanbuild verify`` compares them byte for byte, so another spelling is another format version.
+    ``wanbuild verify`` compares them byte for byte, so a change here is a new format version.
 
     Args:
         layouts: the component's parameters, by path.
