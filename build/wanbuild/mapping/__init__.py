@@ -1,1 +1,1 @@
-"""Which source key fills which parameter: one table per component, and the engine that checks them."""
+"""Maps source keys to parameters: one table per component, and the engine that checks it."""

@@ -12,7 +12,7 @@ _ADAPTER = r"face_adapter\.(?P<layer>\d+)\."
 
 MOTION_RULES: tuple[Rule, ...] = (
     Rule(_MOTION + r"(?P<conv>conv_in|conv_out)\.weight", "motion_encoder/{conv}/weight", "conv2d"),
-    # The bias is (C,) in diffusers, and (1, C, 1, 1) in the original.
+    # The bias is (C,) in diffusers and (1, C, 1, 1) in the original.
     Rule(_MOTION + r"conv_in\.act_fn\.bias", "motion_encoder/conv_in/bias", "vector"),
     Rule(
         _MOTION + r"res_blocks\.(?P<i>\d+)\." + _CONV + r"\.weight",

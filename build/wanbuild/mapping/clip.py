@@ -1,6 +1,6 @@
 """Mapping of the CLIP image encoder's state dict (transformers' key names).
 
-Published files have ``vision_model.`` before every key; transformers 5 saves them without.
+Published files have ``vision_model.`` before every key; transformers 5 saves keys without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLIP_RULES: tuple[Rule, ...] = (
     Rule(_EMBEDDINGS + r"patch_embedding\.weight", "patch_embedding/weight", "flatten_in"),
     Rule(_EMBEDDINGS + r"position_embedding\.weight", "position_embedding"),
     Rule(_EMBEDDINGS + r"position_ids", None),  # 0, 1, 2, ...: saved by transformers before 4.31
-    Rule(r"visual_projection\.weight", None),  # of the pooled output, which is not used
+    Rule(r"visual_projection\.weight", None),  # for the pooled output, which is not used
     Rule(_PREFIX + r"pre_layrnorm\." + _PARAM, "pre_norm/{param}"),  # the checkpoint's spelling
     Rule(_PREFIX + r"post_layernorm\." + _PARAM, "post_norm/{param}"),
     Rule(_LAYER + r"layer_norm1\." + _PARAM, "blocks/attn_norm/{param}"),

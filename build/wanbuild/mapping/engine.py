@@ -1,4 +1,4 @@
-"""Applies a mapping table to a checkpoint's keys: each exactly once, or one error lists every problem."""
+"""Applies a mapping table to a checkpoint's keys; each key is used once, or one error lists all problems."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from wanbuild.mapping.rules import TRANSFORMS, Rule
 from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
 
 LISTED = 20
-"""Problems named in full in one message; the rest are counted."""
+"""Problems named in full in one message; the others are counted."""
 
 
 @dataclass(frozen=True)
 class Fill:
-    """One source tensor that becomes one row of a parameter, or the whole of it."""
+    """A source tensor that becomes one row of a parameter, or the whole parameter."""
 
     key: str
     transform: str
@@ -27,13 +27,13 @@ class Fill:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A parameter and where its rows come from.
+    """A parameter and the sources of its rows.
 
     Args:
         path: the parameter's path.
         shape: its shape.
         dtype: its stored dtype.
-        axes: a logical axis, or None, per dimension.
+        axes: a logical axis or None for each dimension.
         fills: one per layer if stacked, else one.
     """
 
@@ -50,12 +50,12 @@ class Assignment:
 
     @property
     def fill_shape(self) -> tuple[int, ...]:
-        """Shape of what one source tensor fills, after its transform."""
+        """Shape that one source tensor fills, after its transform."""
         return self.shape[1:] if self.stacked else self.shape
 
 
 def _transformed_shape(shape: tuple[int, ...], transform: str) -> tuple[int, ...] | None:
-    """Shape after a transform, or None where the transform does not fit (a wrong rank)."""
+    """Returns the shape after a transform; None if the transform does not fit the rank."""
     try:
         # A zero-stride view has the shape without the memory.
         return TRANSFORMS[transform](np.broadcast_to(np.float32(0), shape)).shape
@@ -64,7 +64,7 @@ def _transformed_shape(shape: tuple[int, ...], transform: str) -> tuple[int, ...
 
 
 def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str | None, int | None, str]]:
-    """(path, layer, transform) of every rule that matches a key; the path is None if it fills nothing."""
+    """Returns (path, layer, transform) of every rule that matches a key; path is None for an ignored key."""
     found = []
     for rule in rules:
         if match := re.fullmatch(rule.pattern, key, re.ASCII):
@@ -82,13 +82,13 @@ def assign(
 
     Args:
         rules: the component's mapping table.
-        shapes: shape of every tensor in the source, by key.
+        shapes: shape of every source tensor, by key.
         module: the abstract module whose parameters are to be filled.
         component: its name, for messages.
 
     Returns:
-        The assignments, sorted by path, and the problems: keys that no rule or several rules match, rows
-        filled twice or not at all, and wrong shapes. With problems, the assignments are not complete.
+        The assignments, sorted by path, and the problems: keys that match no rule or several, rows filled
+        twice or not at all, and wrong shapes. If there are problems, the assignments are incomplete.
     """
     targets = dict(flatten(abstract_params(module)))
     axes = parameter_axes(module)
@@ -139,7 +139,7 @@ def assign(
 
 
 def _ranges(rows: Sequence[int]) -> str:
-    """Ascending integers as text: '0-2, 5'."""
+    """Returns ascending integers as text: '0-2, 5'."""
     parts: list[list[int]] = []
     for row in rows:
         if parts and row == parts[-1][1] + 1:
@@ -150,6 +150,6 @@ def _ranges(rows: Sequence[int]) -> str:
 
 
 def describe_problems(problems: Sequence[str]) -> str:
-    """The problems in one line."""
+    """Returns the problems in one line."""
     more = f" and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
     return "; ".join(problems[:LISTED]) + more

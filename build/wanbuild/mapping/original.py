@@ -1,7 +1,7 @@
-"""The original Wan-Video key names of the transformer, as a table of pairs with diffusers' names.
+"""The transformer's original Wan-Video key names, as a table of pairs with diffusers' names.
 
 Sources: the state dicts of WanModel, VaceWanModel and WanAnimateModel (Wan-Video/Wan2.1 and Wan2.2,
-wan/modules), and those of the diffusers classes that hold the same weights.
+wan/modules), and of the diffusers classes with the same weights.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from types import MappingProxyType
 from wanrun.errors import SourceError
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "model.", "")
-"""What single-file checkpoints put before every key; the longest first."""
+"""Prefixes of the keys in single-file checkpoints, the longest first."""
 
 LISTED = 5
-"""Keys named in full in one message; the rest are counted."""
+"""Keys named in full in one message; the others are counted."""
 
 _FIELDS = MappingProxyType({"{blocks}": r"(?P<blocks>(?:vace_)?blocks\.[0-9]+)", "{i}": "(?P<i>[0-9]+)"})
 
-_MOTION_BLOCKS = 7  # of the 512-pixel motion encoder, the only one published
+_MOTION_BLOCKS = 7  # of the 512-pixel motion encoder, the only published one
 
 MODULES: tuple[tuple[str, str], ...] = (
     # The same name in both.
@@ -41,7 +41,7 @@ MODULES: tuple[tuple[str, str], ...] = (
     ("img_emb.proj.3", "condition_embedder.image_embedder.ff.net.2"),
     ("img_emb.proj.4", "condition_embedder.image_embedder.norm2"),
     ("head.head", "proj_out"),
-    # Blocks, and VACE's.
+    # Transformer blocks and VACE blocks.
     *(
         (f"{{blocks}}.{ours}.{original}", f"{{blocks}}.{theirs}.{diffusers}")
         for ours, theirs in (("self_attn", "attn1"), ("cross_attn", "attn2"))
@@ -57,7 +57,7 @@ MODULES: tuple[tuple[str, str], ...] = (
     ("{blocks}.cross_attn.k_img", "{blocks}.attn2.add_k_proj"),
     ("{blocks}.cross_attn.v_img", "{blocks}.attn2.add_v_proj"),
     ("{blocks}.cross_attn.norm_k_img", "{blocks}.attn2.norm_added_k"),
-    # The original counts norms in the order they were thought of, diffusers in the order they run.
+    # The original numbers norms in order of definition, diffusers in order of execution.
     ("{blocks}.norm3", "{blocks}.norm2"),
     ("{blocks}.ffn.0", "{blocks}.ffn.net.0.proj"),
     ("{blocks}.ffn.2", "{blocks}.ffn.net.2"),
@@ -100,22 +100,22 @@ PARAMETERS: tuple[tuple[str, str], ...] = (
     ("motion_encoder.dec.direction.weight", "motion_encoder.motion_synthesis_weight"),
     ("face_encoder.padding_tokens", "face_encoder.padding_tokens"),
 )
-"""(original, diffusers) names of parameters that are no module's weight or bias."""
+"""(original, diffusers) names of parameters that are not a module's weight or bias."""
 
 FUSED: tuple[tuple[str, tuple[str, str]], ...] = (
     ("face_adapter.fuser_blocks.{i}.linear1_kv", ("face_adapter.{i}.to_k", "face_adapter.{i}.to_v")),
 )
-"""Original modules that diffusers keeps as two, keys and values; no rename can express them."""
+"""Original modules that diffusers splits into keys and values, which no renaming can express."""
 
 CONSTANTS: tuple[str, ...] = (
     "motion_encoder.enc.net_app.convs.{i}.conv2.0.kernel",
     "motion_encoder.enc.net_app.convs.{i}.skip.0.kernel",
 )
-"""Stored originals that are no weights: blur kernels, which diffusers makes itself."""
+"""Stored tensors of the original that are not weights: blur kernels, which diffusers computes itself."""
 
 
 def _sketch(name: str) -> str:
-    """The name with every number replaced: few rows have the same one, so a look-up need not try them all."""
+    """Replaces every number in a name; few rows share the result, so a look-up tries only those."""
     return re.sub("[0-9]+", "#", name)
 
 
@@ -127,10 +127,10 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 class _Templates:
-    """Finds the template that a name is of.
+    """Finds the template that a name matches.
 
     Args:
-        rows: templates, each with what is looked up with it.
+        rows: (template, value) pairs.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -142,7 +142,7 @@ class _Templates:
                 self._rows.setdefault(sketch, []).append((_pattern(template), value))
 
     def find(self, name: str) -> str | None:
-        """The value of the template that the name is of, with the name's numbers; None if it is of none."""
+        """Returns the value of the matching template, with the name's numbers; None if none matches."""
         for pattern, value in self._rows.get(_sketch(name), ()):
             if match := pattern.fullmatch(name):
                 return value.format(**match.groupdict())
@@ -151,7 +151,7 @@ class _Templates:
 
 @dataclass(frozen=True)
 class _Names:
-    """The table, ready for look-ups.
+    """The look-up tables of the names.
 
     Args:
         originals: original name -> diffusers name.
@@ -166,7 +166,7 @@ class _Names:
 
 
 def _names(rows: Sequence[tuple[str, str]], more: Iterable[str]) -> _Names:
-    """The rows, and diffusers names that no row has."""
+    """Builds the look-up tables of the rows and of diffusers names without a row."""
     news = (*(new for _, new in rows), *more)
     return _Names(_Templates(rows), _Templates((new, new) for new in news))
 
@@ -188,31 +188,31 @@ def _parameters() -> _Names:
 
 
 def diffusers_module(name: str) -> str | None:
-    """The diffusers path of a module, e.g. ``blocks.3.attn1.to_q`` for ``blocks.3.self_attn.q``.
+    """Returns the diffusers path of a module, e.g. ``blocks.3.attn1.to_q`` for ``blocks.3.self_attn.q``.
 
     Args:
-        name: an original or diffusers module path, with no prefix before it and no ``.weight`` after it.
+        name: an original or diffusers module path, without a prefix and without ``.weight``.
 
     Returns:
-        The diffusers path: a diffusers path is returned as it is. None for anything else.
+        The diffusers path; a diffusers path is returned unchanged. None for any other name.
     """
     return _modules().find(name)
 
 
 def diffusers_parameter(name: str) -> str | None:
-    """The diffusers name of a parameter, e.g. ``blocks.3.scale_shift_table`` for ``blocks.3.modulation``.
+    """Returns a parameter's diffusers name, e.g. ``blocks.3.scale_shift_table`` for ``blocks.3.modulation``.
 
     Args:
-        name: an original or diffusers parameter name, with no prefix before it.
+        name: an original or diffusers parameter name, without a prefix.
 
     Returns:
-        The diffusers name: a diffusers name is returned as it is. None for anything else.
+        The diffusers name; a diffusers name is returned unchanged. None for any other name.
     """
     return _parameters().find(name)
 
 
 def common_prefix(keys: Iterable[str]) -> str:
-    """The one of ``PREFIXES`` that every key starts with; the longest, or the empty one."""
+    """Returns the longest of ``PREFIXES`` that every key starts with; it may be the empty one."""
     keys = tuple(keys)
     return next(prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in keys))
 
@@ -223,21 +223,20 @@ def _listed(keys: Iterable[str]) -> str:
 
 
 def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict[str, str]:
-    """Finds which naming a transformer's keys have, and the diffusers name of each.
+    """Detects the naming of a transformer's keys, and returns the diffusers name of each key.
 
     Args:
-        keys: every key of the checkpoint, in the original naming or in diffusers', all with one of
-            ``PREFIXES`` before them or none.
-        where: what holds them, for messages.
+        keys: every key of the checkpoint, in the original naming or in diffusers', all with the same
+            prefix from ``PREFIXES``.
+        where: the file or component, for messages.
 
     Returns:
-        Stored key -> diffusers name, in the order of keys. Keys of which none is original are returned as
-        they are but for the prefix, unknown ones too: the mapping table judges them. Of original ones,
-        those in ``CONSTANTS`` are left out.
+        Stored key -> diffusers name, in the order of keys. If no key is original, all keys are returned
+        without the prefix, unknown ones included, because the mapping table checks them. Original keys in
+        ``CONSTANTS`` are left out.
 
     Raises:
-        SourceError: if some keys are original and others are not, or a parameter is fused (Animate's face
-            adapter).
+        SourceError: if only some keys are original, or a parameter is fused (Animate's face adapter).
     """
     keys = tuple(keys)
     prefix = common_prefix(keys)
@@ -246,7 +245,7 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     constants = _Templates((name, name) for name in CONSTANTS)
     bare = {key: key[len(prefix) :] for key in keys}
     renamed = {key: names.originals.find(name) for key, name in bare.items()}
-    # A name that both have tells nothing.
+    # Names that are the same in both do not identify the naming.
     if not any(new is not None and new != bare[key] for key, new in renamed.items()):
         return bare
     other = [key for key, new in renamed.items() if new is None]

@@ -1,4 +1,4 @@
-"""The vocabulary of mapping tables: a rule, and the named transforms it may use."""
+"""The vocabulary of mapping tables: rules and named transforms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rule:
         pattern: a regular expression that must match the whole key. A group named ``layer`` selects the
             row of a stacked parameter; other named groups are substituted into target.
         target: the parameter's path, e.g. ``blocks/attn1/to_q/weight``, or ``decoder/up_blocks/{i}/...``;
-            None for keys that the model makes no use of, which are accepted and not read.
+            None for keys that the model does not use, which are accepted and not read.
         transform: a name in ``TRANSFORMS``.
     """
 
@@ -30,15 +30,15 @@ class Rule:
 
 TRANSFORMS: Mapping[str, Transform] = MappingProxyType(
     {
-        # Every transform returns a view, so that one assignment moves, reorders and casts.
+        # Every transform returns a view, so that one assignment copies, reorders and casts.
         "copy": lambda x: x,
         "conv2d": lambda x: x.transpose(2, 3, 1, 0),  # (O, I, H, W) -> (H, W, I, O)
         "conv3d": lambda x: x.transpose(2, 3, 4, 1, 0),  # (O, I, T, H, W) -> (T, H, W, I, O)
-        "vector": lambda x: x.reshape(max(x.shape)),  # (C, 1, 1, 1) -> (C,), for one channel too
+        "vector": lambda x: x.reshape(max(x.shape)),  # (C, 1, 1, 1) -> (C,), also for C = 1
         "squeeze": lambda x: x.reshape([n for n in x.shape if n != 1]),
         "flatten_in": lambda x: x.reshape(x.shape[0], -1),  # (O, I, ...) -> (O, I·...), e.g. a patch conv
     }
 )
 
 PERMUTING = frozenset({"conv2d", "conv3d"})
-"""The transforms that change the order of values in memory; the others only change the shape."""
+"""The transforms that reorder values in memory; the others only change the shape."""

@@ -28,7 +28,7 @@ TRANSFORMER_RULES: tuple[Rule, ...] = (
     Rule(_LAYER + r"(?P<attn>attn[12])\.(?P<norm>norm_[qk])\.weight", "blocks/{attn}/{norm}/weight"),
     Rule(_LAYER + r"attn2\.(?P<proj>add_[kv]_proj)\." + _PARAM, "blocks/attn2/{proj}/{param}"),
     Rule(_LAYER + r"attn2\.norm_added_k\.weight", "blocks/attn2/norm_added_k/weight"),
-    # Files converted by an early version have it; no version of the model uses it.
+    # Files converted by an early version have this key; no version of the model uses it.
     Rule(_LAYER + r"attn2\.norm_added_q\.weight", None),
     Rule(_LAYER + r"norm2\." + _PARAM, "blocks/norm2/{param}"),
     Rule(_LAYER + r"ffn\.net\.0\.proj\." + _PARAM, "blocks/ffn/up/{param}"),

@@ -1,4 +1,4 @@
-"""Mapping of the VACE transformer's state dict: the base's table, and the same for the control blocks."""
+"""Mapping of the VACE transformer's state dict: the base table, repeated for the control blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VACE_RULES: tuple[Rule, ...] = (
     *(_of_control(rule) for rule in TRANSFORMER_RULES if rule.pattern.startswith(_BASE)),
     Rule(r"vace_patch_embedding\.weight", "vace_patch_embedding/weight", "flatten_in"),
     Rule(r"vace_patch_embedding\.bias", "vace_patch_embedding/bias"),
-    # The first control block alone has this projection, so it is no part of the stack.
+    # Only the first control block has this projection, so it is not in the stack.
     Rule(r"vace_blocks\.0\.proj_in\.(?P<param>weight|bias)", "vace_proj_in/{param}"),
     Rule(r"vace_blocks\.(?P<layer>\d+)\.proj_out\.(?P<param>weight|bias)", "vace_blocks/proj_out/{param}"),
 )

@@ -1,4 +1,4 @@
-"""Where each key of a Wan VAE checkpoint (diffusers' AutoencoderKLWan, plain or residual) goes."""
+"""Mapping of the Wan VAE's state dict (diffusers' AutoencoderKLWan, plain or residual)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _N = r"\d+"
 
 
 def _residual(prefix: str, target: str) -> tuple[Rule, ...]:
-    """The rules of one residual block."""
+    """Returns the rules of one residual block."""
     return (
         Rule(rf"{prefix}\.(?P<norm>norm[12])\.gamma", f"{target}/{{norm}}/gamma", "vector"),
         Rule(rf"{prefix}\.(?P<conv>conv[12])\.weight", f"{target}/{{conv}}/weight", "conv3d"),
@@ -18,7 +18,7 @@ def _residual(prefix: str, target: str) -> tuple[Rule, ...]:
 
 
 def _resample(prefix: str, target: str) -> tuple[Rule, ...]:
-    """The rules of one change of resolution."""
+    """Returns the rules of one resampling module."""
     return (
         Rule(rf"{prefix}\.resample\.1\.weight", f"{target}/resample/weight", "conv2d"),
         Rule(rf"{prefix}\.resample\.1\.bias", f"{target}/resample/bias"),
