@@ -1,1 +1,1 @@
-"""Checkpoints that are fetched from the hub."""
+"""Downloads checkpoints from the Hugging Face hub."""

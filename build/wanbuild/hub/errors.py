@@ -1,4 +1,4 @@
-"""What huggingface_hub raises, as one line that says what to do."""
+"""Turns huggingface_hub's exceptions into one line that says what to do."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _CANNOT_WRITE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST,
 
 @contextlib.contextmanager
 def explained(repository: str, revision: str) -> Iterator[None]:
-    """Turns what huggingface_hub raises into a SourceError.
+    """Turns huggingface_hub's exceptions into SourceError.
 
     Args:
         repository: the hub id, for messages.
-        revision: what was asked for.
+        revision: the requested revision.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import FileMetadataError, HTTPError, LocalEntryNotFoundError
 
     try:
         yield
-    except LocalEntryNotFoundError as error:  # its word for any failure before a file's first byte
+    except LocalEntryNotFoundError as error:  # any failure before a file's first byte
         if not isinstance(error.__cause__, HTTPError):
             raise not_a_hub() from error
         raise _http_error(error.__cause__, repository, revision) from error
     except FileMetadataError as error:
         raise not_a_hub() from error
-    except HTTPError as error:  # the base of all that the HTTP client raises
+    except HTTPError as error:  # the base class of the HTTP client's exceptions
         raise _http_error(error, repository, revision) from error
     except OSError as error:
         explanation = _os_error(error, repository, constants.HF_HUB_CACHE)
@@ -42,7 +42,7 @@ def explained(repository: str, revision: str) -> Iterator[None]:
 
 
 def not_a_hub() -> SourceError:
-    """The error for an answer that no hub gives."""
+    """Returns the error for an answer that no hub gives."""
     from huggingface_hub import constants
 
     return SourceError(
@@ -51,7 +51,7 @@ def not_a_hub() -> SourceError:
 
 
 def _os_error(error: OSError, repository: str, cache: str) -> SourceError | None:
-    if error.errno is None:  # raised by huggingface_hub: fewer bytes than were announced
+    if error.errno is None:  # raised by huggingface_hub for fewer bytes than announced
         return SourceError(
             f"a download of {repository} ended early: {error}",
             remedy="run it again; files that are whole are kept",

@@ -1,8 +1,8 @@
-"""Finds a source: a folder as it is, or what conversion reads of a repository on the Hugging Face hub.
+"""Locates a source: a local folder, or the needed files of a repository on the Hugging Face hub.
 
-Only what conversion reads is downloaded, into the hub's own cache and so shared with other tools. First
-comes model_index.json, then configs and indexes, then tokenizer and weights; each is checked before the
-next, so that a repository of an unsupported variant costs a few kilobytes.
+Only the files that conversion reads are downloaded, into the hub's own cache, which other tools share. First
+comes model_index.json, then configs and indexes, then tokenizer and weights. Each part is checked before the
+next, so a repository of an unsupported variant costs a few kilobytes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from wanrun.errors import SourceError, UsageError
 
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)
-"""The components whose weights may be in the original naming, under any name."""
+"""The components whose weights may be in the original naming, in a file of any name."""
 _PLAIN = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
-"""File names that mean themselves, in a path and in a pattern of huggingface_hub."""
+"""File names without special characters in paths and in huggingface_hub's patterns."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where a source lies on this machine.
+    """The local place of a source.
 
     Args:
         path: the checkpoint folder.
@@ -50,22 +50,22 @@ class Located:
 def locate_source(
     source: str | Path, revision: str | None = None, report: Callable[[str], object] = click.echo
 ) -> Located:
-    """Returns a folder as it is, and downloads a repository of the hub as far as conversion reads it.
+    """Returns a local folder, or downloads the files of a hub repository that conversion reads.
 
-    ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to huggingface_hub.
+    ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have their meaning in huggingface_hub.
 
     Args:
-        source: a folder or a hub id, ``owner/name``; as the user wrote it, for ``./owner/name`` is no id.
-        revision: branch, tag or commit of the repository; its main branch where None.
-        report: takes a line that says what is downloaded.
+        source: a folder, or a hub id ``owner/name``, as the user wrote it: ``./owner/name`` is a folder.
+        revision: branch, tag or commit of the repository; None: its main branch.
+        report: receives a line that says what is downloaded.
 
     Returns:
-        The folder; for a repository a folder of the hub's cache in the published layout.
+        The folder; for a repository, a folder in the hub's cache with the published layout.
 
     Raises:
         UsageError: if a revision is given with a folder.
         SourceError: if there is no such folder or repository, access is refused, the hub cannot be reached,
-            the repository is of no supported variant, or what arrives is not what the hub lists.
+            the repository's variant is not supported, or a downloaded file is not the one that the hub lists.
     """
     text, path = str(source), Path(source)
     try:
@@ -78,7 +78,7 @@ def locate_source(
         if path.exists():
             refuse_pickle(path)
             raise SourceError(f"{text} is not a folder", remedy="give the checkpoint's folder or its hub id")
-    except OSError as error:  # no permission, a name that is too long
+    except OSError as error:  # for example no permission, or a name that is too long
         raise SourceError(f"{text} cannot be read: {error.strerror}") from None
     if not is_hub_id(text):
         raise SourceError(
@@ -88,7 +88,7 @@ def locate_source(
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text has the form of a hub id, ``owner/name``."""
+    """Returns whether a text has the form of a hub id, ``owner/name``."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -102,7 +102,7 @@ def is_hub_id(text: str) -> bool:
 
 
 def _locate_repository(snapshot: Snapshot, report: Callable[[str], object]) -> Located:
-    """Fetches the files that conversion reads, the large ones last."""
+    """Downloads the files that conversion reads, the large ones last."""
     from wanbuild.source.checkpoint import read_classes
 
     if _INDEX not in snapshot.files:
@@ -140,18 +140,18 @@ def _locate_repository(snapshot: Snapshot, report: Callable[[str], object]) -> L
 
 
 def _find_weights(snapshot: Snapshot, component: str, library: str, *, beside: bool) -> str:
-    """The weight file or index of a component, by the rule for folders.
+    """Finds a component's weight file or index, by the rule for folders.
 
     Args:
         snapshot: the repository.
         component: the component's folder.
-        library: the one that its class is of, a key of ``WEIGHT_NAMES``.
-        beside: whether the weights may lie beside model_index.json.
+        library: the library of the component's class, a key of ``WEIGHT_NAMES``.
+        beside: whether the weights may be in the same folder as model_index.json.
 
     Raises:
         SourceError: as ``shards.find_weights``.
     """
-    root = Path(snapshot.name)  # stands for the repository, in messages too
+    root = Path(snapshot.name)  # stands for the repository, also in messages
 
     def names_in(place: Path) -> list[str] | None:
         paths = [root / name for name in snapshot.files]
@@ -166,18 +166,18 @@ def _find_weights(snapshot: Snapshot, component: str, library: str, *, beside: b
 
 
 def _config(snapshot: Snapshot, component: str, weights: str) -> str | None:
-    """The file that holds a component's config; None if weights of the original naming have none."""
+    """Returns the config file of a component; None if its weights, in the original naming, have none."""
     plain, beside = f"{component}/config.json", Path(weights).with_name("config.json").as_posix()
     published = weights.startswith(tuple(f"{component}/{base}" for base in WEIGHT_NAMES.values()))
     return next((name for name in (plain, beside) if name in snapshot.files), plain if published else None)
 
 
 def _check_configs(folder: Path, files: Mapping[str, str | None], classes: Mapping[str, str]) -> None:
-    """Raises SourceError for configs that conversion would refuse once the weights are there.
+    """Raises SourceError for configs that conversion would refuse after the weights are downloaded.
 
     Args:
-        folder: where they are.
-        files: the file of each component's; None for one that has to be derived from its weights.
+        folder: the folder of the files.
+        files: each component's config file; None if the config must be derived from the weights.
         classes: the class of each component, from model_index.json.
     """
     from wanbuild.components import KINDS, kind_of

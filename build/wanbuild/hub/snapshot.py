@@ -1,13 +1,13 @@
-"""A repository of the Hugging Face hub at one commit, which huggingface_hub downloads into its own cache.
+"""A Hugging Face hub repository at one commit, downloaded by huggingface_hub into its own cache.
 
-What the library (2.4) does, measured on a loopback server: it downloads eight files at a time. A connection
-that is closed or silent is tried again, and the file goes on where it stopped; a reset one ends the run.
-The next run keeps the files that are whole, and begins again the one that was in transfer: after ``kill -9``
-its part stays in the cache as ``*.incomplete``, which nothing uses, until ``hf cache prune``. The library
-compares sizes and no digests while it downloads; here its function for digests is called afterwards.
+The library's behaviour (2.4), measured on a loopback server: it downloads eight files at a time. After a
+closed or silent connection it retries, and the file resumes where it stopped; a reset connection ends the
+run. The next run keeps complete files and restarts the file in transfer: after ``kill -9`` the partial file
+stays in the cache as ``*.incomplete``, unused, until ``hf cache prune``. While downloading, the library
+compares sizes and no digests; this module calls its digest function afterwards.
 
-Xet is switched off (measured with hf_xet 1.8): Ctrl-C waits until the file is whole, a server that is down is
-a RuntimeError of no further type after 110 s, and damaged bytes pass.
+Xet is switched off (measured with hf_xet 1.8): Ctrl-C waits until the file is complete, an unreachable server
+gives a plain RuntimeError after 110 s, and damaged bytes pass.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A repository at one commit, in the hub's cache as far as it was needed so far.
+    """A repository at one commit, in the hub's cache as far as its files were needed.
 
     Args:
         id: the repository, ``owner/name``.
         name: id and revision, for messages.
-        folder: its folder in the cache, named by the commit, in the repository's layout.
-        files: size in bytes by name, of every file of the commit.
-        offline: whether the cache alone is used.
+        folder: the commit's folder in the cache, in the repository's layout.
+        files: size in bytes of every file of the commit, by name.
+        offline: whether only the cache is used.
     """
 
     id: str
@@ -53,20 +53,20 @@ class Snapshot:
 
     @property
     def commit(self) -> str:
-        """40 hexadecimal digits."""
+        """The commit's 40 hexadecimal digits."""
         return self.folder.name
 
     def fetch(self, names: Iterable[str], report: Callable[[str], object] | None = None) -> None:
-        """Makes sure that these files are in the folder. Downloads no others.
+        """Makes these files available in the folder; downloads no others.
 
         Args:
-            names: relative to the repository.
-            report: for large files; takes a line that says what is being done. Then the room on the disk is
+            names: file names, relative to the repository.
+            report: given for large files; receives a line that says what is done. Then free disk space is
                 checked first, progress is shown, and new files are hashed.
 
         Raises:
             SourceError: if the repository, or in offline mode the cache, lacks a file; the disk has too
-                little room; a download fails; a file arrives damaged; or one in the cache is cut off.
+                little space; a download fails; a downloaded file is damaged; or a cached file is cut off.
         """
         wanted = set(names)
         lacking = [name for name in sorted(wanted) if not self._has(name)]
@@ -98,7 +98,7 @@ class Snapshot:
         return (self.folder / name).is_file() if self.offline else name in self.files
 
     def _new(self, names: set[str]) -> dict[str, int]:
-        """Bytes by name of the files that are not cached; raises SourceError if there is no room for them."""
+        """Returns the sizes of files that are not cached, by name; SourceError if the disk lacks space."""
         from huggingface_hub import constants
 
         new = {
@@ -122,7 +122,7 @@ class Snapshot:
 
 
 def open_snapshot(repository: str, revision: str) -> Snapshot:
-    """Asks the hub, or in offline mode its cache, which commit a revision is and what files it has.
+    """Asks the hub, or in offline mode its cache, for a revision's commit and the commit's files.
 
     Raises:
         SourceError: if there is no such repository or revision, access is refused, or the hub cannot be
@@ -144,7 +144,7 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
         return Snapshot(repository, name, folder, {file.path: file.size for file in tree}, True)
     try:
         with explained(repository, revision):
-            # With a limit on the wait, which snapshot_download's own request lacks.
+            # With a timeout, which snapshot_download's own request lacks.
             info = HfApi().model_info(
                 repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
             )
@@ -155,8 +155,8 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
     if not re.fullmatch("[0-9a-f]{40}", commit):
         raise not_a_hub()
     if revision != commit:
-        with contextlib.suppress(OSError):  # a cache that cannot be written may still hold everything
-            ref = storage / "refs" / revision  # where the library looks revisions up in offline mode
+        with contextlib.suppress(OSError):  # a read-only cache may still hold everything
+            ref = storage / "refs" / revision  # the library looks up revisions here in offline mode
             ref.parent.mkdir(parents=True, exist_ok=True)
             replace_file(ref, commit.encode())
     return Snapshot(
@@ -178,12 +178,12 @@ def _download(
     *,
     dry_run: bool = False,
 ) -> Any:
-    """Calls snapshot_download in a thread, so that Ctrl-C arrives here and can stop the library's threads.
+    """Calls snapshot_download in a thread, so that Ctrl-C arrives here and stops the library's threads.
 
-    They stop when their next 10 MiB have arrived, or when their connection has been silent for 10 s.
+    They stop after their next 10 MiB, or after 10 s on a silent connection.
 
     Returns:
-        The list of what would be downloaded for a dry run, else the folder.
+        For a dry run, the list of files to download; otherwise the folder.
     """
     from huggingface_hub import snapshot_download
 
@@ -205,7 +205,7 @@ def _download(
 
 
 def _compare_digests(snapshot: Snapshot, names: Container[str]) -> None:
-    """Removes the files whose digest is not the hub's; raises SourceError if there are any."""
+    """Removes files whose digest differs from the hub's; raises SourceError if there are any."""
     from huggingface_hub import HfApi
 
     with explained(snapshot.id, snapshot.commit):
@@ -223,11 +223,11 @@ def _compare_digests(snapshot: Snapshot, names: Container[str]) -> None:
 
 
 class _Stopped(Exception):  # noqa: N818
-    """The user has interrupted the download."""
+    """The user interrupted the download."""
 
 
 class _Log(logging.Handler):
-    """Prints a warning of the library as one line, such as the one before it tries a connection again."""
+    """Prints the library's warnings as one line each, such as the warning before a retry."""
 
     def __init__(self, stop: threading.Event) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _settings(stop: threading.Event) -> Iterator[None]:
-    """While it lasts, huggingface_hub's warnings look like ours, and it does not use Xet."""
+    """Formats huggingface_hub's warnings as this package's and turns Xet off while the context is open."""
     import huggingface_hub.file_download  # noqa: F401  the import sets its handlers up
     from huggingface_hub import constants
 
@@ -255,9 +255,9 @@ def _settings(stop: threading.Event) -> Iterator[None]:
 
 
 def _bar(advance: Callable[[int], None] | None, stop: threading.Event) -> type[tqdm[Any]]:
-    """A class for the library's bars that draws nothing, counts bytes and ends an interrupted download.
+    """Returns a progress bar class that draws nothing, counts bytes and ends an interrupted download.
 
-    The library makes three bars: of files, of bytes received, and of bytes written, which has the name below.
+    The library makes three bars: files, bytes received, and bytes written, which has the name below.
     """
     from huggingface_hub.utils import tqdm
 
