@@ -1,1 +1,1 @@
-"""A published checkpoint: its files, configs and tensors, checked before anything is written."""
+"""Published checkpoints: files, configs and tensors, checked before anything is written."""

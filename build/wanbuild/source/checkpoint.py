@@ -1,9 +1,9 @@
 """Reads a checkpoint folder in the published diffusers layout: model_index.json and one folder per component.
 
-A transformer may have the original Wan-Video key names too, and then be one file of any name, in its folder
-or beside the folders; whoever reads a source sees diffusers' names. Everything is opened once and checked
-before anything is read: which components there are and of which class, that the shards hold exactly the keys
-their index lists, and that the tokenizer is whole.
+A transformer may also have the original Wan-Video key names, in one file of any name, in its folder or next
+to model_index.json; callers always see diffusers' names. Before any tensor is read, everything is opened once
+and checked: the components and their classes, that the shards hold exactly the keys that their index lists,
+and that the tokenizer is complete.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, NO_WEIGHTS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
-# Parts of a pipeline that a checkpoint may list as absent, [null, null].
+# Components that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
 
 
 @dataclass(frozen=True)
 class SourceComponent:
-    """One component that holds weights.
+    """One component with weights.
 
     Args:
         name: its folder's name, e.g. ``transformer``.
-        class_name: the class that model_index.json gives it, without the library.
+        class_name: its class in model_index.json, without the library.
         folder: its folder.
         config: the content of its config.json, not yet interpreted; derived from the weights if they are in
-            the original naming and have none.
-        config_file: where the config is from: config.json, or the weight file it was derived from.
-        files: its weight files, in name order.
-        keys: the file that holds each tensor, in key order. Keys are diffusers' and transformers'.
-        stored: the name that a tensor has in its file, where that is another.
+            the original naming and have no config.
+        config_file: the source of the config: config.json, or the weight file it was derived from.
+        files: its weight files, ordered by name.
+        keys: the file of each tensor, in key order. Keys are diffusers' and transformers'.
+        stored: a tensor's name in its file, if it differs from the key.
         index: the index file of a sharded component, or None.
     """
 
@@ -70,11 +70,11 @@ class SourceComponent:
         return sum(self.entry(key).nbytes for key in self.keys)
 
     def entry(self, key: str) -> TensorEntry:
-        """Shape, dtype and place of a tensor; KeyError if there is none of this name."""
+        """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
         return self.keys[key].entries[self.stored.get(key, key)]
 
     def array(self, key: str) -> np.ndarray:
-        """A whole tensor; see ``TensorFile.array``."""
+        """Returns a whole tensor; see ``TensorFile.array``."""
         return self.keys[key].array(self.stored.get(key, key))
 
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
@@ -91,13 +91,13 @@ class Source:
         repository: the hub repository it was downloaded from, or None.
         revision: the commit of that repository, or None.
         pipeline_class: ``_class_name`` of model_index.json.
-        boundary_ratio: where the low-noise expert takes over, as a share of the timesteps, or None.
+        boundary_ratio: the share of the timesteps below which the low-noise expert runs, or None.
         expand_timesteps: whether the transformer takes a timestep per token.
-        component_names: every component that is there, sorted.
-        components: those that hold weights.
+        component_names: every component of the checkpoint, sorted.
+        components: the components with weights.
         scheduler_config: the content of scheduler/scheduler_config.json.
         tokenizer: the tokenizer folder.
-        image_processor: how images are prepared for the image encoder; None where there is none.
+        image_processor: the image encoder's preprocessing; None if there is none.
     """
 
     path: Path
@@ -113,11 +113,11 @@ class Source:
     image_processor: ImageProcessorConfig | None
 
     def component(self, name: str) -> SourceComponent:
-        """The component of this name; KeyError if the source has none, or it holds no weights."""
+        """Returns a component; KeyError if the source has none of this name, or it has no weights."""
         return self.components[name]
 
     def files(self) -> dict[str, Path]:
-        """Every file that conversion reads, by name relative to the folder, sorted: what a digest covers."""
+        """Returns every file that conversion reads, and digests cover, by relative name, sorted."""
         paths = [
             self.path / "model_index.json",
             self.path / "scheduler" / "scheduler_config.json",
@@ -165,7 +165,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
-    """The [library, class] pair of a model_index.json entry, or None if it is [null, null]."""
+    """Returns the [library, class] pair of a model_index.json entry, or None if it is [null, null]."""
     if value is None or value == [None, None]:
         return None
     if isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value):
@@ -178,16 +178,16 @@ def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
 def read_classes(
     index: Mapping[str, Any], rows: tuple[Variant, ...], where: Path
 ) -> dict[str, tuple[str, str]]:
-    """Component name -> (library, class), of the components that are there.
+    """Returns component name -> (library, class) of the components that are not null.
 
     Args:
         index: the content of model_index.json.
-        rows: the variants that its pipeline may be of.
+        rows: the possible variants of its pipeline.
         where: the file, for messages.
 
     Raises:
-        SourceError: with all components that are unknown, missing or of another class; or if it has a second
-            expert or a boundary, and not both.
+        SourceError: naming all components that are unknown, missing or of another class; or if the index
+            has only one of a second expert and a boundary.
     """
     problems = []
     classes = {}
@@ -228,7 +228,7 @@ def _read_expand_timesteps(index: Mapping[str, Any], where: Path) -> bool:
 
 
 def _check_unlisted(path: Path, classes: Mapping[str, tuple[str, str]]) -> None:
-    """Refuses a second expert that is there and not listed: half of the model would be left out."""
+    """Refuses a second expert that exists but is not listed, because half of the model would be left out."""
     if LOW_NOISE not in classes and os.path.lexists(path / LOW_NOISE):
         raise SourceError(
             f"{path} holds {LOW_NOISE}, which its model_index.json does not list",
@@ -240,7 +240,7 @@ def _check_unlisted(path: Path, classes: Mapping[str, tuple[str, str]]) -> None:
 def _open_component(
     name: str, pair: tuple[str, str], folder: Path, beside: Path | None, stack: ExitStack
 ) -> SourceComponent:
-    """Opens a component's files; beside is where else a transformer's weights may be."""
+    """Opens a component's files; ``beside`` is a second folder in which a transformer's weights may be."""
     library, class_name = pair
     transformer = name in _TRANSFORMERS
     weights = find_weights(folder, WEIGHT_NAMES[library], beside if transformer else None, transformer)
@@ -277,7 +277,7 @@ def _open_component(
 
 
 def _refuse_quantized(holders: Mapping[str, TensorFile]) -> None:
-    """Raises for weights of 8 bits and the like, before their scales are taken for unknown keys."""
+    """Refuses quantized weights, such as 8-bit ones, before their scales are reported as unknown keys."""
     for key, file in holders.items():
         if (found := file.entries[key].dtype_name) not in WEIGHT_DTYPES:
             raise SourceError(
@@ -291,13 +291,13 @@ def _refuse_quantized(holders: Mapping[str, TensorFile]) -> None:
 def _read_config(
     class_name: str, folder: Path, weights: Path, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Where a component's config is from, and the config.
+    """Returns the file of a component's config, and the config.
 
     Args:
         class_name: the component's class.
         folder: the component's folder.
         weights: its weight file or index.
-        shapes: shape of every tensor of a transformer in the original naming; None for anything else.
+        shapes: shape of every tensor of a transformer in the original naming; None for other components.
     """
     places = dict.fromkeys((folder / "config.json", weights.with_name("config.json")))
     place = next((path for path in places if os.path.lexists(path)), None)
@@ -317,18 +317,17 @@ def open_source(path: Path, repository: str | None = None, revision: str | None 
 
     Args:
         path: the folder that holds model_index.json.
-        repository: the hub repository that the folder is a download of, if it is one.
+        repository: the hub repository that the folder was downloaded from, or None.
         revision: the commit of that repository.
 
     Raises:
-        SourceError: if the folder or a file is missing, damaged or pickled, the pipeline or a component is
-            of an unsupported class, model_index.json has an entry that is not understood, there is a second
-            expert without a boundary or the other way round, or the shards do not hold exactly what their
-            index lists.
+        SourceError: if the folder or a file is missing, damaged or pickled; the class of the pipeline or of a
+            component is not supported; model_index.json has an unknown entry; it has only one of a second
+            expert and a boundary; or the shards do not hold exactly what their index lists.
     """
     try:
         return _open_source(Path(path), repository, revision)
-    except OSError as error:  # of a folder; files have their own messages
+    except OSError as error:  # for a folder; errors of files have their own messages
         raise SourceError(
             f"{error.filename or path} cannot be read: {error.strerror}", remedy="check that it is readable"
         ) from None
@@ -343,7 +342,7 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
     classes = read_classes(index, rows, where)
     expand_timesteps = _read_expand_timesteps(index, where)
     _check_unlisted(path, classes)
-    # One file beside two experts would not say which it is.
+    # With two experts, one file would not say which expert it is.
     beside = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
     with ExitStack() as stack:
         components = {

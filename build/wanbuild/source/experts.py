@@ -1,8 +1,8 @@
-"""What a checkpoint of two experts has to hold: a boundary between them, and transformers that are alike.
+"""Checks of a checkpoint with two experts: it needs a boundary, and both transformers must be alike.
 
-``transformer`` is the high-noise expert and ``transformer_2`` the low-noise one, which takes over where the
-timestep falls below ``boundary_ratio`` (diffusers' WanPipeline). One program serves both, so that their
-configs, shapes and dtypes have to be the same.
+``transformer`` is the high-noise expert. ``transformer_2`` is the low-noise one, which takes the steps whose
+timestep is below ``boundary_ratio`` (diffusers' WanPipeline). One program serves both, so their configs,
+shapes and dtypes must be the same.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
 LOW_NOISE = TRANSFORMERS[1]
-"""The component that only a checkpoint of two experts has."""
+"""The component that only a checkpoint with two experts has."""
 
 
 def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:
-    """``boundary_ratio`` of a model_index.json; None where it is left out or null.
+    """Returns ``boundary_ratio`` of a model_index.json; None if it is absent or null.
 
     Raises:
         SourceError: if it is not a number from 0 to 1.
@@ -40,11 +40,11 @@ def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:
 
 
 def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path) -> None:
-    """Refuses a checkpoint that has one of a boundary and a second expert.
+    """Checks that a boundary and a second expert come together.
 
     Args:
-        boundary_ratio: as the checkpoint states it.
-        two_experts: whether it lists transformer_2.
+        boundary_ratio: the checkpoint's boundary, or None.
+        two_experts: whether the checkpoint lists transformer_2.
         where: its model_index.json, for the message.
 
     Raises:
@@ -69,10 +69,10 @@ def check_boundary(boundary_ratio: float | None, two_experts: bool, where: Path)
 
 
 def check_same_config(configs: Mapping[Path, Any]) -> None:
-    """Refuses experts whose configs differ in any field that is read.
+    """Checks that the experts' configs have the same fields.
 
     Args:
-        configs: the experts' parsed configs, of one dataclass, by the file that each is from.
+        configs: the experts' parsed configs, of one dataclass, by config file.
 
     Raises:
         SourceError: naming every field that differs.

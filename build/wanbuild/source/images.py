@@ -1,4 +1,4 @@
-"""Reads a checkpoint's image_processor folder: how an image becomes the image encoder's input."""
+"""Reads a checkpoint's image_processor folder, which describes the image encoder's preprocessing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wanrun.errors import SourceError
 FILE = "preprocessor_config.json"
 
 BICUBIC = 3
-"""Pillow's number of the filter."""
+"""Pillow's number for the bicubic filter."""
 
 _TYPES = frozenset(
     {"CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil", "CLIPFeatureExtractor"}
@@ -26,11 +26,11 @@ class ImageProcessorConfig:
     """Config of transformers' CLIPImageProcessor; names and defaults are those of preprocessor_config.json.
 
     Args:
-        size: pixels of the shorter side after resizing, the aspect ratio kept.
-        crop_size: pixels of the square that is cut out of the middle.
-        image_mean: subtracted from each channel, red first, where the largest value is 255 rescale_factor.
-        image_std: each channel is then divided by it.
-        rescale_factor: of the uint8 values.
+        size: pixels of the shorter side after resizing, which keeps the aspect ratio.
+        crop_size: pixels of the side of the square centre crop.
+        image_mean: subtracted from each channel, red first, when the largest value is 255 rescale_factor.
+        image_std: the divisor of each channel after that.
+        rescale_factor: factor of the uint8 values.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ()
@@ -45,7 +45,7 @@ class ImageProcessorConfig:
             "default_to_square": False,
         }
     )
-    # Layout and place of the result, and which class reads the file.
+    # Layout and dtype of the result, and the class that reads the file.
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         {
             *("image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"),
@@ -60,7 +60,7 @@ class ImageProcessorConfig:
     rescale_factor: float = 1 / 255
 
     def as_json(self) -> dict[str, Any]:
-        """The record in the manifest."""
+        """Returns the manifest's record."""
         return {
             "shortest_edge": self.size,
             "crop": self.crop_size,
@@ -75,8 +75,8 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
     """Reads the folder's preprocessor_config.json.
 
     Raises:
-        SourceError: if the file is missing or not JSON, or asks for anything but: shorter side resized with
-            the bicubic filter, a square cut out of the middle, values scaled and normalised per channel.
+        SourceError: if the file is missing or not JSON, or describes anything but this: the shorter side is
+            resized with the bicubic filter, a square centre crop, values scaled and normalised per channel.
     """
     file = folder / FILE
     data = read_json(file)
@@ -88,7 +88,7 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
                 found=shown(kind),
                 remedy="use the published checkpoint's image_processor folder",
             )
-    # Newer releases write the fields that they leave alone, too.
+    # Newer releases also write the fields of steps that are off.
     absent = {name for name in ("do_pad", "pad_size") if data.get(name) in (None, False)}
     data = {name: value for name, value in data.items() if name not in absent}
     if "size" in data:
@@ -108,14 +108,14 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
 
 
 def _edge(value: Any, names: tuple[str, ...], where: str) -> Any:
-    """The one length of a size, which older files give as a number and newer ones by name.
+    """Returns the one length of a size, which older files give as a number and newer ones by name.
 
     Raises:
-        SourceError: if it has other names, or lengths that differ.
+        SourceError: if it has other names, or different lengths.
     """
     if not isinstance(value, dict):
-        return value  # of which type it is, is checked with the other fields
-    # Some releases write every name that there may be.
+        return value  # its type is checked with the other fields
+    # Some releases write every possible name.
     given = {name: length for name, length in value.items() if length is not None}
     if given.keys() != set(names) or any(length != given[names[0]] for length in given.values()):
         alike = ", the same twice" if len(names) > 1 else ""

@@ -1,4 +1,4 @@
-"""Which variant an open checkpoint is of: the row of the table that its configs fit."""
+"""Finds the variant of an open checkpoint: the row of the table that its configs match."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CELL = 8
 """Pixels per latent cell of a VAE without patches."""
 
 _Check = tuple[str, object, object]
-"""What is compared, what is expected and what is found."""
+"""The name of a value, the expected value and the found one."""
 
 
 def variant_of(source: Source) -> Variant:
-    """The variant that the source is of.
+    """Returns the variant of a source.
 
     Raises:
-        SourceError: saying what does not fit the row that is nearest, or the rows that are equally near.
+        SourceError: naming the differences from the nearest variant, or from several equally near ones.
     """
     rows = variants_of_pipeline(source.pipeline_class, str(source.path))
     misfits = [(variant, _misfits(variant, source)) for variant in rows]
@@ -39,7 +39,7 @@ def variant_of(source: Source) -> Variant:
 
 
 def _misfits(variant: Variant, source: Source) -> list[str]:
-    """What keeps the source from being of the variant; empty if it is."""
+    """Returns the differences between the source and the variant; empty if it matches."""
     wanted, present = set(variant.components), set(source.component_names)
     problems = [f"no {name}" for name in sorted(wanted - present)]
     problems += [f"has {name}" for name in sorted(present - wanted)]
@@ -53,7 +53,7 @@ def _misfits(variant: Variant, source: Source) -> list[str]:
         if found != expected
     ]
     ids, rows = source.tokenizer.vocab_size, text.get("vocab_size")
-    # A gather past the table's end is clamped by JAX, in silence.
+    # JAX silently clamps a gather past the end of the table.
     if not (isinstance(rows, int) and ids <= rows):
         problems.append(f"tokenizer has {ids} ids, and text_encoder {shown(rows)} embeddings")
     return problems
@@ -74,7 +74,7 @@ def _general_checks(variant: Variant, source: Source) -> list[_Check]:
 
 
 def _channel_checks(variant: Variant, transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> list[_Check]:
-    """What the patch embeddings take in: the latents, and what the video is made of."""
+    """Compares the input channels of the patch embeddings: the latents and the conditioning channels."""
     latent = vae.get("z_dim", CHANNELS)
     if type(latent) is not int:
         return [("vae z_dim", "an integer", latent)]
@@ -86,7 +86,7 @@ def _channel_checks(variant: Variant, transformer: Mapping[str, Any], vae: Mappi
 
 
 def _image_checks(variant: Variant, source: Source) -> list[_Check]:
-    """Width, number and size of the images that are encoded for the transformer."""
+    """Compares width, number and size of the images that are encoded for the transformer."""
     transformer, encoder = (source.component(name).config for name in ("transformer", IMAGE_ENCODER))
     size, patch = encoder.get("image_size"), encoder.get("patch_size")
     checks: list[_Check] = [
@@ -94,7 +94,7 @@ def _image_checks(variant: Variant, source: Source) -> list[_Check]:
     ]
     if type(size) is not int or type(patch) is not int or not 0 < patch <= size:
         return [*checks, ("image_encoder image_size and patch_size", "sizes in pixels", [size, patch])]
-    # The reference joins the tokens of two images where they have positions, and knows no other number.
+    # With position embeddings, the reference joins the tokens of exactly two images.
     both = variant.encoded_images * image_tokens(size, patch)
     positions = None if variant.encoded_images == 1 else both
     checks.append(("transformer pos_embed_seq_len", positions, transformer.get("pos_embed_seq_len")))

@@ -1,7 +1,7 @@
-"""The transformer's config where the checkpoint is in the original naming and has no diffusers config.json.
+"""Derives the transformer's config for a checkpoint in the original naming without a diffusers config.json.
 
-Shapes say almost all of it. The rest are constants of every published transformer, or stand in the original
-repository's own config.json, if that lies beside the weights.
+Almost all fields follow from shapes. The others are constants of every published transformer, or are in the
+original repository's own config.json, if that is in the folder of the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wanbuild.config import parse_config
 from wanrun.errors import SourceError
 
 HEAD_DIM = 128
-"""Head size of every published transformer; shapes do not show it."""
+"""Head size of every published transformer; shapes do not reveal it."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -30,7 +30,7 @@ class OriginalConfig:
     FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"text_len": 512, "qk_norm": True, "cross_attn_norm": True, "window_size": [-1, -1]}
     )
-    # Which kind of model it is shows in the parameters that it has.
+    # The parameters reveal the kind of model.
     IGNORED: ClassVar[frozenset[str]] = frozenset({"model_type"})
 
     dim: int
@@ -48,18 +48,18 @@ class OriginalConfig:
 
 
 def is_original(config: Mapping[str, Any]) -> bool:
-    """Whether the content of a config.json is the original repository's."""
+    """Returns whether the content of a config.json is the original repository's."""
     return config.get("_class_name") in OriginalConfig.CLASS_NAMES
 
 
 def _layers(shapes: Shapes, blocks: str) -> int:
-    """How many layers a stack of blocks has."""
+    """Returns the number of layers in a stack of blocks."""
     pattern = re.compile(rf"{blocks}\.(\d+)\..+")
     return len({match[1] for key in shapes if (match := pattern.fullmatch(key))})
 
 
 def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
-    """The fields that every class has; KeyError or ValueError where a shape is missing or of a wrong rank."""
+    """Returns the fields that every class has; KeyError or ValueError for a missing shape or a wrong rank."""
     dim, channels, *patch = shapes["patch_embedding.weight"]
     volume = math.prod(patch)
     (out, _), (ffn, _) = shapes["proj_out.weight"], shapes["blocks.0.ffn.net.0.proj.weight"]
@@ -91,7 +91,7 @@ def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
 
 
 def _vace_from_shapes(shapes: Shapes, num_layers: int) -> dict[str, Any]:
-    """VACE's own fields: the published models have a block at every second or every fifth layer."""
+    """Returns VACE's own fields; the published models have a control block at every second or fifth layer."""
     count = _layers(shapes, "vace_blocks")
     if not count or num_layers % count:
         raise ValueError(f"{count} VACE blocks are not evenly spread over {num_layers} layers")
@@ -125,21 +125,21 @@ def _disagreements(config: Mapping[str, Any], original: OriginalConfig) -> list[
 def derive_config(
     class_name: str, shapes: Shapes, weights: str, original: Mapping[str, Any] | None = None, where: str = ""
 ) -> dict[str, Any]:
-    """The diffusers config of a transformer in the original naming.
+    """Returns the diffusers config of a transformer in the original naming.
 
     Args:
         class_name: its diffusers class, from model_index.json.
         shapes: shape of every parameter, by diffusers name.
-        weights: the file that holds them, for messages.
-        original: the content of the original repository's config.json, if there is one.
+        weights: the weight file, for messages.
+        original: the content of the original repository's config.json, or None.
         where: that file's name, for messages.
 
     Returns:
-        The config as the diffusers repository publishes it, but for the version.
+        The config as the diffusers repository publishes it, without the version.
 
     Raises:
-        SourceError: if shapes are missing, the class is none whose config can be derived, or the original
-            config is not understood or contradicts the shapes.
+        SourceError: if shapes are missing, the class's config cannot be derived, or the original config is
+            not understood or contradicts the shapes.
     """
     stated = None if original is None else parse_config(OriginalConfig, original, where)
     if stated is not None and stated.dim % stated.num_heads:

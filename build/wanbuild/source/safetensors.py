@@ -1,10 +1,10 @@
-"""Reads one safetensors file by position, and refuses a file that is not exactly right.
+"""Reads a safetensors file by position, and refuses any file that breaks the format.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes, the header's length as an unsigned
 little-endian integer; the header, a JSON object of name -> {dtype, shape, data_offsets}; then the data.
-This reader exists beside the safetensors package because conversion reads blocks from several threads into
-buffers that stay in cache: a mapping costs a page fault for every page, grows resident memory, and ends the
-process when the file is cut off meanwhile. It accepts no file that the package refuses.
+The safetensors package is not used because conversion reads blocks from several threads into buffers that
+stay in cache. A memory mapping costs a page fault for every page, grows resident memory, and ends the process
+if the file is cut off meanwhile. This reader accepts no file that the package refuses.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 """Every whole-byte dtype name of the format."""
 
 WEIGHT_DTYPES = frozenset({"F32", "F16", "BF16"})
-"""The ones a weight may have: Wan is published in these, and a quantized weight would need its scales."""
+"""The dtypes of weights: Wan is published in these, and a quantized weight would need its scales."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies.
+    """The place of one tensor in its file.
 
     Args:
         dtype: its NumPy dtype (ml_dtypes for bfloat16).
         shape: its shape.
-        offset: its first byte, counted from the start of the file.
+        offset: position of its first byte in the file.
         nbytes: its size in bytes.
         dtype_name: its dtype as the file spells it.
     """
@@ -75,7 +75,7 @@ class TensorEntry:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raises SourceError if the file's name is that of a pickled checkpoint, which runs code when loaded."""
+    """Raises SourceError if the file has the name of a pickled checkpoint, which runs code when loaded."""
     if path.suffix in PICKLED_SUFFIXES:
         raise SourceError(
             f"{path} is a pickled checkpoint, which is never loaded",
@@ -85,14 +85,14 @@ def refuse_pickle(path: Path) -> None:
 
 
 class TensorFile:
-    """One safetensors file, open for reading. Safe to read from several threads; a context manager.
+    """One safetensors file, open for reading; thread-safe, and a context manager.
 
     Args:
         path: the file.
 
     Raises:
-        SourceError: if the file is missing, cannot be read, is pickled, or breaks the format: a cut-off
-            file, a wrong header, entries that overlap, leave holes or do not fill the file exactly.
+        SourceError: if the file is missing, unreadable or pickled, or breaks the format: the file is cut off,
+            the header is wrong, or entries overlap, leave gaps or do not fill the file exactly.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class TensorFile:
         self.path = path
         self._descriptor: int | None = None
         try:
-            # Opening a pipe would wait for a writer without O_NONBLOCK; a file does not know the flag.
+            # Without O_NONBLOCK, opening a pipe would wait for a writer; regular files ignore the flag.
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
             self.nbytes = status.st_size
@@ -183,7 +183,7 @@ class TensorFile:
         return TensorEntry(dtype, tuple(shape), data_start + offsets[0], nbytes, dtype_name)
 
     def _check_cover(self, entries: Mapping[str, TensorEntry], data_start: int) -> None:
-        """Raises unless the entries lie end to end from the data's start to the file's end."""
+        """Raises SourceError unless the entries are contiguous from the data's start to the file's end."""
         end = data_start
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
             if entry.offset != end:
@@ -201,7 +201,7 @@ class TensorFile:
         return data.tobytes()
 
     def _read_at(self, offset: int, out: np.ndarray) -> None:
-        """Fills an array of bytes from this offset of the file."""
+        """Fills an array of bytes from an offset of the file."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         rest = out.data
@@ -224,13 +224,13 @@ class TensorFile:
 
         Args:
             name: the tensor.
-            begin: first byte, counted from the tensor's start.
+            begin: first byte, counted from the start of the tensor.
             out: contiguous array of bytes (uint8).
 
         Raises:
             KeyError: if the file has no such tensor.
-            ValueError: if that reaches past the tensor's end, or the file is closed.
-            SourceError: if its dtype is none that a weight may have, or the file cannot be read any more.
+            ValueError: if the range ends after the tensor, or the file is closed.
+            SourceError: if its dtype is not a weight's, or the file has become unreadable.
         """
         entry = self.entries[name]
         if entry.dtype_name not in WEIGHT_DTYPES:
@@ -245,14 +245,14 @@ class TensorFile:
         self._read_at(entry.offset + begin, out)
 
     def array(self, name: str) -> np.ndarray:
-        """The whole tensor, read into new memory; raises as ``read`` does."""
+        """Reads a whole tensor into new memory; raises like ``read``."""
         entry = self.entries[name]
         values = np.empty(entry.shape, entry.dtype)
         self.read(name, 0, values.reshape(-1).view(np.uint8))
         return values
 
     def close(self) -> None:
-        """Closes the file; it cannot be read any more."""
+        """Closes the file; later reads fail."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -274,12 +274,12 @@ def _is_sizes(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a string of whole characters: Python's json takes half a surrogate pair for one."""
+    """Returns whether a value is a string without lone surrogates, which Python's json accepts."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _parse_int(text: str) -> int | str:
-    """A number that is not negative; the text of any other, -0 among them: no size for the package either."""
+    """Parses a non-negative number; returns other text, such as -0, which the package refuses too."""
     return text if text.startswith("-") else int(text)
 
 

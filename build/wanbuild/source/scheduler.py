@@ -1,7 +1,7 @@
-"""Reads scheduler_config.json: which solver it names, and the shift of its sigmas.
+"""Reads scheduler_config.json for the solver and the shift of its sigmas.
 
-A field that changes the timesteps, the sigmas or the update has one supported value; the fields of the
-variance-preserving schedule (betas, timestep spacing) are ignored, for flow sigmas replace all they make.
+A field that changes the timesteps, the sigmas or the update has one supported value. The fields of the
+variance-preserving schedule (betas, timestep spacing) are ignored, because flow sigmas replace that schedule.
 Field names and defaults: diffusers 0.42.1, the three classes' ``__init__``.
 """
 
@@ -19,7 +19,7 @@ from wanrun.errors import SourceError
 Solver = Literal["unipc", "dpm++", "euler"]
 
 MAX_SHIFT = 1000
-"""Published shifts are 3 to 16; at 1000 all but the last of 1000 timesteps have sigmas above one half."""
+"""Published shifts are 3 to 16; at 1000, all but the last of 1000 timesteps have sigmas above one half."""
 
 _SIGMAS: Mapping[str, Any] = {
     "num_train_timesteps": 1000,
@@ -39,15 +39,15 @@ _MULTISTEP: Mapping[str, Any] = {
 _VARIANCE_PRESERVING = frozenset(
     {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
 )
-# Read only where thresholding or dynamic shifting is on, and both are fixed to off.
+# Used only with thresholding or dynamic shifting, and both must be off.
 _SWITCHED_OFF = frozenset({"dynamic_thresholding_ratio", "sample_max_value", "time_shift_type"})
 
 
 @dataclass(frozen=True)
 class UniPCConfig:
-    """UniPCMultistepScheduler; the published Wan checkpoints' choice.
+    """UniPCMultistepScheduler, which the published Wan checkpoints use.
 
-    The class itself defaults to epsilon prediction and no flow sigmas, so both must be spelt out.
+    The class itself defaults to epsilon prediction without flow sigmas, so the file must state both fields.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("UniPCMultistepScheduler",)
@@ -116,10 +116,10 @@ class FlowMatchEulerConfig:
 
 @dataclass(frozen=True)
 class SchedulerDefaults:
-    """What generation uses unless told otherwise.
+    """The defaults of generation.
 
     Args:
-        solver: the name wanrun gives the solver.
+        solver: wanrun's name of the solver.
         flow_shift: s in σ = s·u / (1 + (s − 1)·u).
     """
 
@@ -156,12 +156,12 @@ def _read_shift(config: Mapping[str, Any], where: str) -> tuple[Solver, float | 
 def read_scheduler(
     config: Mapping[str, Any], where: str = "scheduler_config.json", default_shift: float | None = None
 ) -> SchedulerDefaults:
-    """The solver and shift that a scheduler_config.json asks for.
+    """Returns the solver and shift of a scheduler_config.json.
 
     Args:
         config: the parsed file.
         where: the file's name, for messages.
-        default_shift: the variant's shift, taken where the file gives none.
+        default_shift: the variant's shift, used if the file has none.
 
     Raises:
         SourceError: if the class is not one of the three, a field is unknown or has an unsupported value,

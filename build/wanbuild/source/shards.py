@@ -1,4 +1,4 @@
-"""Finds the weight files of one component, and checks a sharded one against its index."""
+"""Finds a component's weight files, and checks shards against their index."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from wanrun.errors import SourceError
 WEIGHT_NAMES: Mapping[str, str] = MappingProxyType(
     {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 )
-"""What each library calls its weight file, without the suffix."""
+"""Each library's name for its weight file, without the suffix."""
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 def list_folder(folder: Path) -> list[str] | None:
-    """The names in a folder, sorted; None if there is no folder."""
+    """Returns the names in a folder, sorted; None if there is no folder."""
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
 
 
 def _weight_candidates(names: Sequence[str], base: str) -> list[str]:
-    """The plain weight file and index if there are, else those of a named variant (fp16, ...)."""
+    """Returns the plain weight file and index if they exist, else those of a named variant (fp16, ...)."""
     plain = [name for name in (f"{base}.safetensors", f"{base}.safetensors.index.json") if name in names]
     if plain:
         return plain
@@ -39,7 +39,7 @@ def _weight_candidates(names: Sequence[str], base: str) -> list[str]:
 
 
 def _other_candidates(names: Sequence[str]) -> list[str]:
-    """Weight files of any other name; a shard without its index is not one."""
+    """Returns weight files of any other name, except shards without an index."""
     return [name for name in names if Path(name).suffix == ".safetensors" and not _SHARD.fullmatch(name)]
 
 
@@ -50,17 +50,17 @@ def find_weights(
     any_name: bool = False,
     names_in: Callable[[Path], Sequence[str] | None] = list_folder,
 ) -> Path:
-    """The one weight file or index of a component: the plain one, else that of the only variant there is.
+    """Returns the weight file or index of a component: the plain one, else the only named variant's.
 
     Args:
         folder: the component's folder.
         base: the library's name for weights, from ``WEIGHT_NAMES``.
-        beside: a second folder to look in, where the component's has no weights or is missing.
+        beside: a second folder to look in, if the component's folder is missing or has no weights.
         any_name: whether a folder's only safetensors file may have any name.
-        names_in: lists a folder; one that is not on this machine, but on the hub, by other means.
+        names_in: lists a folder, which may be on the hub.
 
     Raises:
-        SourceError: if there is none, or more than one, or only a pickled checkpoint.
+        SourceError: if there are no weights, several candidates, or only a pickled checkpoint.
     """
     for place in (folder, beside):
         names = None if place is None else names_in(place)
@@ -90,7 +90,7 @@ def find_weights(
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> shard name; raises SourceError unless every shard is a plain name in the folder."""
+    """Returns tensor name -> shard name; raises SourceError unless every shard is a plain file name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{index} has no weight_map", remedy="download it again")
@@ -107,7 +107,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def check_shards(index: Path, weight_map: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
-    """Raises unless each tensor lies in the shard that the index says, and nowhere else."""
+    """Raises SourceError unless each tensor is in the shard that the index names, and in no other."""
     problems = [
         f"{key} is not in {shard}" for key, shard in weight_map.items() if key not in files[shard].entries
     ]

@@ -14,11 +14,11 @@ from wanrun.errors import SourceError
 
 @dataclass(frozen=True)
 class SourceTokenizer:
-    """The tokenizer folder.
+    """A tokenizer folder.
 
     Args:
         folder: the folder.
-        file: its tokenizer.json, all that the runtime needs.
+        file: its tokenizer.json, the only file that the runtime needs.
         pad_id: id of the padding token.
         eos_id: id of the end-of-sequence token.
         vocab_size: one past the largest id.
@@ -33,21 +33,21 @@ class SourceTokenizer:
 
 def _token_name(config: Mapping[str, Any], field: str, default: str) -> str:
     token = config.get(field, default)
-    # A token with options is written as an object.
+    # A token with options is stored as an object.
     return str(token.get("content", default) if isinstance(token, dict) else token)
 
 
 def open_tokenizer(folder: Path) -> SourceTokenizer:
-    """Reads tokenizer.json for ids; it is not interpreted further, `tokenizers` does that at run time.
+    """Reads the ids from tokenizer.json; the ``tokenizers`` package interprets the rest at run time.
 
     Raises:
-        SourceError: if the files are missing or not JSON, it is no Unigram tokenizer with a padding and an
-            end token, or it pads on the left.
+        SourceError: if the files are missing or not JSON, the tokenizer is not a Unigram tokenizer with a
+            padding and an end token, or it pads on the left.
     """
     file = folder / "tokenizer.json"
     data = read_json(file)
     config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if os.path.lexists(config_file) else {}  # a dangling link is no absence
+    config = read_json(config_file) if os.path.lexists(config_file) else {}  # a dangling link is an error
     model, added = data.get("model"), data.get("added_tokens", [])
     vocab = model.get("vocab") if isinstance(model, dict) else None
     try:
