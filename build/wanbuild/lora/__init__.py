@@ -1,1 +1,1 @@
-"""LoRAs: reading their files in every common layout, and adding them to weights while these are converted."""
+"""Reads LoRA files in every common layout, and adds them to weights during conversion."""

@@ -1,10 +1,11 @@
-"""What a LoRA adds to one weight, computed block by block.
+"""The values that a LoRA adds to one weight, computed block by block.
 
-A low-rank delta is exact before its one rounding to float32. The bits that a float32 matrix product gives
-depend on the CPU, the number of threads and on which rows are computed together, so an artifact's digest
-would too. Here the rows of one factor and the columns of the other are rounded to so few bits, below their
-length, that every product and every partial sum is a float64: the order of summation cannot matter, and the
-same LoRA gives the same bits everywhere. It costs a float64 product where float32 would do: twice the time.
+A low-rank delta is exact before its one rounding to float32. The bits of a float32 matrix product depend on
+the CPU, the number of threads and the rows computed together, and an artifact's digest would depend on them
+too. Here the rows of one factor and the columns of the other are rounded to so few bits, relative to their
+norm, that every product and every partial sum is exact in float64. So the order of summation does not matter,
+and the same LoRA gives the same bits everywhere. The cost is a float64 product instead of float32: twice the
+time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from wanbuild.source.safetensors import TensorFile
 GROUP_ROWS = 32
 TILE_COLUMNS = 64
 TILE_PRODUCTS = 2**18
-"""A group of rows is multiplied tile by tile, with this many multiplications at most in one BLAS call.
+"""The largest number of multiplications in one BLAS call; a group of rows is multiplied tile by tile.
 
-OpenBLAS gives a larger product to all its threads, which wait for one another by spinning: beside the threads
-of a conversion that took 5 to 10 times as long as one thread alone. Small tiles need no packing and are as
-fast as one large product on one thread (40 to 48 GFLOP/s).
+OpenBLAS splits a larger product among all its threads, which wait for one another by spinning: beside a
+conversion's threads that took 5 to 10 times as long as one thread alone. Small tiles need no packing and are
+as fast as one large product on one thread (40 to 48 GFLOP/s).
 """
 
 FLOAT64_BITS = 53
@@ -33,7 +34,7 @@ _LENGTH_BITS = 12
 
 
 class Delta(Protocol):
-    """What is added to a tensor before it is cast."""
+    """A change that is added to a tensor before the cast."""
 
     def add_to(self, block: np.ndarray, start: int) -> None:
         """Adds items start to start + block.size, in stored order, to a flat float32 block, in place."""
@@ -42,7 +43,7 @@ class Delta(Protocol):
 
 @dataclass(frozen=True)
 class SummedDelta:
-    """Deltas of several LoRAs on one weight, added in order, each rounded to float32 as peft does."""
+    """Deltas of several LoRAs on one weight, added in order; each is rounded to float32, as in peft."""
 
     deltas: Sequence[Delta]
 
@@ -54,12 +55,12 @@ class SummedDelta:
 
 @dataclass(frozen=True)
 class FullDelta:
-    """A delta that the file holds as it is, times a factor.
+    """A full delta from the file, times a factor.
 
     Args:
         file: the LoRA.
-        key: its tensor, as many items as the weight has, in the same order.
-        factor: what it is multiplied by.
+        key: its tensor, with as many items as the weight, in the same order.
+        factor: the factor.
     """
 
     file: TensorFile
@@ -74,7 +75,7 @@ class FullDelta:
 
 
 class _Product:
-    """The product of one weight's factors, a group of rows at a time."""
+    """The product of one weight's factors, computed by groups of rows."""
 
     def __init__(self, up: np.ndarray, down: np.ndarray) -> None:
         rank, columns = down.shape
@@ -82,7 +83,7 @@ class _Product:
         self._values = np.empty((GROUP_ROWS, columns))
         self.group_items = self._values.size
         width = max(1, min(TILE_COLUMNS, TILE_PRODUCTS // (GROUP_ROWS * rank)))
-        # Views [tile, row, column]; the last columns, where the width does not divide them, are a tile alone.
+        # Views [tile, row, column]; columns left over after whole tiles are one narrower tile.
         whole = columns - columns % width
         self._tiles = [
             tuple(
@@ -94,7 +95,7 @@ class _Product:
         ]
 
     def group(self, index: int) -> np.ndarray:
-        """Items of rows index * GROUP_ROWS on, float64, valid until the next call."""
+        """Returns the items of the group's rows in float64, valid until the next call."""
         rows = self._up[index * GROUP_ROWS : (index + 1) * GROUP_ROWS]
         if index != self._index:
             for down, values in self._tiles:
@@ -106,14 +107,14 @@ class _Product:
 class LowRankDelta:
     """factor · up @ down.
 
-    The matrices are read when the first block is asked for and let go after the last one, so memory is that
-    of the weights being written at the moment. Blocks come in ascending order, from one thread at a time.
+    The matrices are read at the first block and released after the last one, so memory holds only the factors
+    of weights being written. Blocks come in ascending order, from one thread at a time.
 
     Args:
         file: the LoRA.
-        up: key of the tensor of shape [rows, rank], or that with trailing ones.
-        down: key of the tensor of shape [rank, columns], or [rank, ...] with as many items.
-        factor: what the product is multiplied by.
+        up: key of a tensor of shape [rows, rank], possibly with trailing ones.
+        down: key of a tensor of shape [rank, columns], or [rank, ...] with as many items.
+        factor: the factor of the product.
     """
 
     def __init__(self, file: TensorFile, up: str, down: str, factor: float) -> None:
@@ -146,19 +147,19 @@ class LowRankDelta:
 
 
 def fixed_point(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds two factors so that their product has no rounding in float64, whatever the order of summation.
+    """Rounds two factors so that their product is exact in float64, for any order of summation.
 
-    A row of up becomes multiples of 2^-27 of a bound of its length, a column of down of 2^-26. A sum of some
-    of the products of a row and a column is then an integer times one power of two, and by the inequality
-    of Cauchy and Schwarz the integer is at most 2^53. First each rank's two vectors are scaled to the same
-    size by a power of two, or a small part of a row that meets large values would lose its bits.
+    A row of up becomes multiples of 2^-27 times a bound of its norm, a column of down of 2^-26. Any partial
+    sum of a row times a column is then an integer times one power of two, and by the Cauchy-Schwarz
+    inequality the integer is at most 2^53. Before that, the two vectors of each rank are scaled to the same
+    size by a power of two; otherwise a small part of a row that meets large values would lose its bits.
 
     Args:
         up: shape [rows, rank], float64; overwritten.
         down: shape [rank, columns], float64; overwritten.
 
     Returns:
-        The rounded factors; their product is that of the given ones to about 1e-7 of its largest values.
+        The rounded factors; their product differs from the exact one by about 1e-7 of its largest values.
     """
     balance = (_exponent(down, axis=1) - _exponent(up, axis=0)) // 2
     up *= np.ldexp(1.0, balance)
@@ -168,14 +169,14 @@ def fixed_point(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _exponent(matrix: np.ndarray, axis: int) -> np.ndarray:
-    """The smallest e with |x| < 2^e for all x along an axis; 0 where all are 0."""
+    """Returns the smallest e with |x| < 2^e for all x along an axis; 0 if all are 0."""
     return np.frexp(np.maximum(matrix.max(axis), -matrix.min(axis)))[1]
 
 
 def _length_exponent(matrix: np.ndarray, axis: int) -> np.ndarray:
-    """An e with |x| <= 2^e for the vectors x along an axis, and for what they are rounded to.
+    """Returns an e with |x| <= 2^e for the norms of the vectors x along an axis, also after rounding.
 
-    The squares are those of whole numbers of 12 bits, rounded up, so that their sum has no rounding either.
+    It sums squares of 12-bit integers, rounded up, so the sum has no rounding either.
     """
     largest = _exponent(matrix, axis)
     whole = np.abs(matrix)
@@ -186,7 +187,7 @@ def _length_exponent(matrix: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _round(matrix: np.ndarray, axis: int, bits: int) -> np.ndarray:
-    """Rounds the vectors along an axis to multiples of 2^-bits of their length's bound, in place."""
+    """Rounds the vectors along an axis to multiples of 2^-bits times the bound of their norm, in place."""
     shift = np.expand_dims(bits - _length_exponent(matrix, axis), axis)
     matrix *= np.ldexp(1.0, shift)
     np.rint(matrix, out=matrix)
@@ -195,6 +196,6 @@ def _round(matrix: np.ndarray, axis: int, bits: int) -> np.ndarray:
 
 
 def _add(block: np.ndarray, values: np.ndarray) -> None:
-    """Adds float64 values to a float32 block; a sum too large is infinite, which the writer refuses."""
+    """Adds float64 values to a float32 block; overflow gives infinity, which the writer refuses."""
     with np.errstate(over="ignore"):
         block += values.astype(np.float32)

@@ -1,8 +1,8 @@
-"""One LoRA file, matched with the parameters of a model.
+"""Matches one LoRA file with the parameters of a model.
 
 Layouts are those of ``lora.layouts``. The scale of a pair of matrices is alpha / rank, with alpha from the
-file's ``.alpha`` tensor or the adapter's configuration (``lora.scale``), and 1 where neither states it; the
-bias of an up matrix has the same scale, and a full delta has none. The LoRA's own scale multiplies all.
+file's ``.alpha`` tensor or the adapter's configuration (``lora.scale``), or 1 if neither states it. The bias
+of an up matrix has the same scale; a full delta has none. The LoRA's own scale multiplies all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK_ITEMS = 2**18
 
 @dataclass
 class _Group:
-    """The tensors of one file that change one parameter: role -> key and the part it was taken apart to."""
+    """The tensors of one file that change one parameter: role -> key and its parsed part."""
 
     parts: dict[Role, tuple[str, Part]] = field(default_factory=dict)
 
@@ -38,15 +38,15 @@ class _Group:
 
 
 class LoraFile:
-    """One file, to be matched with models.
+    """One LoRA file, to be matched with models.
 
     Args:
         file: the open file.
-        scale: what its deltas are multiplied by.
+        scale: the factor of its deltas.
 
     Raises:
-        SourceError: if it holds no tensors, quantized ones or NaN or infinity, or its configuration is not
-            that of a plain LoRA.
+        SourceError: if it holds no tensors, quantized tensors, or NaN or infinity, or its configuration is
+            not that of a plain LoRA.
     """
 
     def __init__(self, file: TensorFile, scale: float) -> None:
@@ -57,7 +57,7 @@ class LoraFile:
     def match(
         self, parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[dict[str, list[Delta]], list[str]]:
-        """The deltas by the model's key, and what is wrong; with problems the deltas are not complete."""
+        """Returns the deltas by the model's key, and the problems; if any, the deltas are incomplete."""
         groups, problems = self._group(parameters)
         deltas: dict[str, list[Delta]] = {}
         for key, group in groups.items():
@@ -68,7 +68,7 @@ class LoraFile:
         return {key: parts for key, parts in deltas.items() if parts}, problems
 
     def _group(self, parameters: Parameters) -> tuple[dict[str, _Group], list[str]]:
-        """Sorts the file's tensors by the parameter each changes."""
+        """Groups the file's tensors by the parameter that each changes."""
         groups: dict[str, _Group] = {}
         unknown: list[str] = []
         kinds: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ class LoraFile:
                 )
             group.parts[part.role] = key, part
         if kinds:
-            # The rest of such a file makes no sense by itself.
+            # The rest of such a file is useless by itself.
             return {}, [
                 f"it holds {kind} ({_listed(keys, 3)}): merge it with the tool that made it, "
                 "or extract a plain LoRA of the transformer"
@@ -106,7 +106,7 @@ class LoraFile:
     def _deltas(
         self, key: str, group: _Group, groups: Mapping[str, _Group], shape: tuple[int, ...]
     ) -> Iterator[Delta]:
-        """Yields what one file adds to one parameter; raises ValueError where it does not fit."""
+        """Yields the deltas of one file for one parameter; raises ValueError if they do not fit."""
         pair = Role.DOWN in group, Role.UP in group
         if any(pair):
             if not all(pair):
@@ -134,7 +134,7 @@ class LoraFile:
         return FullDelta(self._file, delta, self._factor(delta, factor))
 
     def _factor(self, key: str, scale: float) -> float:
-        """The LoRA's scale times a tensor's own; ValueError where float64 would not hold it."""
+        """Returns the LoRA's scale times a tensor's own; ValueError if float64 cannot hold the product."""
         factor = self._scale * scale
         if factor and not 1e-60 < abs(factor) < 1e60:
             raise ValueError(f"{key} would be scaled by {factor:g}")
@@ -148,7 +148,7 @@ class LoraFile:
             rank > 0
             and b[:2] == (shape[0], rank)
             and math.prod(b[2:]) == 1
-            # A convolution's kernel, or a flat matrix; one of a linear layer may end in 1 x 1.
+            # A convolution's kernel or a flat matrix; a linear layer's may end in 1 x 1.
             and (a[1:] == shape[1:] or _stripped(a[1:]) == (math.prod(shape[1:]),))
         )
         if not fits or len(shape) < 2:
@@ -158,7 +158,7 @@ class LoraFile:
             )
 
     def _rank_scale(self, group: _Group) -> float:
-        """alpha / rank of a pair of matrices; raises ValueError where the file contradicts itself."""
+        """Returns alpha / rank of a pair of matrices; raises ValueError if the file contradicts itself."""
         down, part = group.parts[Role.DOWN]
         rank = self._file.entries[down].shape[0]
         stated = None if self._config is None else self._config.scale(part.module, rank)
@@ -184,7 +184,7 @@ class LoraFile:
 
 
 def _check_contents(file: TensorFile) -> None:
-    """Raises SourceError, with every problem, if the file is empty or a tensor quantized or not finite."""
+    """Raises SourceError with every problem if the file is empty, or a tensor is quantized or not finite."""
     problems = [] if file.entries else ["it holds no tensors"]
     for key, entry in file.entries.items():
         part = parse_key(key)
@@ -215,7 +215,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _stripped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the ones at its end, but for the first."""
+    """Removes ones from the end of a shape, but keeps the first dimension."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape

@@ -1,9 +1,9 @@
-"""How LoRA files name their tensors: a key is a prefix, the module it changes, and what it is to it.
+"""Names of tensors in LoRA files: a key is a prefix, the module it changes, and the tensor's role.
 
-Read here: diffusers and PEFT (``transformer.blocks.0.attn1.to_q.lora_A.weight``), Wan's own module names
-(``diffusion_model.blocks.0.self_attn.q.lora_down.weight``), the same with underscores as kohya's trainers
-write them (``lora_unet_blocks_0_self_attn_q.lora_down.weight``), and the full deltas ``.diff``, ``.diff_b``
-and ``.diff_m`` of a weight, a bias and a modulation table that extraction scripts write.
+Supported layouts: diffusers and PEFT (``transformer.blocks.0.attn1.to_q.lora_A.weight``), Wan's own module
+names (``diffusion_model.blocks.0.self_attn.q.lora_down.weight``), the same with underscores as in kohya's
+trainers (``lora_unet_blocks_0_self_attn_q.lora_down.weight``), and the full deltas ``.diff``, ``.diff_b`` and
+``.diff_m`` of a weight, a bias and a modulation table, which extraction scripts write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNDERSCORED = re.compile(r"lora_unet_|lycoris_")
 
 
 class Role(Enum):
-    """What a tensor is to the module it belongs to."""
+    """The role of a tensor in its module."""
 
     DOWN = "down matrix"
     UP = "up matrix"
@@ -30,7 +30,7 @@ class Role(Enum):
     BIAS = "bias delta"
 
 
-# PEFT puts the adapter's name between: lora_A.default.weight.
+# PEFT may insert the adapter's name: lora_A.default.weight.
 _ROLES: tuple[tuple[re.Pattern[str], Role], ...] = (
     (re.compile(r"\.(lora_A(\.[\w-]+)?|lora_down|lora\.down)\.weight$"), Role.DOWN),
     (re.compile(r"\.(lora_B(\.[\w-]+)?|lora_up|lora\.up)\.weight$"), Role.UP),
@@ -52,12 +52,12 @@ _UNSUPPORTED: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @dataclass(frozen=True)
 class Part:
-    """One key, taken apart.
+    """A parsed key.
 
     Args:
-        module: the module's or table's name as the file spells it, without prefixes.
+        module: the name of the module or table as in the file, without prefixes.
         underscored: whether its dots are written as underscores.
-        role: what the tensor is to the module.
+        role: the tensor's role in the module.
     """
 
     module: str
@@ -66,7 +66,7 @@ class Part:
 
 
 def parse_key(key: str) -> Part | None:
-    """Takes a key apart; None if it is in no layout that is read here."""
+    """Parses a key; returns None if it has none of the supported layouts."""
     for pattern, role in _ROLES:
         if suffix := pattern.search(key):
             name = key[: suffix.start()]
@@ -80,7 +80,7 @@ def parse_key(key: str) -> Part | None:
 
 
 def unsupported(key: str) -> str | None:
-    """What kind of adapter a key is of, where it is one that cannot be merged."""
+    """Returns the kind of adapter that a key belongs to, if it cannot be merged."""
     return next((kind for pattern, kind in _UNSUPPORTED if pattern.fullmatch(key)), None)
 
 
@@ -98,18 +98,18 @@ class Parameters:
         self._underscored = {name.replace(".", "_"): found for name, found in self._names.items()}
 
     def find(self, part: Part) -> str | None:
-        """The parameter that a part changes (for an alpha, the weight), or None if there is none."""
+        """Returns the parameter that a part changes (for an alpha, the weight), or None if there is none."""
         found = (self._underscored if part.underscored else self._names).get(part.module)
         if found is None:
             return None
         if part.role is Role.WEIGHT and found in self._keys:
-            return found  # a table, which has no ".weight" after its name
+            return found  # a table, whose name has no ".weight"
         key = f"{found}.bias" if part.role in (Role.BIAS, Role.UP_BIAS) else f"{found}.weight"
         return key if key in self._keys else None
 
 
 def _originals(known: Set[str]) -> dict[str, str]:
-    """Original name -> diffusers name, of every module and table of the mapping that is known."""
+    """Returns original name -> diffusers name of every known module and table in the mapping."""
     blocks = {match.group() for name in known if (match := re.match(r"(vace_)?blocks\.\d+", name))}
     numbers = {number for name in known for number in re.findall(r"\d+", name)}
     names: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""LoRA files, to be merged into the transformers while they are converted.
+"""Opens LoRA files for merging into the transformers during conversion.
 
-Every tensor of every file is accounted for before anything is written: it changes a parameter of the model,
-or the file is refused with the list of those that do not (``lora.file``).
+Every tensor of every file is checked before anything is written: either it changes a parameter of the model,
+or the file is refused with a list of the tensors that do not (``lora.file``).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LoraRequest:
 
     Args:
         path: a safetensors file.
-        scale: what its deltas are multiplied by.
-        component: the transformer that it changes; every one where None.
+        scale: the factor of its deltas.
+        component: the transformer that it changes; None: every transformer.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class LoraRequest:
 
 
 def parse_lora(text: str) -> tuple[Path, float]:
-    """Parses ``FILE[:SCALE]``; a file whose own name has the colon in it comes first.
+    """Parses ``FILE[:SCALE]``; an existing file whose name contains the colon takes precedence.
 
     Raises:
         UsageError: if the scale is not a finite number.
@@ -64,8 +64,8 @@ class Loras:
     """Open LoRA files; a context manager. Made by ``open_loras``.
 
     Args:
-        deltas: component -> diffusers key -> what is added to it; only of keys that a LoRA changes.
-        records: one JSON object a LoRA, in order, for the manifest.
+        deltas: component -> diffusers key -> delta, only for keys that a LoRA changes.
+        records: one JSON object per LoRA, in order, for the manifest.
         files: the open files.
     """
 
@@ -74,7 +74,7 @@ class Loras:
     files: tuple[TensorFile, ...] = ()
 
     def close(self) -> None:
-        """Closes the files; the deltas cannot be used any more."""
+        """Closes the files; afterwards the deltas cannot be used."""
         for file in self.files:
             file.close()
 
@@ -88,7 +88,7 @@ class Loras:
 
 
 def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
-    """Opens LoRA files and finds what each changes. Reads them once, for their digests.
+    """Opens LoRA files and finds what each changes. Reads each file once for its digest.
 
     Args:
         requests: the LoRAs, in the order they are added.
@@ -153,7 +153,7 @@ def _check_requests(requests: Sequence[LoraRequest], shapes: Shapes) -> None:
 
 
 def _record(request: LoraRequest) -> dict[str, Any]:
-    """What the manifest says of a LoRA: all that its deltas depend on, and no path."""
+    """Returns a LoRA's record in the manifest: all that its deltas depend on, without the path."""
     record: dict[str, Any] = {
         "file": request.path.name,
         "sha256": file_sha256(request.path),

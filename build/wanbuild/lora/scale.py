@@ -1,7 +1,7 @@
-"""What a PEFT adapter's configuration says about the size of its LoRA: alpha and rank, by module.
+"""Reads alpha and rank of a LoRA's modules from a PEFT adapter's configuration.
 
-diffusers keeps it in the file's own metadata, PEFT in adapter_config.json beside the file. A field that is
-not known to leave the merged weights as they are must have a value that says so (false, none or empty).
+diffusers stores it in the file's own metadata, PEFT in adapter_config.json in the same folder. A field that
+may change the merged weights must have a value that rules this out (false, none or empty).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PEFT_FILE = "adapter_model.safetensors"
 PEFT_CONFIG = "adapter_config.json"
 
 _READ = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"})
-# What was trained and how, and where: the tensors themselves say which modules they change.
+# What was trained and how, and where; the tensors name the modules that they change.
 _NO_EFFECT = frozenset(
     {
         "auto_mapping",
@@ -48,7 +48,7 @@ _NO_EFFECT = frozenset(
         "task_type",
     }
 )
-# Other ways to start change the base weights, so that the adapter alone says nothing.
+# Other initialisations change the base weights, so the adapter alone is not enough.
 _INIT = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -57,10 +57,10 @@ class AdapterConfig:
     """Alpha and rank of every module.
 
     Args:
-        where: the file it is from.
-        rank: where no pattern matches.
-        alpha: where no pattern matches.
-        ranks: pattern -> rank, the first that matches holds.
+        where: the file it was read from.
+        rank: the rank if no pattern matches.
+        alpha: the alpha if no pattern matches.
+        ranks: pattern -> rank; the first matching pattern applies.
         alphas: pattern -> alpha.
         rank_stabilized: whether the scale is alpha / sqrt(rank).
     """
@@ -73,14 +73,14 @@ class AdapterConfig:
     rank_stabilized: bool
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's matrices is multiplied by.
+        """Returns the factor of the product of a module's matrices.
 
         Args:
-            module: its name as the file spells it, without prefixes.
-            rank: of its matrices.
+            module: its name as in the file, without prefixes.
+            rank: the rank of its matrices.
 
         Raises:
-            ValueError: if the matrices have another rank than the configuration says.
+            ValueError: if the configuration states another rank.
         """
         expected = _match(self.ranks, module, self.rank)
         if rank != expected:
@@ -90,7 +90,7 @@ class AdapterConfig:
 
 
 def _match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first pattern that is the end of a module's name, or, with a ^, all of it."""
+    """Returns the value of the first pattern that ends a module's name or, with a ^, equals the name."""
     for pattern, value in patterns.items():
         name = pattern.removeprefix("^")
         if module == name or (name == pattern and module.endswith(f".{name}")):
@@ -99,10 +99,10 @@ def _match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def read_adapter_config(file: TensorFile) -> AdapterConfig | None:
-    """The configuration in a LoRA's metadata, or beside it where PEFT wrote it; None where there is none.
+    """Reads a LoRA's configuration from its metadata or from PEFT's file; returns None if there is none.
 
     Raises:
-        SourceError: if it is not understood, or is of an adapter that is not a plain LoRA.
+        SourceError: if it is not understood, or the adapter is not a plain LoRA.
     """
     path = file.path.with_name(PEFT_CONFIG)
     if METADATA_KEY in file.metadata:
@@ -130,7 +130,7 @@ def read_adapter_config(file: TensorFile) -> AdapterConfig | None:
 
 
 def uses_config_file(path: Path) -> bool:
-    """Whether a LoRA was saved by PEFT, with its configuration beside it."""
+    """Returns whether PEFT saved this LoRA, with its configuration in the same folder."""
     return path.name == PEFT_FILE and path.with_name(PEFT_CONFIG).is_file()
 
 
@@ -145,7 +145,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _unprefixed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """diffusers writes ``transformer.r``; a model that is saved alone has ``r``."""
+    """Removes prefixes: diffusers writes ``transformer.r``, a model that is saved alone ``r``."""
     own = {
         name.removeprefix("transformer."): v for name, v in fields.items() if name.startswith("transformer.")
     }
@@ -153,7 +153,7 @@ def _unprefixed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is wrong with the fields."""
+    """Yields the problems of the fields."""
     if fields.get("peft_type", "LORA") != "LORA":
         yield f"peft_type is {fields['peft_type']!r}"
     if fields.get("init_lora_weights") not in _INIT:
@@ -176,6 +176,6 @@ def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_size(value: Any, whole: bool) -> bool:
-    """Whether a value is a number above zero, and no larger than a float holds exactly."""
+    """Returns whether a value is positive and at most 2^53, up to which a float holds integers exactly."""
     kinds = (int,) if whole else (int, float)
     return type(value) in kinds and 0 < value <= 2**53
