@@ -1,7 +1,7 @@
-"""The Animate transformer: the base with a pose added to its tokens, and face adapters beside its blocks.
+"""The Animate transformer: the base model with pose tokens and with face adapters between its blocks.
 
-Source: diffusers' WanAnimateTransformer3DModel. The latents' first frame is the reference image's; the pose
-and the face are of the frames after it.
+Source: diffusers' WanAnimateTransformer3DModel. The latents' first frame belongs to the reference image; pose
+and face belong to the frames after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransfo
 
 
 class AnimateTransformer(WanTransformer):
-    """The base, the pose's patch embedding, the encoders of the face and its adapters.
+    """The base transformer, the pose's patch embedding, the face encoders and the face adapters.
 
     Its condition is ``channels``, float32 (20, T, h, w), and ``pose``, float32 (16, T - 1, h, w).
     """
@@ -49,23 +49,23 @@ class AnimateTransformer(WanTransformer):
         image_multiple: int = 1,
         face_video: jax.Array | None = None,
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """What stays the same over a generation, the keys and values of the face among it.
+        """Returns what stays constant over a generation, including the face's keys and values.
 
         Args:
-            embeddings: prompt embeddings (P, T, text_dim). The first is of the video; to the others, negative
-                prompts, the face is black.
-            latent_shape: latent frames with the reference image's, rows and columns.
+            embeddings: prompt embeddings (P, T, text_dim). The first prompt sees the face video; the others,
+                negative prompts, see a black face.
+            latent_shape: latent frames including the reference image's, rows and columns.
             dtype: compute dtype of the cache.
-            image_tokens: of the image encoder, (1, tokens, image_dim).
-            image_multiple: their number is padded to a multiple of this, and the padding masked.
+            image_tokens: the image encoder's tokens, (1, tokens, image_dim).
+            image_multiple: image tokens are padded to a multiple of this, and the padding is masked.
             face_video: uint8 (F, S, S, 3), S the config's motion_encoder_size and F the frames of the video.
 
         Returns:
-            The cache, of which ``face`` is ``k`` and ``v`` of shape (L, P, T, J, N, K) for L adapters, T
-            latent frames and J tokens of each; and the rope tables.
+            The cache, whose ``face`` is ``k`` and ``v`` of shape (L, P, T, J, N, K) for L adapters, T latent
+            frames and J tokens per frame; and the rope tables.
 
         Raises:
-            ValueError: if there is no face video, or it has not the latents' frames or not the size.
+            ValueError: if the face video is missing, or its frames or size do not match.
         """
         size = self.config.motion_encoder_size
         wanted = (4 * (latent_shape[0] - 2) + 1, size, size, 3)
@@ -78,16 +78,16 @@ class AnimateTransformer(WanTransformer):
         return {**cache, "face": face}, rope
 
     def _motions(self, face_video: jax.Array, prompts: int) -> jax.Array:
-        """Motion vectors (P, F, C): of the video, and for each prompt but the first of black frames."""
+        """Returns motion vectors (P, F, C): of the video, and for each further prompt of black frames."""
         if prompts == 1:
             return self.motion_encoder(face_video)[None]
-        # Black frames are all the same, so one is encoded, in a place that a batch has free most often.
+        # Black frames are equal, so only one is encoded, usually in a slot of the last batch that is free.
         motions = self.motion_encoder(jnp.pad(face_video, ((0, 1), (0, 0), (0, 0), (0, 0))))
         video, black = motions[:-1], motions[-1:]
         return jnp.stack([video, *[jnp.broadcast_to(black, video.shape)] * (prompts - 1)])
 
     def embed(self, latents: jax.Array, condition: Condition, dtype: Any) -> jax.Array:
-        """Latents (B, C, T, h, w) to tokens (B, S, D) in dtype, with the pose's added to all but a frame."""
+        """Embeds latents (B, C, T, h, w) as tokens (B, S, D) in dtype; the pose begins at frame two."""
         x = super().embed(latents, condition, dtype)
         pose = self.pose_patch_embedding(
             self.patchify(condition["pose"][None]).astype(dtype), out_dtype=jnp.float32
@@ -96,7 +96,7 @@ class AnimateTransformer(WanTransformer):
         return (x.astype(jnp.float32) + pose).astype(dtype)
 
     def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
-        """Tokens (B, S, D) through all blocks and face adapters."""
+        """Runs tokens (B, S, D) through all blocks and face adapters."""
         del condition
 
         def beside(adapter: FaceAdapter, x: jax.Array, kv: KV) -> jax.Array:

@@ -10,13 +10,13 @@ from typing import ClassVar
 from wanbuild.config import MAX_SIZE, shown
 from wanbuild.models.transformer_config import TransformerConfig
 
-# diffusers' class default: published config files say null.
+# diffusers' class default, because published config files say null.
 _CHANNEL_SIZES: Mapping[str, int] = MappingProxyType(
     {"4": 512, "8": 512, "16": 512, "32": 512, "64": 256, "128": 128, "256": 64, "512": 32, "1024": 16}
 )
 
 _SMALLEST = 4
-"""Pixels of the motion encoder's last image."""
+"""Pixels per side of the motion encoder's last feature map."""
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class AnimateConfig(TransformerConfig):
     """Config of diffusers' WanAnimateTransformer3DModel: the base's fields, and those of pose and face.
 
     Args:
-        latent_channels: channels of the pose's latents. The transformer takes the noise, four channels that
-            say what is given, and the given latents: in_channels is twice as many and four.
-        motion_encoder_channel_sizes: channels by pixels of the motion encoder's images, as JSON has it: the
-            pixels as text; None for the default.
+        latent_channels: channels of the pose's latents. The transformer's input is the noise, four mask
+            channels and the given latents, so in_channels is twice latent_channels plus four.
+        motion_encoder_channel_sizes: channels by pixels per side of the motion encoder's feature maps; the
+            keys are text, as in JSON. None for the default.
         motion_encoder_size: height and width of a face, in pixels: a power of two.
         motion_style_dim: width of the motion encoder's linear layers.
-        motion_dim: directions that a motion is made of.
+        motion_dim: number of directions that a motion combines.
         motion_encoder_dim: width of a motion vector.
         face_encoder_hidden_dim: width of the face encoder.
-        face_encoder_num_heads: face tokens per latent frame, to which one that is always the same is added.
-        inject_face_latents_blocks: a face adapter follows every first of so many blocks.
-        motion_encoder_batch_size: faces that the motion encoder takes at a time.
+        face_encoder_num_heads: face tokens per latent frame, not counting one constant token.
+        inject_face_latents_blocks: a face adapter follows the first of every so many blocks.
+        motion_encoder_batch_size: faces per batch of the motion encoder.
 
     Raises:
-        ConfigError: if these do not fit together.
+        ConfigError: if the fields contradict each other.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanAnimateTransformer3DModel",)
@@ -46,7 +46,7 @@ class AnimateConfig(TransformerConfig):
     in_channels: int = 36
     image_dim: int | None = 1280
     latent_channels: int = 16
-    # A bare dict is what config.py can read: every item is checked here.
+    # config.py can only read a bare dict, so every item is checked here.
     motion_encoder_channel_sizes: dict | None = field(default=None, hash=False)  # type: ignore[type-arg]
     motion_encoder_size: int = 512
     motion_style_dim: int = 512
@@ -98,16 +98,16 @@ class AnimateConfig(TransformerConfig):
 
     @property
     def _motion_pixels(self) -> tuple[int, ...]:
-        """Pixels of the motion encoder's images, each half of the one before."""
+        """Pixels per side of the motion encoder's feature maps; each is half of the one before."""
         first, last = self.motion_encoder_size.bit_length(), _SMALLEST.bit_length()
         return tuple(1 << (bits - 1) for bits in range(first, last - 1, -1))
 
     @property
     def motion_channels(self) -> tuple[int, ...]:
-        """Channels of the motion encoder's images, from the whole face down to 4 pixels."""
+        """Channels of the motion encoder's feature maps, from the whole face down to 4 pixels."""
         return tuple(self._channel_table[str(pixels)] for pixels in self._motion_pixels)
 
     @property
     def face_positions(self) -> tuple[int, ...]:
-        """The blocks that a face adapter follows."""
+        """The indices of the blocks that a face adapter follows."""
         return tuple(range(0, self.num_layers, self.inject_face_latents_blocks))

@@ -1,8 +1,8 @@
 """Attention: one function, one signature, an implementation per platform.
 
-Axes: B batch, S queries, T keys, N heads, K head dimension. The implementation is chosen when a
-program is built, from its target; all of them compute softmax(q kᵀ / √K) v over the keys, or over those
-that a mask, bool (T,), leaves: a target may want their number padded.
+Axes: B batch, S queries, T keys, N heads, K head dimension. The target determines the implementation when a
+program is built. All implementations compute softmax(q kᵀ / √K) v over the keys, or over the keys that a
+mask, bool (T,), keeps, because a target may need padded keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wanbuild.models.loops import map_leading
 
 
 class Attention(Protocol):
-    """An implementation; arguments and result as of ``blocked_attention``."""
+    """An implementation; arguments and result are those of ``blocked_attention``."""
 
     def __call__(
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
@@ -26,15 +26,15 @@ class Attention(Protocol):
 
 
 SCORES_BYTES = 64 * 2**20
-"""Bound on the float32 scores held at once by ``blocked_attention``.
+"""Limit on the float32 scores that ``blocked_attention`` holds at once.
 
-64 MiB is past the point where larger blocks stop helping the CPU backend, and small enough that a
-720p sequence (75 600 tokens) needs no more memory for scores than for one activation.
+Blocks above 64 MiB are no faster on the CPU backend, and with this limit a 720p sequence (75 600 tokens)
+needs no more memory for scores than for one activation.
 """
 
 
 def _one_head(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """q (S, K), k and v (T, K) -> (S, K). The division by the sum is deferred to the small side."""
+    """q (S, K), k and v (T, K) -> (S, K). The division by the sum comes last, on the smaller array."""
     scale = q.shape[-1] ** -0.5
     scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     scores = scores * scale
@@ -49,13 +49,13 @@ def _one_head(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) 
 
 
 def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:
-    """Number of query blocks that keeps scores in SCORES_BYTES, and the queries in each, rounded up."""
+    """Returns the number of query blocks that keeps scores within SCORES_BYTES, and queries per block."""
     blocks = min(-(-num_queries * num_keys * 4 // SCORES_BYTES), num_queries)
     return blocks, -(-num_queries // blocks)
 
 
 def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Attention head by head and query block by query block, in bounded memory.
+    """Computes attention by head and by query block, in bounded memory.
 
     On the CPU backend one head at a time is faster than a batched einsum (BUILD_NOTES.md, "Attention").
 
@@ -63,7 +63,7 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array 
         q: queries of shape (B, S, N, K).
         k: keys of shape (B, T, N, K).
         v: values of shape (B, T, N, K).
-        mask: bool (T,), which keys count; None where all do.
+        mask: bool (T,), true for keys that count; None if all do.
 
     Returns:
         An array of q's shape and dtype.
@@ -85,4 +85,4 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array 
 
 
 ATTENTION: Mapping[str, Attention] = MappingProxyType({"cpu": blocked_attention})
-"""Implementation by platform of the target."""
+"""Implementation by the target's platform."""

@@ -17,22 +17,22 @@ from wanbuild.models.rope import apply_rope
 from wanbuild.models.transformer_config import TransformerConfig
 
 KV = Mapping[str, jax.Array]
-"""Cross-attention cache of a stack of L blocks, in the compute dtype: ``k`` and ``v`` (L, P, T, N, K) of the
-text; of image tokens ``image_k`` and ``image_v`` (L, 1, I, N, K), and where they are padded ``image_mask``,
-bool (L, I), true where a token is real."""
+"""KV cache of cross-attention for a stack of L blocks, in the compute dtype: ``k`` and ``v`` (L, P, T, N, K)
+for text; ``image_k`` and ``image_v`` (L, 1, I, N, K) for image tokens and, if those are padded,
+``image_mask``, bool (L, I), true for real tokens."""
 
 Rope = Mapping[str, jax.Array]
 """``cos`` and ``sin`` of shape (S, K // 2) in float32."""
 
 
 def modulated(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> jax.Array:
-    """Layer norm without parameters, then x (1 + scale) + shift, in float32.
+    """Applies layer norm without parameters, then x (1 + scale) + shift, in float32.
 
     Args:
         x: tokens (B, S, D).
-        scale: float32 (1 or B, G, D); each of the G rows is for S / G consecutive tokens.
-        shift: as scale.
-        eps: of the norm.
+        scale: float32 (1 or B, G, D); each of the G rows applies to S / G consecutive tokens.
+        shift: like scale.
+        eps: the norm's epsilon.
 
     Returns:
         float32 (B, S, D).
@@ -42,12 +42,12 @@ def modulated(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> j
 
 
 def gated(x: jax.Array, gate: jax.Array) -> jax.Array:
-    """x (B, S, D) times a gate (1 or B, G, D), each row of which is for S / G consecutive tokens."""
+    """Multiplies x (B, S, D) by a gate (1 or B, G, D); each row applies to S / G consecutive tokens."""
     return (_in_groups(x, gate) * gate[:, :, None]).reshape(x.shape)
 
 
 def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """(B, S, D) as (B, G, S / G, D) for rows (..., G, D)."""
+    """Reshapes (B, S, D) to (B, G, S / G, D) for rows (..., G, D)."""
     return x.reshape(len(x), rows.shape[1], -1, x.shape[-1])
 
 
@@ -85,7 +85,7 @@ class WanAttention(nnx.Module):
 
 
 class CrossAttention(WanAttention):
-    """Attention to text, and to image tokens where the model has keys and values for them."""
+    """Attention to text, and to image tokens if the model has keys and values for them."""
 
     def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
         super().__init__(config, dtype, norm_dtype)
@@ -97,12 +97,12 @@ class CrossAttention(WanAttention):
             self.norm_added_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
 
     def kv(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
-        """Keys and values of one block.
+        """Computes the keys and values of one block.
 
         Args:
             text: embedded text (P, T, D).
-            image: embedded image tokens (1, I, D), for a model that has keys and values for them.
-            mask: bool (I,), which image tokens are real; None where all are.
+            image: embedded image tokens (1, I, D), if the model has keys and values for them.
+            mask: bool (I,), true for real image tokens; None if all are real.
 
         Returns:
             One layer of ``KV``, in text's dtype.
@@ -121,7 +121,7 @@ class CrossAttention(WanAttention):
         q = self.query(x).astype(x.dtype)
         out = _shared(attention, q, kv["k"], kv["v"])
         if self.has_image:
-            # With the normalised query, as the text; the two are added before the projection.
+            # The normalised query is the same as for text; both results are added before the projection.
             out = out + _shared(attention, q, kv["image_k"], kv["image_v"], kv.get("image_mask"))
         return self.project(out)
 
@@ -129,9 +129,9 @@ class CrossAttention(WanAttention):
 def _shared(
     attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Attention of q (B, S, N, K) to k and v (P, T, N, K), B a multiple of P.
+    """Computes attention of q (B, S, N, K) to k and v (P, T, N, K), B a multiple of P.
 
-    Videos of one prompt attend to the same keys: they become more queries, not copies of the keys.
+    Videos of one prompt attend to the same keys, as more queries instead of copied keys.
     """
     B, S, N, K = q.shape
     P = len(k)
@@ -165,12 +165,12 @@ class WanBlock(nnx.Module):
     def __call__(
         self, x: jax.Array, kv: KV, modulation: jax.Array, rope: Rope, attention: Attention
     ) -> jax.Array:
-        """One block.
+        """Applies one block.
 
         Args:
             x: tokens of shape (B, S, D) in the compute dtype.
             kv: one layer of the cache, B a multiple of P; consecutive videos share a prompt.
-            modulation: float32 (1 or B, G, 6, D); each of the G rows is for S / G consecutive tokens.
+            modulation: float32 (1 or B, G, 6, D); each of the G rows applies to S / G consecutive tokens.
             rope: the rotary tables.
             attention: the attention implementation.
 
@@ -194,6 +194,6 @@ class WanBlock(nnx.Module):
 
 
 def block_kv(blocks: WanBlock, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> KV:
-    """The cache of a stack of blocks; arguments as of ``CrossAttention.kv``."""
+    """Computes the cache of a stack of blocks; arguments as in ``CrossAttention.kv``."""
     graphdef, state = nnx.split(blocks)
     return map_leading(lambda layer: nnx.merge(graphdef, layer).attn2.kv(text, image, mask), state)

@@ -1,8 +1,8 @@
-"""The CLIP image encoder, as far as Wan uses it: up to the input of the last layer.
+"""The CLIP image encoder, up to the input of the last layer, which is all that Wan uses.
 
-Source: transformers' CLIPVisionModel, of which diffusers' pipelines take ``hidden_states[-2]``. Axes: N
-images, T tokens (the class token first, then patches row by row), H heads, K head dimension, D width,
-C channels, S pixels of a side.
+Source: transformers' CLIPVisionModel; diffusers' pipelines use its ``hidden_states[-2]``. Axes: N images,
+T tokens (the class token first, then patches row by row), H heads, K head dimension, D width, C channels,
+S pixels per side.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CLIPBlock(nnx.Module):
         return self.out(out.astype(x.dtype).reshape(x.shape), out_dtype=jnp.float32)
 
     def __call__(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """One layer.
+        """Applies one layer.
 
         Args:
             x: the residual stream, float32 (N, T, D).
@@ -61,7 +61,7 @@ class CLIPBlock(nnx.Module):
 
 
 class CLIPImageEncoder(nnx.Module):
-    """The encoder, with every parameter of a checkpoint; the last layer and ``post_norm`` are never read.
+    """The encoder with every parameter of a checkpoint; the last layer and ``post_norm`` are never read.
 
     Args:
         config: the checkpoint's config.
@@ -100,21 +100,21 @@ class CLIPImageEncoder(nnx.Module):
         """Encodes images.
 
         Args:
-            pixels: float32 (N, S, S, 3), S the config's image_size, normalised as its image processor does.
-            dtype: compute dtype of the matmuls. The residual stream stays in float32, which costs nothing
-                for so few tokens: the reference in bfloat16 is 1.8 times as far from float32.
+            pixels: float32 (N, S, S, 3), S the config's image_size, normalised like the image processor's.
+            dtype: compute dtype of the matmuls. The residual stream stays in float32, which costs nothing for
+                so few tokens: the reference in bfloat16 is 1.8 times as far from float32.
 
         Returns:
-            Image tokens (N, T, D) in dtype: what the last layer would be given.
+            Image tokens (N, T, D) in dtype, the input of the last layer.
 
         Raises:
-            ValueError: if the pixels are of another size.
+            ValueError: if the pixels have another size.
         """
         size = self.config.image_size
         if pixels.shape[1:] != (size, size, self.config.num_channels):
             raise ValueError(f"pixels of shape {pixels.shape}, not {size} x {size} x 3")
         graphdef, state = nnx.split(self.blocks)
-        # Indexed, not scanned over: a slice of all rows but the last would be a copy of them.
+        # A scan would need a slice of all rows but the last, which is a copy; indexing needs none.
         stack = jax.tree.map(to_bits, state)
 
         def layer(index: jax.Array, x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from wanbuild.config import ConfigError
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:
-    """Tokens of one image: its patches, and the class token in front of them; sizes in pixels of a side."""
+    """Returns the tokens of one image, its patches and the class token; sizes are pixels per side."""
     return (image_size // patch_size) ** 2 + 1
 
 
@@ -19,14 +19,14 @@ def image_tokens(image_size: int, patch_size: int) -> int:
 class ImageEncoderConfig:
     """Config of transformers' CLIPVisionModel; field names and defaults are those of config.json.
 
-    CLIPVisionModelWithProjection, which the published model_index.json names, has one layer more and gives
-    the same hidden states.
+    The published model_index.json names CLIPVisionModelWithProjection, which has one more layer and the same
+    hidden states.
 
-    transformers leaves a field that has its default out of the file, so a file that names no ``hidden_act``
-    means quick_gelu, the activation of OpenAI's CLIP, and not that of the encoder published with Wan.
+    transformers omits fields that have the default value, so a file without ``hidden_act`` means quick_gelu,
+    the activation of OpenAI's CLIP, which differs from that of the encoder published with Wan.
 
     Raises:
-        ConfigError: if the fields do not fit together, or the activation is another than gelu.
+        ConfigError: if the fields contradict each other, or the activation is not gelu.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
@@ -51,7 +51,7 @@ class ImageEncoderConfig:
             "torch_dtype",
         }
     )
-    """projection_dim is of the layer that only CLIPVisionModelWithProjection has."""
+    """projection_dim belongs to the layer that only CLIPVisionModelWithProjection has."""
 
     hidden_size: int = 768
     intermediate_size: int = 3072
@@ -78,7 +78,7 @@ class ImageEncoderConfig:
 
     @property
     def grid(self) -> int:
-        """Patches along each side; pixels that fill no whole patch are left out, as the reference does."""
+        """Patches along each side; pixels beyond the last whole patch are dropped, as in the reference."""
         return self.image_size // self.patch_size
 
     @property

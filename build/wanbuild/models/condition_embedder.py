@@ -1,4 +1,4 @@
-"""Embeds what a denoising step is conditioned on: timesteps, text, and image tokens."""
+"""Embeds the conditions of a denoising step: timesteps, text and image tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from wanbuild.models.transformer_config import TransformerConfig
 
 
 def timestep_basis(freq_dim: int) -> np.ndarray:
-    """Frequencies of the sinusoidal timestep embedding, float32 (freq_dim // 2,), as the reference rounds."""
+    """Returns the timestep embedding's frequencies, float32 (freq_dim // 2,), rounded like the reference."""
     half = freq_dim // 2
     exponent = np.float32(-math.log(10_000)) * np.arange(half, dtype=np.float32) / np.float32(half)
-    # Rounded once from float64: NumPy's float32 exp differs from the reference's in 55 of 128 entries,
-    # this in 2, and an ulp of frequency is 6e-5 rad at timestep 999.
+    # Rounded once from float64: NumPy's float32 exp differs from the reference's in 55 of 128 entries, this
+    # in 2, and an ulp of frequency is 6e-5 rad at timestep 999.
     return np.exp(exponent.astype(np.float64)).astype(np.float32)
 
 
 def timestep_embedding(timesteps: jax.Array, freq_dim: int) -> jax.Array:
-    """Sinusoidal embedding of float32 timesteps of any shape: (...,) -> (..., freq_dim), cosines first."""
+    """Returns the sinusoidal embedding of float32 timesteps: (...,) -> (..., freq_dim), cosines first."""
     angles = timesteps[..., None] * timestep_basis(freq_dim)
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
@@ -45,9 +45,9 @@ class MLP(nnx.Module):
 
 
 class ImageEmbedder(nnx.Module):
-    """Image tokens to the transformer's width: norm, two linear layers around an exact GELU, norm."""
+    """Projects image tokens to the transformer's width: norm, linear, exact GELU, linear, norm."""
 
-    EPS = 1e-5  # torch.nn.LayerNorm's own, whatever the config's
+    EPS = 1e-5  # torch.nn.LayerNorm's default; the config's value is not used here
 
     def __init__(self, image_dim: int, dim: int, positions: int | None, dtype: Any) -> None:
         self.norm1 = LayerNorm(image_dim, dtype, self.EPS)
@@ -59,7 +59,7 @@ class ImageEmbedder(nnx.Module):
             self.pos_embed = param((1, positions, image_dim), dtype, (None, None, None))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """float32 (1, I, image_dim) -> float32 (1, I, D); with positions, I is their number."""
+        """float32 (1, I, image_dim) -> float32 (1, I, D); with positions, I must be their number."""
         if self.positions is not None:
             tokens = tokens + self.pos_embed[...].astype(jnp.float32)
         hidden = jax.nn.gelu(self.up(self.norm1(tokens)), approximate=False)
@@ -88,5 +88,5 @@ class ConditionEmbedder(nnx.Module):
         return self.text_embedder(embeddings.astype(jnp.float32))
 
     def image(self, tokens: jax.Array) -> jax.Array:
-        """Image tokens (N, I, image_dim) of N images -> (1, N I, D) float32, one image after the other."""
+        """Image tokens (N, I, image_dim) of N images -> (1, N I, D) float32, the images in order."""
         return self.image_embedder(tokens.astype(jnp.float32).reshape(1, -1, tokens.shape[-1]))

@@ -1,11 +1,11 @@
-"""Convolutions of the VAE: one signature, and the form that is fastest on the target's platform.
+"""Convolutions of the VAE: one signature, and the fastest form for the target's platform.
 
-``direct`` is one ``conv_general_dilated``, which accelerators have units for. ``winograd`` is for the
-CPU backend, whose convolutions are at its matmul rate already, so that only fewer multiplications
-help: Winograd's minimal filtering F(2,3) along time, height and width takes 64 products for 8 outputs
-where the sum takes 216 (Lavin and Gray, arXiv:1509.09308), and needs additions and halves only, so that
-it rounds about as little as the sum itself. Larger tiles multiply less but cost digits: F(4,3) along
-one axis is 15 % faster and doubles the error.
+``direct`` is one ``conv_general_dilated``, for which accelerators have units. ``winograd`` is for the CPU
+backend, whose convolutions already run at its matmul rate, so only fewer multiplications help. Winograd's
+minimal filtering F(2,3) along time, height and width takes 64 products for 8 outputs, where the direct sum
+takes 216 (Lavin and Gray, arXiv:1509.09308). It needs only additions and halves, so its rounding error is
+about that of the direct sum. Larger tiles multiply less but lose digits: F(4,3) along one axis is 15 % faster
+and doubles the error.
 
 Activations are (B, T, H, W, C), kernels (T, H, W, I, O) of any float dtype. Results have x's dtype.
 """
@@ -26,20 +26,20 @@ _NARROW = 16
 """Below this many channels a Winograd transform costs more than the products that it saves."""
 
 _KERNEL_BYTES = 16 << 20
-"""A transformed kernel larger than this does not stay in the caches, and costs as much as it is long."""
+"""A larger transformed kernel does not stay in the caches; its transform then costs time in proportion."""
 
 _FEW_POSITIONS = 512
-"""Below this many outputs per channel that cost is more than what fewer products save."""
+"""Below this many outputs per channel, that cost exceeds the saving from fewer products."""
 
 _BAND_BYTES = 16 << 20
-"""Output bytes per band of rows: bounds the transforms' memory, with products still large enough."""
+"""Output bytes per band of rows: limits the transforms' memory while products stay large enough."""
 
 
 def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """3x3x3 convolution with the history already in front, and zero padding in space.
+    """3x3x3 convolution of x with its history in front, with zero padding in space.
 
     Args:
-        x: (B, T + 2, H, W, I), where the first two frames are the past.
+        x: (B, T + 2, H, W, I); the first two frames are the history.
         kernel: (3, 3, 3, I, O).
         algorithm: the form.
 
@@ -56,18 +56,18 @@ def conv3x3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Arra
         return _few_outputs(x, kernel)
     if kernel.shape[-2] < _NARROW:
         return _few_inputs(x, kernel)
-    # An odd number of frames is padded to even; the last output is cut.
+    # An odd number of frames is padded to even; the extra output is cut off.
     x = jnp.pad(x, ((0, 0), (0, frames % 2), (0, 0), (0, 0), (0, 0)))
     return _winograd(x, kernel)[:, :frames]
 
 
 def conv3x3(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """3x3 convolution of every frame, with zeros around for stride 1, below and right for stride 2.
+    """3x3 convolution of every frame; zero padding on all sides for stride 1, below and right for stride 2.
 
     Args:
         x: (B, T, H, W, I).
         kernel: (3, 3, I, O).
-        stride: 1 or 2, of height and width.
+        stride: 1 or 2, along height and width.
 
     Returns:
         (B, T, H / stride, W / stride, O).
@@ -85,7 +85,7 @@ def conv3x3(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def upsample_conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """Nearest upsampling by two in height and width, then a 3x3 convolution with zeros around.
+    """Nearest upsampling by two in height and width, then a 3x3 convolution with zero padding.
 
     Args:
         x: (B, T, H, W, I).
@@ -101,10 +101,10 @@ def upsample_conv3x3(x: jax.Array, kernel: jax.Array, algorithm: Algorithm) -> j
 
 
 def taps(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """Convolution along time alone, as one matmul over taps and channels, with the history in front.
+    """Convolution along time only, as one matmul over taps and channels, with the history in front.
 
     Args:
-        x: (B, T + K - 1, H, W, I) for stride 1; for stride 2 one frame is past: (B, T + 1, H, W, I).
+        x: (B, T + K - 1, H, W, I) for stride 1; for stride 2 one frame is history: (B, T + 1, H, W, I).
         kernel: (K, I, O).
         stride: 1 or 2.
 
@@ -135,8 +135,10 @@ def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """3x3x3 as one matmul to every tap's product, then the sum of 27 shifts: twice the rate of a
-    convolution that fills 3 lanes of 16."""
+    """3x3x3 convolution with few outputs: one matmul for every tap's product, then a sum of 27 shifts.
+
+    It runs at twice the rate of a convolution that fills 3 lanes of 16.
+    """
     T, H, W, out = x.shape[1] - 2, x.shape[2], x.shape[3], kernel.shape[-1]
     y = _dot(x, jnp.moveaxis(kernel, 3, 0).reshape(x.shape[-1], -1))
     y = jnp.pad(y, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
@@ -150,38 +152,38 @@ def _few_outputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _few_inputs(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """3x3x3 as one 3x3 convolution over the taps side by side in channels."""
+    """3x3x3 convolution with few inputs: one 3x3 convolution with the time taps stacked in channels."""
     T = x.shape[1] - 2
     x = jnp.concatenate([x[:, k : k + T] for k in range(3)], -1)
     return conv3x3(x, jnp.concatenate(list(kernel), axis=-2))
 
 
-# F(2,3): two outputs y of three taps g over four inputs d are y = A ((G g) * (B d)).
+# F(2,3): the two outputs y of three taps g over four inputs d are y = A ((G g) * (B d)).
 
 
 def _points(x: jax.Array, axis: int) -> list[jax.Array]:
-    """B d along one axis: four arrays, each of (size - 2) / 2 entries along it."""
+    """Returns B d along one axis: four arrays, each with (size - 2) / 2 entries along it."""
     count = (x.shape[axis] - 2) // 2
     d = [lax.slice_in_dim(x, k, k + 2 * count - 1, 2, axis) for k in range(4)]
     return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
 
 
 def _outputs(m: Sequence[jax.Array]) -> list[jax.Array]:
-    """A m: the even and the odd outputs."""
+    """Returns A m: the even and the odd outputs."""
     return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
 
 
 def _awaiting(x: jax.Array) -> jax.Array:
-    """A float32 one that is not there before x is.
+    """Returns a float32 one that depends on x.
 
-    The CPU backend runs first what waits for nothing: a kernel that is converted or transformed would be
-    held for all layers at once (5.3 GB for the published 2.2 decoder). A barrier does not change that.
+    The CPU backend first runs operations without pending inputs, so all layers' kernels would be converted or
+    transformed at once and held (5.3 GB for the published 2.2 decoder). A barrier does not prevent that.
     """
     return jnp.where(jnp.isnan(x[0, -1, 0, 0, 0]), jnp.nan, 1.0).astype(jnp.float32)
 
 
 def _late(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """The kernel in float32: itself if it is, else converted when x is there."""
+    """Returns the kernel in float32; a conversion waits for x."""
     if kernel.dtype == jnp.float32:
         return kernel
     # The barrier keeps XLA from converting the kernels before a loop over pieces.
@@ -190,10 +192,10 @@ def _late(kernel: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _transformed(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """G g in time, height and width when x is there: (3, 3, 3, I, O) to (4, 4, 4, I, O) in float32.
+    """Returns G g in time, height and width, after x: (3, 3, 3, I, O) to (4, 4, 4, I, O) in float32.
 
-    One matmul reads the kernel once, and takes half the time of three passes of sums. Its factors are
-    powers of two, so that only the sums round.
+    One matmul reads the kernel once and takes half the time of three passes of sums. Its factors are powers
+    of two, so only the sums round.
     """
     g = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
     factors = np.kron(np.kron(g, g), g) * _awaiting(x)  # (64, 27)
@@ -202,13 +204,13 @@ def _transformed(kernel: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """F(2,3) in time, height and width: (B, T + 2, H, W, I) with T even to (B, T, H, W, O)."""
+    """F(2,3) in time, height and width: (B, T + 2, H, W, I), T even, to (B, T, H, W, O)."""
     kernel, x = lax.optimization_barrier((kernel, x))
     kernel = _transformed(kernel, x)
 
     def band(x: jax.Array) -> jax.Array:
-        # A loop over the four points in time, unlike an unrolled one, needs the memory of one of them
-        # and compiles in a third of the time, at the same speed.
+        # A loop over the four points in time needs the memory of one point and compiles in a third of the
+        # time of an unrolled loop, at the same speed.
         products = lax.map(lambda a: _plane(*a), (jnp.stack(_points(x, 1)), kernel))
         y = jnp.stack(_outputs(list(products)), 2)
         return y.reshape(y.shape[0], -1, *y.shape[3:])
@@ -217,7 +219,7 @@ def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _plane(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """(B, T, H + 2, W + 2, I) to (B, T, H, W, O) with a kernel of (4, 4, I, O), transformed."""
+    """(B, T, H + 2, W + 2, I) to (B, T, H, W, O) with a transformed kernel (4, 4, I, O)."""
     B, T, H, W = (n - k for n, k in zip(x.shape, (0, 0, 2, 2), strict=False))
     rows = [
         _outputs([_dot(d, kernel[i, j]) for j, d in enumerate(_points(row, 3))])
@@ -229,10 +231,10 @@ def _plane(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _upsample_minimal(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Upsampling and convolution in 9 products for 4 outputs, where the sum takes 36.
+    """Upsamples and convolves with 9 products for 4 outputs, where the direct sum takes 36.
 
-    Along one axis the outputs above input i see i-1, i, i and i, i, i+1. With s the sum of the three
-    taps they are s x[i] + g0 (x[i-1] - x[i]) and s x[i] + g2 (x[i+1] - x[i]).
+    Along one axis, the two outputs at input i read i-1, i, i and i, i, i+1. With s the sum of the three taps,
+    they are s x[i] + g0 (x[i-1] - x[i]) and s x[i] + g2 (x[i+1] - x[i]).
     """
     kernel = kernel.astype(jnp.float32)
     by_row = [kernel[0], kernel[0] + kernel[1] + kernel[2], kernel[2]]
@@ -258,16 +260,16 @@ def _upsample_minimal(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _in_bands(
     band: Callable[[jax.Array], jax.Array], x: jax.Array, out: tuple[int, int], unit: int, scale: int
 ) -> jax.Array:
-    """Applies a 3x3 neighbourhood function to bands of rows, so that its memory does not grow with them.
+    """Applies a 3x3 neighbourhood function to bands of rows, so that its memory does not grow with height.
 
-    The arithmetic is in float32 whatever x's dtype: the CPU has no bfloat16 arithmetic but in products,
-    and rounding each transformed value would cost more digits than bfloat16 storage does.
+    The arithmetic is in float32 for any dtype of x: the CPU has bfloat16 arithmetic only in products, and
+    rounding each transformed value would lose more digits than bfloat16 storage does.
 
     Args:
         band: (B, ·, rows + 2, W + 2, I) to (B, T, scale · rows, scale · W, O), float32.
         x: (B, ·, H, W, I).
         out: T and O.
-        unit: what rows and W must be multiples of.
+        unit: rows and W must be multiples of this.
         scale: output rows per input row.
 
     Returns:
@@ -288,15 +290,15 @@ def _in_bands(
     if bands == 1:
         y = band(x.astype(jnp.float32)).astype(x.dtype)
     else:
-        # Every value is overwritten. Zeros would do, but XLA makes those of all layers at once, before it
-        # runs the first, and holds them until their turn comes: 1.7 GB at 256x448.
+        # Every value is overwritten. XLA would create zeros for all layers before it runs the first, and hold
+        # them until they are used: 1.7 GB at 256x448.
         y = jnp.full((B, out[0], bands * rows * scale, width * scale, out[1]), anything)
         y = lax.fori_loop(0, bands, step, y)
     return y[:, :, : H * scale, : W * scale]
 
 
 def _band_rows(height: int, unit: int, limit: int) -> int:
-    """Rows per band, a multiple of unit: at most limit, and a divisor of height unless too few."""
+    """Returns rows per band: a multiple of unit, at most limit, and a divisor of height unless too few."""
     padded = -(-height // unit) * unit
     rows = next(n for n in range(min(limit, padded) // unit * unit, 0, -unit) if padded % n == 0)
     even = -(-padded // (unit * -(-padded // limit))) * unit

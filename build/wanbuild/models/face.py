@@ -1,4 +1,4 @@
-"""How Wan Animate's transformer sees a face: tokens of its motion, and attention to them frame by frame.
+"""The face inputs of Wan Animate's transformer: tokens of a face's motion, and attention to them by frame.
 
 Source: diffusers' WanAnimateFaceEncoder and WanAnimateFaceBlockCrossAttention. Axes: P prompts, F video
 frames, T latent frames of the transformer (a reference image's first), J face tokens of one latent frame,
@@ -22,15 +22,15 @@ _TAPS = 3
 
 
 def causal_taps(x: jax.Array, stride: int) -> jax.Array:
-    """Every frame with the two before it, as the input of a convolution along time that is one matmul.
+    """Stacks every frame with the two before it, as input of a convolution along time in one matmul.
 
     Args:
-        x: (P, F, C); the first frame stands for those before it.
-        stride: of the frames that are made.
+        x: (P, F, C); the first frame is repeated in front.
+        stride: stride of the output frames.
 
     Returns:
-        (P, (F - 1) / stride + 1, 3 C), rounded down: channels, and within a channel the taps, as a
-        flattened kernel (O, C, 3) has them.
+        (P, (F - 1) / stride + 1, 3 C), rounded down. The last axis is channels, and taps within a channel, in
+        the order of a flattened kernel (O, C, 3).
     """
     frames = x.shape[1]
     x = jnp.concatenate([x[:, :1]] * (_TAPS - 1) + [x], axis=1)
@@ -40,14 +40,14 @@ def causal_taps(x: jax.Array, stride: int) -> jax.Array:
 
 
 class FaceEncoder(nnx.Module):
-    """Motion vectors to face tokens, in float32 whatever dtype the weights are stored in.
+    """Turns motion vectors into face tokens, in float32 for any storage dtype.
 
     Args:
         config: the transformer's config.
         dtype: storage dtype of the weights.
     """
 
-    EPS = 1e-6  # the reference's own, whatever the config's
+    EPS = 1e-6  # the reference's value; the config's is not used here
 
     def __init__(self, config: AnimateConfig, dtype: Any) -> None:
         hidden, self.heads = config.face_encoder_hidden_dim, config.face_encoder_num_heads
@@ -58,14 +58,14 @@ class FaceEncoder(nnx.Module):
         self.padding_tokens = param((1, 1, 1, config.dim), dtype, (None, None, None, "embed"))
 
     def __call__(self, motions: jax.Array) -> jax.Array:
-        """Face tokens of every latent frame.
+        """Returns the face tokens of every latent frame.
 
         Args:
             motions: float32 motion vectors (P, F, motion_encoder_dim), F = 4n + 1.
 
         Returns:
             float32 (P, T, J, D), T = n + 2: zeros for the reference image, then F's latent frames. The last
-            of the J = heads + 1 tokens is the same for all of these.
+            of their J = heads + 1 tokens is the same for all of these.
         """
         P = len(motions)
         x = self.conv1_local(causal_taps(motions, stride=1))
@@ -86,7 +86,7 @@ class FaceEncoder(nnx.Module):
 class FaceAdapter(nnx.Module):
     """Attention from the tokens of every latent frame to that frame's face tokens.
 
-    Queries and keys are normalised per head, unlike those of the blocks.
+    Unlike in the blocks, queries and keys are normalised per head.
 
     Args:
         config: the transformer's config.
@@ -105,7 +105,7 @@ class FaceAdapter(nnx.Module):
         self.heads, self.eps = config.num_attention_heads, config.eps
 
     def kv(self, tokens: jax.Array, dtype: Any) -> dict[str, jax.Array]:
-        """Keys and values, once per generation.
+        """Computes keys and values, once per generation.
 
         Args:
             tokens: face tokens, float32 (P, T, J, D).
@@ -119,10 +119,10 @@ class FaceAdapter(nnx.Module):
         return {"k": key.astype(dtype), "v": self._split_heads(self.to_v(y))}
 
     def __call__(self, x: jax.Array, kv: Mapping[str, jax.Array]) -> jax.Array:
-        """What is added to the tokens.
+        """Returns the adapter's addition to the tokens.
 
         Args:
-            x: tokens (B, S, D), S / T consecutive ones of each latent frame.
+            x: tokens (B, S, D), S / T consecutive ones per latent frame.
             kv: ``k`` and ``v`` of shape (P, T, J, N, K), B a multiple of P; consecutive videos share a face.
 
         Returns:
@@ -140,14 +140,14 @@ class FaceAdapter(nnx.Module):
 def frame_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Attention of every latent frame's tokens to the few keys of that frame.
 
-    In one einsum on every platform: with five keys there is nothing to keep in blocks. On the CPU backend it
-    takes 0.2 to 0.4 of the time of ``blocked_attention`` in bfloat16 and 1 to 1.7 of it in float32, which is
-    0.1 to 0.4 of that of the query's projection.
+    It is one einsum on every platform, because five keys need no blocks. On the CPU backend it takes 0.2 to
+    0.4 of the time of ``blocked_attention`` in bfloat16 and 1 to 1.7 of it in float32, which is 0.1 to 0.4 of
+    the time of the query projection.
 
     Args:
-        q: (B, S, N, K), S / T consecutive tokens of each frame.
+        q: (B, S, N, K), S / T consecutive tokens per frame.
         k: (P, T, J, N, K), B a multiple of P.
-        v: as k.
+        v: like k.
 
     Returns:
         An array of q's shape and dtype.

@@ -1,8 +1,8 @@
 """Layers shared by the transformer and the text encoder.
 
-Matmul weights keep the checkpoint's (out, in) order, which makes conversion a pure cast, and every
-matmul accumulates into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the
-rate of ``dot_general(..., preferred_element_type=float32)`` (BUILD_NOTES.md, "Matmul").
+Matmul weights keep the checkpoint's (out, in) order, so conversion is only a cast. Every matmul accumulates
+into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the rate of
+``dot_general(..., preferred_element_type=float32)`` (BUILD_NOTES.md, "Matmul").
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Linear(nnx.Module):
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) · scale over the last axis, in float32; returns x's dtype."""
+    """Returns x / sqrt(mean(x²) + eps) · scale over the last axis, computed in float32, in x's dtype."""
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
     return (y * scale.astype(jnp.float32)).astype(x.dtype)
@@ -75,7 +75,7 @@ class RMSNorm(nnx.Module):
 
 
 def layer_norm(x: jax.Array, eps: float) -> jax.Array:
-    """Layer norm over the last axis without scale or bias: any float in, float32 out."""
+    """Applies layer norm over the last axis without scale or bias; takes any float, returns float32."""
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)

@@ -1,9 +1,9 @@
 """``lax.scan`` and ``lax.map`` that slice bfloat16 arrays without widening them.
 
-XLA's CPU backend has no bfloat16 dynamic-slice or gather: it converts the whole array to float32 first and
-each slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB copy in every denoising
-step. So whatever is sliced is sliced as uint16, of the same bits, and weights are passed as uint16 to begin
-with (``Kernels.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
+XLA's CPU backend has no bfloat16 dynamic-slice or gather: it converts the whole array to float32, and each
+slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB copy in every denoising step. So
+sliced arrays are sliced as uint16 of the same bits, and weights are already passed as uint16
+(``Kernels.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 
 def to_bits(x: jax.Array) -> jax.Array:
-    """A bfloat16 array as uint16; any other array as it is."""
+    """Returns a bfloat16 array as uint16 of the same bits; returns any other array unchanged."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 
 def from_bits(x: jax.Array) -> jax.Array:
-    """A uint16 array as the bfloat16 it stands for; any other array as it is."""
+    """Returns a uint16 array as bfloat16 of the same bits; returns any other array unchanged."""
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 

@@ -1,13 +1,13 @@
-"""The motion encoder of Wan Animate: what a face does, as a vector of numbers.
+"""The motion encoder of Wan Animate, which turns the motion of a face into a vector.
 
 Source: diffusers' WanAnimateMotionEncoder, after StyleGAN2's discriminator and the linear motion
-decomposition of LIA (arXiv:2203.09043). Axes: F frames, S pixels of a side, C channels; convolutions are
+decomposition of LIA (arXiv:2203.09043). Axes: F frames, S pixels per side, C channels; convolutions are
 (F, H, W, C).
 
-All arrays are float32, whatever dtype the weights are stored in and the transformer computes in; of the
-products only the last asks for all of its digits, so that a TPU multiplies the others in bfloat16. It runs
-once per segment, and takes 38 GFLOP for a face of the published 512x512, 3 TFLOP for 77 of them; a denoising
-step of the published model takes 2000 at 720p.
+All arrays are float32, whatever the storage dtype and the transformer's compute dtype. Only the last matmul
+asks for full precision, so a TPU multiplies in bfloat16 in the others. The encoder runs once per window, and
+takes 38 GFLOP for a face of the published 512x512, 3 TFLOP for 77 faces; a denoising step of the published
+model takes 2000 TFLOP at 720p.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wanbuild.models.loops import map_leading
 from wanbuild.models.params import param
 
 _FIR = (0.125, 0.375, 0.375, 0.125)
-"""The blur along one axis; its square is the reference's table of 4x4."""
+"""The blur along one axis; its outer square is the reference's 4x4 table."""
 
 _LINEAR_LAYERS = 5
 
@@ -35,16 +35,16 @@ _LINEAR_LAYERS = 5
 def blur(x: jax.Array, padding: int, stride: int) -> jax.Array:
     """Blurs every channel with the 4x4 filter.
 
-    As sums of shifted images, along one axis after the other: a convolution of single channels takes XLA's
-    CPU backend 40 to 90 times as long.
+    It sums shifted images, one axis after the other: XLA's CPU backend takes 40 to 90 times as long for a
+    convolution of single channels.
 
     Args:
         x: (F, H, W, C).
         padding: zeros on each of the four sides.
-        stride: of the rows and columns that are made.
+        stride: stride of the output rows and columns.
 
     Returns:
-        (F, (H + 2 padding - 4) / stride + 1, the same of W, C), rounded down.
+        (F, (H + 2 padding - 4) / stride + 1, the same for W, C), rounded down.
     """
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     for axis in (1, 2):
@@ -60,11 +60,11 @@ def blur(x: jax.Array, padding: int, stride: int) -> jax.Array:
 
 
 def orthonormal(matrix: jax.Array) -> jax.Array:
-    """Q of the matrix's QR decomposition, by Householder reflections.
+    """Returns Q of the matrix's QR decomposition, by Householder reflections.
 
-    The signs of Q's columns are LAPACK's: they are a part of what the model has learnt, and other libraries
-    choose others. In plain sums and products besides, so that it is float32 on every platform and a program
-    on the CPU calls no LAPACK, which the runtime would have to import SciPy for.
+    The signs of Q's columns are LAPACK's: the model has learnt them, and other libraries choose others. It
+    uses only sums and products, so it is float32 on every platform, and a CPU program calls no LAPACK, for
+    which the runtime would have to import SciPy.
 
     Args:
         matrix: float32 (M, N), M at least N.
@@ -83,8 +83,8 @@ def orthonormal(matrix: jax.Array) -> jax.Array:
         column = jnp.where(rows >= k, a[:, k], 0)
         below = jnp.where(rows > k, column, 0)
         pivot = a[k, k]
-        # The new pivot has the sign that does not cancel. Where nothing is left below the column stays as
-        # it is, and so does its sign.
+        # The new pivot has the sign that avoids cancellation. If all entries below are zero, the column and
+        # its sign stay.
         done = jnp.all(below == 0)
         new = -jnp.copysign(jnp.sqrt(jnp.sum(jnp.square(column))), pivot)
         tau = jnp.where(done, 0, (new - pivot) / jnp.where(done, 1, new))
@@ -102,7 +102,7 @@ def orthonormal(matrix: jax.Array) -> jax.Array:
 
 
 class MotionConv(nnx.Module):
-    """Convolution with its weight times 1/√(fan in), then bias and leaky ReLU times √2 where it has them."""
+    """Convolution with its weight times 1/√(fan in), then optionally bias and leaky ReLU times √2."""
 
     def __init__(self, in_dim: int, out_dim: int, size: int, dtype: Any, activated: bool = True) -> None:
         self.weight = param((size, size, in_dim, out_dim), dtype, (None,) * 4)
@@ -126,7 +126,7 @@ class MotionConv(nnx.Module):
 
 
 class MotionBlock(nnx.Module):
-    """Halves height and width: two convolutions, and one of single pixels around them."""
+    """Halves height and width with two convolutions; a 1x1 convolution is the shortcut."""
 
     def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
         self.conv1 = MotionConv(in_dim, in_dim, 3, dtype)
@@ -140,12 +140,12 @@ class MotionBlock(nnx.Module):
 
 
 class MotionEncoder(nnx.Module):
-    """Faces to motion vectors.
+    """Turns faces into motion vectors.
 
     Args:
         config: the transformer's config.
         dtype: storage dtype of the weights.
-        norm_dtype: storage dtype of the directions that motions are made of.
+        norm_dtype: storage dtype of the motion directions.
     """
 
     def __init__(self, config: AnimateConfig, dtype: Any, norm_dtype: Any) -> None:
@@ -165,10 +165,10 @@ class MotionEncoder(nnx.Module):
         self.batch = config.motion_encoder_batch_size
 
     def __call__(self, frames: jax.Array) -> jax.Array:
-        """Motion vectors of a video, in batches of few frames: the memory does not grow with their number.
+        """Returns a video's motion vectors, in small batches, so that memory does not grow with the video.
 
         Args:
-            frames: uint8 (F, S, S, 3). Black frames are what the reference takes for no face.
+            frames: uint8 (F, S, S, 3). The reference uses black frames for no face.
 
         Returns:
             float32 (F, motion_encoder_dim).
@@ -183,7 +183,7 @@ class MotionEncoder(nnx.Module):
         return jnp.einsum("FA,CA->FC", amounts, directions, precision=lax.Precision.HIGHEST)
 
     def amounts(self, frames: jax.Array) -> jax.Array:
-        """How much of every direction a motion has: uint8 (F, S, S, 3) to float32 (F, motion_dim)."""
+        """Returns each direction's weight in a motion: uint8 (F, S, S, 3) to float32 (F, motion_dim)."""
         x = self.conv_in(frames.astype(jnp.float32) / 255 * 2 - 1)
         for block in self.res_blocks:
             x = block(x)

@@ -1,11 +1,11 @@
 """Declares parameters, and turns a Flax NNX module into a pure function of a plain dict of arrays.
 
-A module declares each parameter once with ``param``: shape, dtype and logical axes. Everything else
-(the mapping's targets, the checkpoint's layout, abstract program arguments, shardings) derives from
-that record, so a module is built abstractly and never holds an array.
+A module declares each parameter once with ``param``: shape, dtype and logical axes. Everything else (mapping
+targets, the checkpoint's layout, abstract program arguments, shardings) derives from that record, so a module
+is built abstractly and never holds an array.
 
-Layer stacking: ``stacked(block, n)`` gives every parameter of one block a leading axis ``layers``,
-and ``scan_layers`` applies the block with ``jax.lax.scan`` over that axis.
+Layer stacking: ``stacked(block, n)`` gives every parameter of one block a leading axis ``layers``, and
+``scan_layers`` applies the block with ``jax.lax.scan`` over that axis.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LAYERS = "layers"
 VOCAB = "vocab"
 
 SLICED_AXES = (LAYERS, VOCAB)
-"""Parameters with one of these as the first axis are read slice by slice: see ``models.loops``."""
+"""Parameters whose first axis is one of these are read slice by slice: see ``models.loops``."""
 
 Tree = dict[str, Any]
-"""Nested dicts with string keys: what ``jax.export`` can serialize, unlike ``nnx.State`` or int keys."""
+"""Nested dicts with string keys, which ``jax.export`` can serialize, unlike ``nnx.State`` or int keys."""
 
 
 def param(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> nnx.Param:
@@ -35,7 +35,7 @@ def param(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> n
 
     Args:
         shape: its shape.
-        dtype: the dtype in which it is stored and passed to the program.
+        dtype: its dtype in storage and as a program argument.
         axes: one logical axis name (or None) per dimension, for sharding.
 
     Raises:
@@ -90,12 +90,12 @@ def scan_beside(
     per_layer: Any = None,
     per_side: Any = None,
 ) -> Any:
-    """``scan_layers`` with a second, shorter stack whose layers follow some layers of the first.
+    """Runs ``scan_layers`` with a second, shorter stack, whose layers follow some layers of the first.
 
     Args:
-        blocks: the stack that every step of the scan applies a layer of.
+        blocks: the main stack; every step of the scan applies one of its layers.
         side: the other stack.
-        positions: the layers of blocks that the side's layers follow, ascending, one for each.
+        positions: indices of the main layers that the side's layers follow, ascending, one for each.
         apply: takes a block, the carry and that layer's slice of per_layer; returns the new carry.
         apply_side: the same for a layer of side and per_side.
         carry: a pytree of arrays.
@@ -129,7 +129,7 @@ def _stringify(node: Any) -> Any:
 
 
 def abstract_params(module: nnx.Module) -> Tree:
-    """The module's parameters as nested dicts of ``jax.ShapeDtypeStruct``; list indices become strings."""
+    """Returns a module's parameters as nested dicts of ``jax.ShapeDtypeStruct``; indices become strings."""
     return _stringify(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
 
 
@@ -144,7 +144,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def parameter_axes(module: nnx.Module) -> dict[str, tuple[str | None, ...]]:
-    """Logical axes of every parameter by path."""
+    """Returns the logical axes of every parameter by path."""
     state = nnx.state(module, nnx.Param)
     leaves = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_variable)[0]
     return {
@@ -154,12 +154,12 @@ def parameter_axes(module: nnx.Module) -> dict[str, tuple[str | None, ...]]:
 
 
 def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
-    """Returns the module holding these arrays in place of its abstract parameters.
+    """Returns the module with these arrays in place of its abstract parameters.
 
     Args:
         module: an abstract module.
         params: nested dicts with the structure of ``abstract_params(module)``. A uint16 array stands for
-            the bfloat16 of the same bits.
+            bfloat16 of the same bits.
 
     Raises:
         KeyError: if a parameter is missing.

@@ -1,4 +1,4 @@
-"""Rotary position embedding over (frame, row, column), as Wan uses it.
+"""Wan's rotary position embedding over (frame, row, column).
 
 Source: diffusers' WanRotaryPosEmbed. The head dimension is split into three parts (44, 42 and 42 of
 128), each rotated in interleaved pairs by angles that depend on one axis of the patch grid.
@@ -14,22 +14,22 @@ THETA = 10_000.0
 
 
 def axis_dims(head_dim: int) -> tuple[int, int, int]:
-    """Parts of the head dimension for the frame, row and column axes; each is even."""
+    """Returns the parts of the head dimension for the frame, row and column axes; each is even."""
     rows = columns = 2 * (head_dim // 6)
     return head_dim - rows - columns, rows, columns
 
 
 def axis_angles(length: int, dim: int) -> np.ndarray:
-    """Angles of positions 0..length-1 in float64, of shape (length, dim // 2)."""
+    """Returns the angles of positions 0..length-1 in float64, of shape (length, dim // 2)."""
     frequencies = 1.0 / THETA ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
     return np.arange(length, dtype=np.float64)[:, None] * frequencies
 
 
 def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for every token of a patch grid, made on the device.
+    """Computes cosines and sines for every token of a patch grid, on the device.
 
-    Only the three per-axis tables are constants of the program; at 720p the full table would add 38 MB
-    of StableHLO.
+    Only the three per-axis tables are constants of the program; at 720p the full table would add 38 MB of
+    StableHLO.
 
     Args:
         grid: patches along frames, rows and columns; S is their product.

@@ -23,24 +23,24 @@ from wanbuild.models.rope import rope_tables
 from wanbuild.models.transformer_config import TransformerConfig
 
 Cache = Mapping[str, KV]
-"""Keys and values by stack of blocks: ``blocks``, and those that a variant has beside them."""
+"""Keys and values by stack of blocks: ``blocks``, and a variant's additional stacks."""
 
 Condition = Mapping[str, jax.Array]
-"""What a video is made of besides text: ``channels``, float32 (C, T, h, w) that are appended to the latents'
-channels, and what a variant takes. Empty for text alone."""
+"""A video's conditions besides text: ``channels``, float32 (C, T, h, w), which are appended to the latents'
+channels, and a variant's other inputs. Empty for text alone."""
 
 ApplyBlock = Callable[[WanBlock, jax.Array, KV], jax.Array]
-"""A block, tokens (B, S, D) and one layer of its cache to the next tokens."""
+"""Maps a block, tokens (B, S, D) and one layer of its cache to the next tokens."""
 
 
 def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
-    """Frames, rows and columns of latents (B, C, T, h, w)."""
+    """Returns frames, rows and columns of latents (B, C, T, h, w)."""
     _, _, T, h, w = latents.shape
     return T, h, w
 
 
 def padded(tokens: jax.Array, multiple: int) -> tuple[jax.Array, jax.Array | None]:
-    """Tokens (1, I, D) followed by zeros up to a multiple, and which are real: bool (I,), None if all are."""
+    """Pads tokens (1, I, D) with zeros to a multiple; returns their mask, bool (I,), None if all real."""
     count = tokens.shape[1]
     extra = -count % multiple
     if not extra:
@@ -77,14 +77,14 @@ class WanTransformer(nnx.Module):
         image_tokens: jax.Array | None = None,
         image_multiple: int = 1,
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """What stays the same over a generation: the cross-attention cache and the rotary tables.
+        """Returns what stays constant over a generation: the cross-attention cache and the rotary tables.
 
         Args:
             embeddings: prompt embeddings (P, T, text_dim).
             latent_shape: latent frames, rows and columns.
             dtype: compute dtype of the cache.
-            image_tokens: of the image encoder, (N, tokens, image_dim), for a model that takes N images.
-            image_multiple: their number is padded to a multiple of this, and the padding masked.
+            image_tokens: the image encoder's tokens, (N, tokens, image_dim), for a model that takes N images.
+            image_multiple: image tokens are padded to a multiple of this, and the padding is masked.
 
         Returns:
             The cache and the rope tables.
@@ -97,7 +97,7 @@ class WanTransformer(nnx.Module):
         return self.caches(text, image, mask), {"cos": cos, "sin": sin}
 
     def caches(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
-        """The cache of every stack of blocks; arguments as of ``CrossAttention.kv``."""
+        """Computes the cache of every stack of blocks; arguments as in ``CrossAttention.kv``."""
         return {"blocks": block_kv(self.blocks, text, image, mask)}
 
     def patchify(self, latents: jax.Array) -> jax.Array:
@@ -117,20 +117,20 @@ class WanTransformer(nnx.Module):
         return x.transpose(0, 7, 1, 4, 2, 5, 3, 6).reshape(len(tokens), -1, *latent_shape)
 
     def embed(self, latents: jax.Array, condition: Condition, dtype: Any) -> jax.Array:
-        """Latents (B, C, T, h, w), with the condition's channels, to tokens (B, S, D) in dtype."""
+        """Embeds latents (B, C, T, h, w), with the condition's channels, as tokens (B, S, D) in dtype."""
         if (channels := condition.get("channels")) is not None:
             channels = jnp.broadcast_to(channels, (len(latents), *channels.shape))
             latents = jnp.concatenate([latents, channels], axis=1)
         return self.patch_embedding(self.patchify(latents).astype(dtype))
 
     def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
-        """Tokens (B, S, D) through all blocks; a variant applies others beside them.
+        """Runs tokens (B, S, D) through all blocks; a variant also applies its own.
 
         Args:
             x: the tokens.
             apply: applies a block to tokens, with its keys and values.
             cache: keys and values of every stack.
-            condition: what a variant's own blocks are given.
+            condition: inputs of a variant's own blocks.
         """
         del condition
         return scan_layers(self.blocks, apply, x, cache["blocks"])
@@ -149,11 +149,11 @@ class WanTransformer(nnx.Module):
 
         Args:
             latents: float32 (B, C, T, h, w).
-            timesteps: float32 () or (B,), or (1 or B, G) where each of the G is for S / G consecutive tokens:
-                G is S for one per token, and T for one per latent frame.
+            timesteps: float32 () or (B,), or (1 or B, G), where each of the G applies to S / G consecutive
+                tokens: G is S for one per token, and T for one per latent frame.
             cache: cross-attention cache for P prompts, B a multiple of P.
             rope: rotary tables.
-            condition: the same for all B.
+            condition: conditions shared by all B.
             attention: the attention implementation.
             dtype: compute dtype.
 

@@ -15,12 +15,12 @@ from wanbuild.config import ConfigError
 class TransformerConfig:
     """Config of diffusers' WanTransformer3DModel; field names and defaults are those of config.json.
 
-    Of the three fields of the image branch, ``image_dim`` is the width of the image encoder's tokens,
-    ``added_kv_proj_dim`` the width that the blocks take them in, and ``pos_embed_seq_len`` their number where
-    they have positions, for a first and a last frame.
+    Three fields describe the image branch: ``image_dim`` is the width of the image encoder's tokens,
+    ``added_kv_proj_dim`` the width in the blocks, and ``pos_embed_seq_len`` the number of tokens if they have
+    positions, for a first and a last frame.
 
     Raises:
-        ConfigError: if these do not fit together.
+        ConfigError: if the fields contradict each other.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanTransformer3DModel",)
@@ -53,7 +53,7 @@ class TransformerConfig:
             raise ConfigError(problems)
 
     def _problems(self) -> list[str]:
-        """What in the config contradicts itself."""
+        """Returns the contradictions in the config."""
         problems = []
         width = None if self.image_dim is None else self.dim
         if self.added_kv_proj_dim != width:
@@ -75,7 +75,7 @@ class TransformerConfig:
         return math.prod(self.patch_size)
 
     def grid(self, latent_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Patches along frames, rows and columns for latents of (frames, rows, columns).
+        """Returns patches along frames, rows and columns for latents of (frames, rows, columns).
 
         Raises:
             ValueError: if the latents are not a whole number of patches, or RoPE is not defined for them.

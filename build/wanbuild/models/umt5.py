@@ -78,12 +78,11 @@ class TextEncoderConfig:
 
 
 def relative_position_buckets(length: int, num_buckets: int, max_distance: int) -> np.ndarray:
-    """Bidirectional T5 bucket of every relative position, int32 (2·length - 1,).
+    """Returns the bidirectional T5 bucket of every relative position, int32 (2·length - 1,).
 
-    Entry ``length - 1 + d`` is the bucket of distance d = key position - query position. Half of the
-    buckets are for keys after the query; in each half, small distances have a bucket of their own and
-    larger ones share buckets that grow logarithmically up to max_distance. Rounded in float32, as the
-    reference does.
+    Entry ``length - 1 + d`` is the bucket of distance d = key position - query position. Half of the buckets
+    are for keys after the query. In each half, small distances have their own buckets, and larger ones share
+    buckets that grow logarithmically up to max_distance. Rounded in float32, like the reference.
     """
     distance = np.arange(-(length - 1), length)
     half = num_buckets // 2
@@ -118,12 +117,12 @@ class UMT5Block(nnx.Module):
         self.heads = config.num_heads
 
     def __call__(self, x: jax.Array, buckets: jax.Array, mask: jax.Array) -> jax.Array:
-        """One layer.
+        """Applies one layer.
 
         Args:
             x: (P, T, D) in the compute dtype.
             buckets: int32 (T, T), the position bucket of every (query, key).
-            mask: bool (P, T), true where there is a token.
+            mask: bool (P, T), true for tokens.
         """
         P, T, _ = x.shape
         y = self.attn_norm(x)
@@ -162,11 +161,11 @@ class UMT5Encoder(nnx.Module):
         self.final_norm = RMSNorm(config.d_model, norm_dtype, config.layer_norm_epsilon)
 
     def __call__(self, ids: jax.Array, mask: jax.Array, dtype: Any) -> jax.Array:
-        """Encodes prompts; zero past each prompt's length.
+        """Encodes prompts; embeddings are zero past each prompt's length.
 
         Args:
             ids: int32 (P, T) token ids, padded.
-            mask: int32 (P, T), 1 where there is a token.
+            mask: int32 (P, T), 1 for tokens.
             dtype: compute dtype.
 
         Returns:

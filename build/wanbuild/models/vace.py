@@ -1,7 +1,7 @@
-"""The VACE transformer: the base with a shorter stack of control blocks beside its own.
+"""The VACE transformer: the base model with a shorter stack of control blocks.
 
-Source: diffusers' WanVACETransformer3DModel. The control blocks run over the tokens of a control video, and
-what they give is added to the base's tokens after the blocks of ``vace_layers``, times a scale.
+Source: diffusers' WanVACETransformer3DModel. The control blocks process the tokens of a control video. Their
+outputs, times a scale, are added to the base's tokens after the blocks in ``vace_layers``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from wanbuild.models.transformer_config import TransformerConfig
 class VACEConfig(TransformerConfig):
     """Config of WanVACETransformer3DModel: the base's fields and two more.
 
-    ``vace_layers`` are the base's blocks that a control block follows, and ``vace_in_channels`` the channels
-    of the control video's latents: two times the latent's, and 64 of the mask.
+    ``vace_layers`` are the base's blocks that a control block follows. ``vace_in_channels`` are the channels
+    of the control video's latents: twice the latents' channels, and 64 of the mask.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanVACETransformer3DModel",)
@@ -45,7 +45,7 @@ class VACEConfig(TransformerConfig):
 
 
 class ControlBlock(WanBlock):
-    """A block over the control tokens, and the projection of what it adds to the base's."""
+    """A block over the control tokens, and the projection of its output to the base's tokens."""
 
     def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
         super().__init__(config, dtype, norm_dtype)
@@ -53,8 +53,11 @@ class ControlBlock(WanBlock):
 
 
 class VACETransformer(WanTransformer):
-    """The base and the control blocks; its condition is ``control``, float32 (vace_in_channels, T, h, w), and
-    ``scale``, float32 with one number for each control block."""
+    """The base and the control blocks.
+
+    Its condition is ``control``, float32 (vace_in_channels, T, h, w), and ``scale``, float32 with one number
+    per control block.
+    """
 
     config: VACEConfig
 
@@ -66,14 +69,14 @@ class VACETransformer(WanTransformer):
         self.vace_blocks = stacked(ControlBlock(config, dtype, norm_dtype), len(config.vace_layers))
 
     def caches(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
-        """The base's cache, and the control blocks' own."""
+        """Computes the base's cache and the control blocks' cache."""
         return {
             **super().caches(text, image, mask),
             "control": block_kv(self.vace_blocks, text, image, mask),
         }
 
     def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
-        """Tokens (B, S, D) through the base's blocks, with the control's added."""
+        """Runs tokens (B, S, D) through the base's blocks, and adds the control blocks' outputs."""
         control = self.vace_patch_embedding(self.patchify(condition["control"][None]).astype(x.dtype))
         control = (self.vace_proj_in(control, out_dtype=jnp.float32) + x.astype(jnp.float32)).astype(x.dtype)
 

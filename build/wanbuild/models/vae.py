@@ -1,12 +1,12 @@
-"""The Wan VAE: video to latents and back, in pieces along time; diffusers' AutoencoderKLWan.
+"""The Wan VAE: encodes video to latents and decodes it, in pieces along time; diffusers' AutoencoderKLWan.
 
-One model for both forms: that of Wan 2.2 TI2V puts shortcuts around its levels and works on patches of
-pixels, so that a latent cell is 16x16 pixels and not 8x8 (``VAEConfig.spatial``, s below).
+One model covers both forms. The form of Wan 2.2 TI2V has shortcuts around its levels and works on patches of
+pixels, so a latent cell is 16x16 pixels instead of 8x8 (``VAEConfig.spatial``, s below).
 
-The first frame is one piece; the rest goes through a ``lax.scan`` over pieces of equal length, with
-what the causal convolutions remember as carry. So memory beyond inputs and outputs does not grow with
-the number of frames, and how a video is cut does not change it: every layer is causal, and the zeros
-that fill up the last piece come after all that is kept.
+The first frame is one piece. The rest goes through a ``lax.scan`` over pieces of equal length, which carries
+the state of the causal convolutions. So memory beyond inputs and outputs does not grow with the number of
+frames. The size of the pieces does not change the result: every layer is causal, and the zeros that fill the
+last piece come after all frames that are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FRAMES_PER_LATENT = 4
 
 
 class Encoder(nnx.Module):
-    """diffusers' WanEncoder3d; down_blocks is a flat list, or a list of levels, as in the checkpoint."""
+    """diffusers' WanEncoder3d; down_blocks is a flat list or a list of levels, as in the checkpoint."""
 
     def __init__(self, config: VAEConfig, dtype: Any) -> None:
         dims = [config.base_dim * m for m in config.dim_mult]
@@ -72,7 +72,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: VAEConfig, dtype: Any) -> None:
         dims = [config.decoder_dim * m for m in reversed(config.dim_mult)]
-        # Time is upsampled in the encoder's reverse order.
+        # The decoder upsamples time in reverse order.
         temporal = [*reversed(config.temperal_downsample), None]
         blocks: list[UpBlock] = []
         in_dim = dims[0]
@@ -130,14 +130,14 @@ class WanVAE(nnx.Module):
             chunk: latent frames per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
-            finish: applied to each piece of the video, (B, T, s h, s w, 3) float32 in [-1, 1]; must work
-                frame by frame, e.g. convert to uint8, and so spares a whole video in float32.
-            keep_last: how many of the last frames to return as they were before finish; they travel along
-                the pieces, so that nothing else is kept in float32.
+            finish: applied to each piece of the video, (B, T, s h, s w, 3) float32 in [-1, 1]. It must work
+                frame by frame. Converting to uint8 here avoids holding a whole video in float32.
+            keep_last: the number of last frames to return unfinished too; only these are kept in float32 from
+                piece to piece.
 
         Returns:
-            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish makes it something else; with
-            keep_last also (B, keep_last, s h, s w, 3) float32, with zeros in front of a shorter video.
+            (B, 4 (t - 1) + 1, s h, s w, 3), float32 in [-1, 1] unless finish converts it; with keep_last also
+            (B, keep_last, s h, s w, 3) float32, with zeros in front of a shorter video.
         """
 
         def piece(x: Any, state: Any) -> tuple[jax.Array, Any]:
@@ -155,7 +155,7 @@ class WanVAE(nnx.Module):
             return (finish(y) if finish else y), (tuple(stream.caches), last)
 
         latents = jnp.moveaxis(latents, 1, -1).astype(dtype)
-        # Zero where a piece is filled up: what is decoded there is not of the video.
+        # Zero for frames that only fill a piece: they are not part of the video.
         real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
         rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
         video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames)
@@ -174,22 +174,22 @@ class WanVAE(nnx.Module):
         """Encodes a video to the moments of its latents, not normalised.
 
         Args:
-            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s; or a pytree of anything with the
-                same first two axes, of which start makes that.
+            video: (B, 4n + 1, H, W, 3) in [-1, 1], H and W multiples of s; or any pytree with the same first
+                two axes, which ``start`` converts to that.
             chunk: latent frames (four video frames each) per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
-            start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1]; must
-                work frame by frame. The last piece may be filled up with frames of zeros.
-            only_first: bool scalar: where it is true, the rest is not encoded, and what is returned for it
-                means nothing; so images and videos share one program.
+            start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1]. It
+                must work frame by frame. The last piece may be filled with frames of zeros.
+            only_first: bool scalar; if true, only the first frame is encoded and the rest of the result is
+                meaningless, so images and videos share one program.
 
         Returns:
             mean (the mode) and log variance (clipped to [-30, 20]), (B, z, n + 1, H / s, W / s)
             float32.
 
         Raises:
-            ValueError: if the number of frames, the height or the width do not fit.
+            ValueError: if the number of frames, the height or the width is not valid.
         """
         T, H, W = (jax.eval_shape(start, video) if start else video).shape[1:4]
         if T % FRAMES_PER_LATENT != 1 or H % self.spatial or W % self.spatial:
@@ -219,11 +219,11 @@ def _by_pieces(
     """Runs the first frame, then the rest in equal pieces, and joins the results along time.
 
     Args:
-        piece: from a piece (B, n, ...) and the state (None for the first frame) to its result and state.
+        piece: maps a piece (B, n, ...) and the state (None for the first frame) to its result and state.
         x: a pytree of arrays (B, 1 + T, ...).
-        size: frames per piece at most (a multiple of four when they are video frames).
-        rest_out: frames that the T frames of x after the first become.
-        only_first: bool scalar: where it is true the rest is not run, and its result is zeros.
+        size: most frames per piece (a multiple of four for video frames).
+        rest_out: output frames of the T frames after the first.
+        only_first: bool scalar; if true, the rest is not run and its result is zeros.
 
     Returns:
         The result, and the state after the last piece.
@@ -238,7 +238,7 @@ def _by_pieces(
     T = jax.tree.leaves(rest)[0].shape[1]
     if T == 0:
         return y, state
-    # As many pieces as the size asks for, but even ones: 20 frames by 16 are two pieces of 10.
+    # As many pieces as the size requires, but of equal length: 20 frames by 16 are two pieces of 10.
     unit = max(1, T // rest_out)
     count = -(-T // size)
     size = -(-T // (count * unit)) * unit
@@ -258,7 +258,7 @@ def _by_pieces(
     if only_first is None:
         state, outputs = lax.scan(step, state, pieces)
     else:
-        # Not a branch around the scan: XLA would copy the state, which is large, to hand it in.
+        # A branch around the scan would make XLA copy the large state.
         steps = jnp.where(only_first, 0, count)
         state, outputs = _scan_some(step, state, pieces, steps)
     outputs = jnp.moveaxis(outputs, 0, 1)
@@ -268,7 +268,7 @@ def _by_pieces(
 def _scan_some(
     step: Callable[[Any, Any], tuple[Any, jax.Array]], state: Any, pieces: Any, steps: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """``lax.scan`` over the first so many pieces; the results of the others are zeros."""
+    """Runs ``lax.scan`` over the first ``steps`` pieces; the results of the others are zeros."""
 
     def at(index: jax.Array | int) -> Any:
         return jax.tree.map(lambda leaf: leaf[index], pieces)

@@ -1,10 +1,10 @@
 """Blocks of the Wan VAE: causal convolutions with their history, norms, attention, resampling.
 
-A video passes through the VAE in pieces along time. What a causal layer must know of the earlier
-pieces travels in a ``Stream``. The first latent frame is one video frame and a piece of its own:
-resampling in time starts after it (diffusers' ``autoencoder_kl_wan``, ``feat_cache``).
+A video passes through the VAE in pieces along time. A ``Stream`` carries the causal layers' history from
+piece to piece. The first latent frame is one video frame and its own piece: resampling in time starts after
+it (diffusers' ``autoencoder_kl_wan``, ``feat_cache``).
 
-Activations are (B, T, H, W, C). Attributes have the checkpoint's names where it has good ones.
+Activations are (B, T, H, W, C). Attributes have the checkpoint's names where those are good.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from wanbuild.models.layers import Linear
 from wanbuild.models.params import param
 
 _SCORE_BYTES = 64 << 20
-"""Attention scores held at once: 720p has 14 400 tokens per frame, 0.8 GB of scores."""
+"""Limit on attention scores held at once: 720p has 14 400 tokens per frame, 0.8 GB of scores."""
 
 
 class Stream:
-    """What the layers remember of the pieces before this one; lives while one piece is traced.
+    """The layers' history of earlier pieces; one instance exists while one piece is traced.
 
     Layers use it in the order in which they run, which is the same for every piece.
 
@@ -43,11 +43,11 @@ class Stream:
         self._previous = iter(caches or ())
 
     def extend(self, x: jax.Array, frames: int) -> jax.Array:
-        """Puts the last frames of the previous piece (zeros for the first) in front of x.
+        """Puts the previous piece's last frames (zeros for the first piece) in front of x.
 
         Args:
-            x: (B, T, H, W, C); its last frames are remembered for the next piece.
-            frames: how many.
+            x: (B, T, H, W, C); its last frames are stored for the next piece.
+            frames: number of frames.
 
         Returns:
             (B, frames + T, H, W, C).
@@ -69,10 +69,10 @@ class ChannelNorm(nnx.Module):
         self.gamma = param((dim,), jnp.float32, (None,))
 
     def __call__(self, x: jax.Array, silu: bool = False) -> jax.Array:
-        """Normalises x (..., C), then applies SiLU if asked; returns x's dtype."""
+        """Normalises x (..., C), and applies SiLU if asked; returns x's dtype."""
         y = x.astype(jnp.float32)
         square = jnp.sum(jnp.square(y), axis=-1, keepdims=True)
-        # The square of 1e-12 is a normal float32, so the maximum may come before the root.
+        # The square of 1e-12 is a normal float32, so the maximum can be taken before the root.
         y = (
             y
             * lax.rsqrt(jnp.maximum(square, 1e-24))
@@ -82,7 +82,7 @@ class ChannelNorm(nnx.Module):
 
 
 class CausalConv3d(nnx.Module):
-    """3x3x3 convolution that sees its own and the two earlier frames; diffusers' WanCausalConv3d."""
+    """3x3x3 convolution over a frame and the two before it; diffusers' WanCausalConv3d."""
 
     def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
         self.weight = param((3, 3, 3, in_dim, out_dim), dtype, (None,) * 5)
@@ -92,7 +92,7 @@ class CausalConv3d(nnx.Module):
         """(B, T, H, W, I) to (B, T, H, W, O)."""
         extended = stream.extend(x, 2)
         if stream.first:
-            # The two frames before the first are zeros: only the last tap counts.
+            # The two frames before the first are zeros, so only the last tap counts.
             y = convolution.conv3x3(x, self.weight[...][2])
         else:
             y = convolution.conv3x3x3(extended, self.weight[...], stream.algorithm)
@@ -100,7 +100,7 @@ class CausalConv3d(nnx.Module):
 
 
 class TimeConv(nnx.Module):
-    """Convolution of three taps along time."""
+    """Three-tap convolution along time."""
 
     def __init__(self, in_dim: int, out_dim: int, dtype: Any) -> None:
         self.weight = param((3, 1, 1, in_dim, out_dim), dtype, (None,) * 5)
@@ -156,7 +156,7 @@ class AttentionBlock(nnx.Module):
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / sqrt(C)) v for tokens of one head, (S, C) each, in blocks of queries."""
+    """Computes softmax(q kᵀ / sqrt(C)) v for tokens of one head, (S, C) each, in blocks of queries."""
     S, C = q.shape
     blocks = -(-S * S * 4 // _SCORE_BYTES)
     size = -(-S // blocks)
@@ -219,7 +219,7 @@ class Upsample(nnx.Module):
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, C) to (B, T or 2T, 2H, 2W, O); one frame stays one."""
         if self.temporal:
-            # The first frame is not convolved in time, and is zeros to those that follow.
+            # The first frame is not convolved in time; the next frames see zeros in its place.
             extended = stream.extend(jnp.zeros_like(x) if stream.first else x, 2)
             if not stream.first:
                 B, T, H, W, C = x.shape
@@ -230,13 +230,13 @@ class Upsample(nnx.Module):
 
 
 class UpBlock(nnx.Module):
-    """Residual blocks, then upsampling unless it is the last level; diffusers' WanUpBlock.
+    """Residual blocks, then upsampling except at the last level; diffusers' WanUpBlock.
 
     Args:
         in_dim: channels of the input.
         out_dim: channels of the residual blocks' outputs.
         num_blocks: residual blocks.
-        temporal: whether time is doubled too; None at the last level, where nothing is.
+        temporal: whether time is doubled too; None at the last level, which does not upsample.
         dtype: dtype of the stored weights.
         upsampled_dim: channels after upsampling.
     """

@@ -1,4 +1,4 @@
-"""The configuration of the Wan VAE of 2.1 and of 2.2 TI2V, as in the checkpoint's vae/config.json."""
+"""The config of the Wan VAE of 2.1 and of 2.2 TI2V, as in the checkpoint's vae/config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from wanbuild.config import ConfigError
 
-# diffusers' class defaults: published config files leave both lists out.
+# diffusers' class defaults, because published config files omit both lists.
 _LATENTS_MEAN = (
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
     0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
@@ -20,12 +20,12 @@ _LATENTS_STD = (
 )  # fmt: skip
 
 MAX_RES_BLOCKS = 16
-"""A module is built for each of them: a config that names millions must not keep the builder busy."""
+"""Limit on residual blocks: each is a module, so a config that names millions would stall the builder."""
 
 
 @dataclass(frozen=True)
 class VAEConfig:
-    """diffusers' AutoencoderKLWan: the form of Wan 2.1, or the residual one on patches of Wan 2.2 TI2V.
+    """Config of diffusers' AutoencoderKLWan: Wan 2.1's form, or Wan 2.2 TI2V's residual form on patches.
 
     Args:
         base_dim: channels of the encoder's first level.
@@ -35,17 +35,17 @@ class VAEConfig:
         num_res_blocks: residual blocks per encoder level; the decoder has one more.
         temperal_downsample: whether time is halved after each encoder level but the last (the
             checkpoints' spelling).
-        is_residual: whether there are shortcuts around whole levels.
-        patch_size: pixels per side of the patches that the encoder and decoder see as channels; 2 if
+        is_residual: whether whole levels have shortcuts.
+        patch_size: pixels per side of the patches that become channels of the encoder and decoder; 2 if
             residual, else None.
-        in_channels: of the encoder, 3 per pixel of a patch.
-        out_channels: of the decoder, the same.
+        in_channels: channels of the encoder's input, 3 per pixel of a patch.
+        out_channels: channels of the decoder's output, 3 per pixel of a patch.
         scale_factor_spatial: pixels per latent cell along height and along width.
         latents_mean: per-channel mean of the latents, which programs use to denormalise.
         latents_std: per-channel standard deviation of the latents.
 
     Raises:
-        ConfigError: if the lists do not fit together.
+        ConfigError: if the lists contradict each other.
     """
 
     base_dim: int = 96
@@ -70,7 +70,7 @@ class VAEConfig:
         }
     )
     IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout", "clip_output"})
-    """clip_output is in the published 2.2 file and not a parameter of the reference, which always clips."""
+    """The published 2.2 file has clip_output, which the reference does not read: it always clips."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -94,7 +94,7 @@ class VAEConfig:
             raise ConfigError(problems)
 
     def _patch_problems(self) -> list[str]:
-        """What differs from both published forms."""
+        """Returns the differences from both published forms."""
         patch = 2 if self.is_residual else None
         if self.patch_size != patch:
             return [f"patch_size is {self.patch_size} where is_residual {self.is_residual} needs {patch}"]
@@ -107,10 +107,10 @@ class VAEConfig:
         ]
 
     def _shortcut_problems(self) -> list[str]:
-        """A shortcut averages groups of equally many values, or repeats every value equally often."""
+        """Checks that every shortcut averages groups of equal size, or repeats all values equally often."""
         factors = [
             8 if temporal else 4 for temporal in self.temperal_downsample
-        ]  # pixels of one that is left
+        ]  # input pixels per output pixel
         down = zip([1, *self.dim_mult], self.dim_mult, [*factors, 1], strict=False)
         up_dims = [self.dim_mult[-1], *reversed(self.dim_mult)]
         up = zip(up_dims, up_dims[1:], reversed(factors), strict=False)

@@ -1,7 +1,7 @@
-"""What the Wan 2.2 VAE has more than the 2.1 one: shortcuts around whole levels, and patches of pixels.
+"""The additions of the Wan 2.2 VAE to the 2.1 one: shortcuts around whole levels, and patches of pixels.
 
-A shortcut has no parameters: it averages or repeats values, and rearranges them between channels and
-pixels in the reference's order (diffusers' ``autoencoder_kl_wan``: AvgDown3D, DupUp3D, patchify).
+A shortcut has no parameters: it averages or repeats values, and moves them between channels and pixels in the
+reference's order (diffusers' ``autoencoder_kl_wan``: AvgDown3D, DupUp3D, patchify).
 
 Activations are (B, T, H, W, C).
 """
@@ -18,7 +18,7 @@ from wanbuild.models.vae_blocks import Downsample, ResidualBlock, Stream, UpBloc
 
 
 def patchify(video: jax.Array, size: int) -> jax.Array:
-    """Moves each square of size by size pixels into channels; (colour, column, row) of which row is fastest.
+    """Moves each square of size by size pixels into channels, ordered (colour, column, row), row fastest.
 
     Args:
         video: (B, T, H, W, C), H and W multiples of size.
@@ -43,7 +43,7 @@ def average_down(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
     """Moves pixels into channels, then averages neighbouring channels; diffusers' AvgDown3D.
 
     Args:
-        x: (B, T, H, W, C). Frames that do not fill a group, as the first frame alone, get zeros in front.
+        x: (B, T, H, W, C). An incomplete group of frames, such as the first frame, gets zeros in front.
         out_dim: a divisor of C · time · space².
         time: frames per group.
         space: pixels per group along height and along width.
@@ -54,7 +54,7 @@ def average_down(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
     x = jnp.pad(x, ((0, 0), (-x.shape[1] % time, 0), (0, 0), (0, 0), (0, 0)))
     B, T, H, W, C = x.shape
     x = x.reshape(B, T // time, time, H // space, space, W // space, space, C)
-    x = x.transpose(0, 1, 3, 5, 7, 2, 4, 6)  # C, time, height, width: neighbours in this order
+    x = x.transpose(0, 1, 3, 5, 7, 2, 4, 6)  # C, time, height, width: neighbours in this order are averaged
     return jnp.mean(x.reshape(*x.shape[:4], out_dim, -1), -1, dtype=jnp.float32).astype(x.dtype)
 
 
@@ -64,8 +64,8 @@ def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
     Args:
         x: (B, T, H, W, C).
         out_dim: out_dim · time · space² is a multiple of C.
-        time: frames that come of one.
-        space: pixels that come of one, along height and along width.
+        time: output frames per input frame.
+        space: output pixels per input pixel, along height and along width.
 
     Returns:
         (B, T · time, H · space, W · space, out_dim).
@@ -77,14 +77,15 @@ def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
 
 
 class ResidualDownBlock(nnx.Module):
-    """Residual blocks, then downsampling unless it is the last level, and a shortcut around all of it;
-    diffusers' WanResidualDownBlock.
+    """Residual blocks, then downsampling except at the last level, and a shortcut around both.
+
+    Source: diffusers' WanResidualDownBlock.
 
     Args:
         in_dim: channels of the input.
         out_dim: channels of the output.
         num_blocks: residual blocks.
-        temporal: whether time is halved too; None at the last level, where nothing is.
+        temporal: whether time is halved too; None at the last level, which does not downsample.
         dtype: dtype of the stored weights.
     """
 
@@ -108,8 +109,10 @@ class ResidualDownBlock(nnx.Module):
 
 
 class ResidualUpBlock(UpBlock):
-    """An ``UpBlock`` that keeps its channels when it upsamples, and has a shortcut around all of it unless
-    it is the last level; diffusers' WanResidualUpBlock."""
+    """An ``UpBlock`` that keeps its channels when it upsamples, with a shortcut except at the last level.
+
+    Source: diffusers' WanResidualUpBlock.
+    """
 
     def __init__(self, in_dim: int, out_dim: int, num_blocks: int, temporal: bool | None, dtype: Any) -> None:
         super().__init__(in_dim, out_dim, num_blocks, temporal, dtype, upsampled_dim=out_dim)
@@ -120,5 +123,5 @@ class ResidualUpBlock(UpBlock):
         y = super().__call__(x, stream)
         if not self.has_upsampler:
             return y
-        # Of the frames that the first one becomes, the last is kept.
+        # The first frame becomes several; only the last of them is kept.
         return y + duplicate_up(x, self.out_dim, self.time, 2)[:, -y.shape[1] :]
