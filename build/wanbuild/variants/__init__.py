@@ -1,1 +1,1 @@
-"""The variants of Wan: a module for each kind, with its rows, its conditions and what else is its own."""
+"""The variants of Wan: one module per kind, with its table rows, its conditions and its other specifics."""

@@ -1,4 +1,4 @@
-"""A character that moves as somebody in a video, or takes their place (Animate): WanAnimatePipeline."""
+"""Animate: a character that moves like a person in a video or replaces them (WanAnimatePipeline)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from wanbuild.variants.variant import CHANNELS, REPLACE, REQUIRED, WITH_IMAGES, 
 from wanrun.media.types import MODES, Media
 
 PREVIOUS_FRAMES = 5
-"""Frames of the window before that ``encode_video`` takes, of which the last may be used."""
+"""Frames of the previous window that ``encode_video`` takes; the last of them may be used."""
 
 
 class CharacterConditioner(Conditioner):
-    """A character, its poses, and what the window shows beside it; one window of a video."""
+    """Conditions one window: the character, its poses, and the rest of the picture."""
 
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Media of the window, the end of the one before, and flags.
+        """Returns the window's media, the end of the previous window, and flags.
 
         ``image`` uint8 (1, H, W, 3), ``pose_video`` and ``background_video`` uint8 (F, H, W, 3),
-        ``mask_video`` uint8 (F, H, W), ``previous`` float32 (PREVIOUS_FRAMES, H, W, 3) in [-1, 1], of which
-        the last ``overlap`` count; ``later``: whether there is a window before; ``replace``: whether the
-        character takes somebody's place in the background video.
+        ``mask_video`` uint8 (F, H, W), ``previous`` float32 (PREVIOUS_FRAMES, H, W, 3) in [-1, 1], whose last
+        ``overlap`` frames count; ``later``: whether there is a previous window; ``replace``: whether the
+        character replaces a person in the background video.
         """
         video = self._frames(self.num_frames)
         return {
@@ -52,10 +52,10 @@ class CharacterConditioner(Conditioner):
         }
 
     def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
-        """``channels`` (4 + z, 1 + T, h, w), the character in front, and ``pose`` (z, T, h, w).
+        """Returns ``channels`` (4 + z, 1 + T, h, w), the character in front, and ``pose`` (z, T, h, w).
 
-        The first frames of a later window are the last of the one before. The others are the background's
-        where a character is replaced, else grey.
+        A later window begins with the last frames of the previous one. The other frames are the background
+        video if the character replaces somebody, else grey.
         """
         overlap, replace = media["overlap"], media["replace"] != 0
         held = jnp.where(media["later"] != 0, overlap, 0)
@@ -103,7 +103,7 @@ class Character(Variant):
         return PREVIOUS_FRAMES, f"a segment may begin with {PREVIOUS_FRAMES} of the one before"
 
     def prepare_arguments(self, transformer: Any, num_frames: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """``face_video`` uint8 (F, S, S, 3)."""
+        """Returns ``face_video`` uint8 (F, S, S, 3)."""
         size = transformer.motion_encoder_size
         return {"face_video": jax.ShapeDtypeStruct((num_frames, size, size, 3), jnp.uint8)}
 
@@ -119,7 +119,7 @@ class Character(Variant):
         return [(mode, {"mode": mode}) for mode in MODES]
 
     def sample_frames(self, num_frames: int) -> int:
-        """Less than a window, whose last frames are then padded."""
+        """Returns fewer frames than a window, so that its last frames are padded."""
         return max(1, num_frames - 2)
 
 

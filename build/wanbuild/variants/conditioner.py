@@ -1,12 +1,11 @@
-"""What images and videos condition the transformer with: the functions of the program ``encode_video``.
+"""Image and video conditions of the transformer: the functions of the program ``encode_video``.
 
-Frames come as uint8 and become [-1, 1] piece by piece, inside the VAE's loop over time, so that no video
-is ever held in float32. What a variant encodes (the image of the character, a pose video, the two halves of
-a masked video) goes through one encoder in turn: one graph to compile, and the memory of one.
+Frames come as uint8 and become [-1, 1] piece by piece, inside the VAE's loop over time, so no video is ever
+held in float32. A variant's inputs (the image of the character, a pose video, the two halves of a masked
+video) go through one encoder in turn: one graph to compile, and the memory of one encoder.
 
-The modules of this package have a conditioner for each kind of variant; they compute what diffusers'
-pipelines do. T is latent frames and F video frames, F = 4 (T - 1) + 1; H and W are pixels, h and w latent
-cells.
+The modules of this package have a conditioner for each kind of variant, equivalent to diffusers' pipelines.
+T is latent frames and F video frames, F = 4 (T - 1) + 1; H and W are pixels, h and w latent cells.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ FLAG = jax.ShapeDtypeStruct((), jnp.int32)
 Arrays = Mapping[str, jax.Array]
 
 Source = Callable[[Arrays], jax.Array]
-"""From a piece of the media, (1, n, ...) each, to frames (1, n, H, W, 3) in [-1, 1]."""
+"""Maps a piece of the media, (1, n, ...) each, to frames (1, n, H, W, 3) in [-1, 1]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioner(ABC):
-    """The ``encode_video`` of one kind of variant.
+    """The program ``encode_video`` of one kind of variant.
 
     Args:
         module: the abstract VAE.
         config: its configuration.
-        inputs: the media that the model takes, and whether each is ``required``, as in the manifest.
+        inputs: the model's media, and whether each is ``required``, as in the manifest.
         width: pixels.
         height: pixels.
         num_frames: F.
         num_references: reference images of VACE.
         chunk: latent frames encoded at a time.
         dtype: compute dtype of the VAE.
-        algorithm: the form of its convolutions.
+        algorithm: the form of the VAE's convolutions.
     """
 
     module: WanVAE
@@ -65,8 +64,8 @@ class Conditioner(ABC):
         """Runs the program.
 
         Args:
-            weights: the VAE's.
-            media: what ``arguments`` lists.
+            weights: the VAE's weights.
+            media: the inputs listed by ``arguments``.
 
         Returns:
             ``condition``: the arrays by name, float32, latents normalised, without a batch axis.
@@ -75,11 +74,11 @@ class Conditioner(ABC):
 
     @abstractmethod
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The program's inputs after the VAE's weights."""
+        """Returns the program's inputs after the VAE's weights."""
 
     @abstractmethod
     def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
-        """The arrays from the inputs by name."""
+        """Computes the condition's arrays from the inputs by name."""
 
     def _frames(self, count: int, dtype: Any = jnp.uint8, channels: tuple[int, ...] = (3,)) -> Any:
         return jax.ShapeDtypeStruct((count, self.height, self.width, *channels), dtype)
@@ -99,14 +98,14 @@ class Conditioner(ABC):
         """Encodes videos and images, one after the other.
 
         Args:
-            weights: the VAE's.
-            media: arrays (F, ...); sources are given their pieces, and as ``index`` the frames' numbers.
+            weights: the VAE's weights.
+            media: arrays (F, ...); sources get pieces of them, and the frame numbers as ``index``.
             videos: sources of whole videos.
-            images: sources of which only the first frame is taken.
-            alike: bool scalar: where it is true all videos are the same, and only the first is encoded.
+            images: sources whose first frame alone is used.
+            alike: bool scalar; if true, all videos are equal, and only the first is encoded.
 
         Returns:
-            The normalised latents of each: (z, T, h, w) of a video, (z, 1, h, w) of an image.
+            The normalised latents: (z, T, h, w) per video, (z, 1, h, w) per image.
         """
         vae = bind(self.module, weights)
         mean, std = (
@@ -142,7 +141,7 @@ class Conditioner(ABC):
 
 
 def still(image: jax.Array) -> Source:
-    """Shows an image (H, W, 3), uint8 or in [-1, 1], in every frame."""
+    """Returns a source that shows an image (H, W, 3), uint8 or in [-1, 1], in every frame."""
 
     def source(piece: Arrays) -> jax.Array:
         frame = signed(image) if image.dtype == jnp.uint8 else image
@@ -152,17 +151,17 @@ def still(image: jax.Array) -> Source:
 
 
 def signed(pixels: jax.Array) -> jax.Array:
-    """uint8 to float32 in [-1, 1]."""
+    """Converts uint8 to float32 in [-1, 1]."""
     return 2.0 * (pixels.astype(jnp.float32) / 255.0) - 1.0
 
 
 def over_pixels(frames: jax.Array) -> jax.Array:
-    """(1, n) to (1, n, 1, 1, 1)."""
+    """Reshapes (1, n) to (1, n, 1, 1, 1)."""
     return frames[..., None, None, None]
 
 
 def mask_channels(mask: jax.Array) -> jax.Array:
-    """(F, h, w) to float32 (4, T, h, w): the frames of a latent side by side, the first one four times."""
+    """(F, h, w) to float32 (4, T, h, w): a latent frame's frames as channels, the first one four times."""
     first = jnp.repeat(mask[:1], FRAMES_PER_LATENT, 0)
     groups = jnp.concatenate([first, mask[1:]]).astype(jnp.float32)
     return jnp.moveaxis(groups.reshape(-1, FRAMES_PER_LATENT, *mask.shape[1:]), 1, 0)

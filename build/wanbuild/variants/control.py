@@ -1,4 +1,4 @@
-"""Video that a video and its mask control, with images of what it shows (VACE): WanVACEPipeline."""
+"""VACE: a video and its mask control the result, with reference images (WanVACEPipeline)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wanrun.media.types import Media
 
 
 class ControlConditioner(Conditioner):
-    """vace: a video that is made anew where a mask is on, and reference images."""
+    """vace: a video that is generated anew under its mask, and reference images."""
 
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
         """``video`` and ``mask`` uint8 (F, H, W, 3), ``has_video``, ``references`` float32 (R, H, W, 3)."""
@@ -29,15 +29,15 @@ class ControlConditioner(Conditioner):
         return arguments
 
     def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
-        """``control`` (2 z + s², R + T, h, w): what stays, what is made anew, and the mask.
+        """Returns ``control`` (2 z + s², R + T, h, w): the kept part, the part to generate, and the mask.
 
-        The mask has s² channels, one for each pixel of a cell. Without a video all of it is to be made.
+        The mask has s² channels, one for each pixel of a cell. Without a video everything is generated.
         """
         has_video = media["has_video"] != 0
 
         def half(masked: bool) -> Source:
             def source(piece: Arrays) -> jax.Array:
-                # Above a half of 255, in each colour for itself.
+                # The threshold is half of 255, for each colour separately.
                 kept = has_video & ((piece["mask"] > 127) == masked)
                 return jnp.where(kept, signed(piece["video"]), 0.0)
 
@@ -52,15 +52,15 @@ class ControlConditioner(Conditioner):
         )
         mask = jnp.where(has_video, self._mask(media["mask"]), 1.0)
         control = jnp.concatenate([inactive, reactive, mask])
-        for latents in references:  # each goes in front of those before it
+        for latents in references:  # each goes in front of the previous ones
             rest = jnp.zeros((len(control) - len(latents), *latents.shape[1:]))
             control = jnp.concatenate([jnp.concatenate([latents, rest]), control], 1)
         return {"control": control}
 
     def _mask(self, mask: jax.Array) -> jax.Array:
-        """uint8 (F, H, W, 3) to (s², T, h, w), of the first colour."""
+        """Converts uint8 (F, H, W, 3) to (s², T, h, w); only the first colour counts."""
         T, cell = (self.num_frames - 1) // FRAMES_PER_LATENT + 1, self.config.spatial
-        # The frame at the middle of each of T parts of the video, which is never between two frames.
+        # The frame in the middle of each of T parts of the video, which never falls between two frames.
         middles = (2 * np.arange(T) + 1) * self.num_frames // (2 * T)
         values = (signed(mask[middles, ..., 0]) + 1) / 2
         values = values.reshape(T, self.height // cell, cell, self.width // cell, cell)
@@ -69,7 +69,7 @@ class ControlConditioner(Conditioner):
 
 @dataclass(frozen=True, kw_only=True)
 class Control(Variant):
-    """A variant that is controlled by a video."""
+    """A variant controlled by a video."""
 
     reference_videos: ClassVar[int | None] = 1
 
@@ -78,12 +78,12 @@ class Control(Variant):
         return ControlConditioner
 
     def channel_fields(self, latent_channels: int) -> list[Field]:
-        """The control has what stays of the video, what is made anew, and an unfolded mask."""
+        """The control channels are the kept part of the video, the part to generate, and an unfolded mask."""
         control = 2 * latent_channels + self.vae_spatial**2
         return [*super().channel_fields(latent_channels), ("vace_in_channels", control, 96)]
 
     def step_arguments(self, transformer: Any, frames: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """``conditioning_scale`` float32 (control blocks,)."""
+        """Returns ``conditioning_scale`` float32 (control blocks,)."""
         blocks = len(transformer.vace_layers)
         return {"conditioning_scale": jax.ShapeDtypeStruct((blocks,), jnp.float32)}
 

@@ -1,4 +1,4 @@
-"""Video from text, with a first image or without (TI2V): a timestep per token, and a frame that is held."""
+"""TI2V: video from text, optionally with a first image, whose latent frame is held; a timestep per token."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class FirstFrameConditioner(Conditioner):
     """ti2v: the first latent frame."""
 
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """``image`` uint8 (1, H, W, 3)."""
+        """Returns ``image`` uint8 (1, H, W, 3)."""
         return {"image": self._frames(1)}
 
     def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
-        """``first_frame`` (z, 1, h, w)."""
+        """Returns ``first_frame`` (z, 1, h, w)."""
         (latents,) = self._encode(weights, {}, [], [still(media["image"][0])])
         return {"first_frame": latents}
 
@@ -35,7 +35,7 @@ class FirstFrame(Variant):
         return FirstFrameConditioner
 
     def step_arguments(self, transformer: Any, frames: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """``frame_mask`` float32 (T,): zero for a frame that is held."""
+        """Returns ``frame_mask`` float32 (T,): zero for a held frame."""
         return {"frame_mask": jax.ShapeDtypeStruct((frames,), jnp.float32)}
 
     @property

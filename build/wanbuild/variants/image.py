@@ -1,4 +1,4 @@
-"""Video from a first image, or from a first and a last one (I2V, FLF2V): WanImageToVideoPipeline."""
+"""I2V and FLF2V: video from a first image, or from a first and a last one (WanImageToVideoPipeline)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from wanbuild.variants.variant import OPTIONAL, REQUIRED, TWO_EXPERTS, WITH_IMAG
 
 
 class ImageConditioner(Conditioner):
-    """i2v and flf2v: the first frame, and the last one if it is given."""
+    """i2v and flf2v: the first frame, and the last one if given."""
 
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """``image`` and ``last_image`` uint8 (1, H, W, 3); ``has_last_image`` where that is optional."""
+        """Returns ``image`` and ``last_image`` uint8 (1, H, W, 3); ``has_last_image`` if that is optional."""
         arguments = {"image": self._frames(1)}
         if "last_image" in self.inputs:
             arguments["last_image"] = self._frames(1)
@@ -26,12 +26,12 @@ class ImageConditioner(Conditioner):
         return arguments
 
     def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
-        """``channels`` (4 + z, T, h, w): which frames are given, and the video of them and of grey."""
+        """Returns ``channels`` (4 + z, T, h, w): a mask of given frames, and their video filled with grey."""
         has_last = "last_image" in media and media.get("has_last_image", 1) != 0
         end = signed(media["last_image"]) if "last_image" in media else 0.0
 
         def given(index: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Whether a frame is the first, and whether it is the last and given."""
+            """Returns whether a frame is the first, and whether it is a given last frame."""
             return index == 0, (index == self.num_frames - 1) & has_last
 
         def frames(piece: Arrays) -> jax.Array:
@@ -46,7 +46,7 @@ class ImageConditioner(Conditioner):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageToVideo(Variant):
-    """A variant whose video begins, or begins and ends, with an image."""
+    """A variant whose video begins, and may end, with an image."""
 
     @property
     def conditioner(self) -> type[Conditioner]:
@@ -56,7 +56,7 @@ class ImageToVideo(Variant):
     def least_frames(self) -> tuple[int, str]:
         if "last_image" not in self.inputs:
             return 1, "a video"
-        # With a single frame an optional one would have no place.
+        # With one frame there would be no room for an optional last one.
         return 1 + self.vae_temporal, "the first and the last one may be given"
 
     @property

@@ -1,6 +1,6 @@
-"""The table of Wan variants: one row each, with the module that describes it.
+"""The table of Wan variants: one row per variant, with the module that describes it.
 
-The modules hold model code, so that importing them takes JAX and Flax: the names here do not.
+The modules contain model code, so importing them imports JAX and Flax; the names here do not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "wan2.2-animate": "character",
     }
 )
-"""By the name that ``--variant`` and the manifest spell: the module here whose ``ROWS`` have it."""
+"""The module whose ``ROWS`` have a variant, by the name in ``--variant`` and the manifest."""
 
 
 @lru_cache
 def variants() -> Mapping[str, Variant]:
-    """Every variant by name."""
+    """Returns every variant by name."""
     return MappingProxyType({name: _row(name) for name in MODULES})
 
 
@@ -42,14 +42,14 @@ def _row(name: str) -> Variant:
 
 
 def variant_named(name: object, where: Path) -> Variant:
-    """The variant of this name.
+    """Returns a variant by name.
 
     Args:
-        name: as a manifest spells it.
+        name: the name in a manifest.
         where: the artifact, for the message.
 
     Raises:
-        ArtifactError: if there is none.
+        ArtifactError: if there is no such variant.
     """
     if not isinstance(name, str) or name not in MODULES:
         raise ArtifactError(
@@ -62,10 +62,10 @@ def variant_named(name: object, where: Path) -> Variant:
 
 
 def variants_of_pipeline(pipeline_class: object, where: str) -> tuple[Variant, ...]:
-    """The variants with this pipeline class.
+    """Returns the variants with this pipeline class.
 
     Raises:
-        SourceError: if there is none, naming those that there are.
+        SourceError: if there are none; it names the known ones.
     """
     rows = tuple(variant for variant in variants().values() if variant.pipeline_class == pipeline_class)
     if not rows:

@@ -1,6 +1,6 @@
-"""What is said of a variant of Wan: what a source must hold, the published defaults, and how it differs.
+"""The description of a variant of Wan: what its source must hold, its published defaults, its differences.
 
-Each kind of variant has a class in a module of its own, which overrides what is particular to it.
+Each kind of variant has a class in its own module, which overrides the kind's specifics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEDULERS = (
 IMAGE_ENCODER, IMAGE_PROCESSOR = "image_encoder", "image_processor"
 
 Components = Mapping[str, tuple[str, ...]]
-"""By name, the library-qualified classes that a component may have."""
+"""The allowed library-qualified classes of a component, by component name."""
 
 TEXT_TO_VIDEO: Components = MappingProxyType(
     {
@@ -41,8 +41,8 @@ TEXT_TO_VIDEO: Components = MappingProxyType(
 
 TWO_EXPERTS: Components = MappingProxyType({**TEXT_TO_VIDEO, "transformer_2": TEXT_TO_VIDEO["transformer"]})
 
-# The published Wan 2.1 checkpoints list the encoder with its projection, which no pipeline uses, and that of
-# FLF2V the processor of images and text, of which there is the images' half.
+# The published Wan 2.1 checkpoints list the encoder with its projection, which no pipeline uses. FLF2V's
+# lists a processor of images and text, of which only the image half exists.
 WITH_IMAGES: Components = MappingProxyType(
     {
         **TEXT_TO_VIDEO,
@@ -57,51 +57,51 @@ WITH_IMAGES: Components = MappingProxyType(
 )
 
 NO_WEIGHTS = frozenset({"scheduler", "tokenizer", IMAGE_PROCESSOR})
-"""The components that are settings or tables and hold no weights."""
+"""The components without weights: settings and tables."""
 
 REQUIRED, OPTIONAL, REPLACE = "required", "optional", "replace"
-"""When a task takes an input: always, if it is given, or in the mode ``replace`` and only there."""
+"""When a task takes an input: always, optionally, or only in the mode ``replace``."""
 
 CHANNELS = 16
-"""Latent channels of a config that leaves them out: the default of the reference classes."""
+"""Latent channels if a config omits them: the default of the reference classes."""
 
 Field = tuple[str, object, object]
-"""A field of the transformer's config, what it has to be, and what it is where the config leaves it out."""
+"""A field of the transformer's config, its required value, and its value if the config omits it."""
 
 Way = tuple[str, Mapping[str, Any]]
-"""A way to use a model, for the table of a comparison, and what ``sample_media`` is told for it."""
+"""A way to use a model, as text for the comparison's table, and its arguments for ``sample_media``."""
 
 
 def takes(**when: str) -> Mapping[str, str]:
-    """Images and videos by name, and when each is taken."""
+    """Returns images and videos by name, and when each is taken."""
     return MappingProxyType(when)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One variant; the classes that derive from it are its kinds.
+    """One variant; subclasses are its kinds.
 
     Attributes:
-        name: as ``--variant`` and the manifest spell it.
-        task: what it makes a video of: ``t2v`` text, ``i2v`` an image, ``flf2v`` a first and a last frame,
-            ``ti2v`` text with an image or without, ``vace`` a video to edit, ``animate`` a character and the
+        name: the name in ``--variant`` and the manifest.
+        task: the source of the video: ``t2v`` text, ``i2v`` an image, ``flf2v`` a first and a last frame,
+            ``ti2v`` text and optionally an image, ``vace`` a video to edit, ``animate`` a character and the
             movements of another.
         pipeline_class: ``_class_name`` in model_index.json.
-        components: name -> the library-qualified classes it may have; every one must be there, no other.
+        components: name -> allowed library-qualified classes; all of them must exist, and no others.
         inputs: images and videos by name, and when each is taken.
-        condition_channels: whether the transformer takes, beside the latents' channels, ``vae_temporal`` of a
-            mask and as many as the latents' of what is given.
-        encoded_images: how many images the transformer embeds the tokens of: with two they have positions.
+        condition_channels: whether the transformer takes, besides the latents' channels, ``vae_temporal``
+            mask channels and as many channels of given latents.
+        encoded_images: the number of images whose tokens the transformer embeds; two have positions.
         leading_latents: latent frames in front of the video's own.
         expand_timesteps: whether there is a timestep per token.
         steps: default denoising steps.
-        guidance_scale: default classifier-free guidance scale; of the high-noise expert where there are two.
-        guidance_scale_2: the same of the low-noise expert; None where there is none.
-        conditioning_scale: default weight of the control video; None where there is none.
-        flow_shift: shift of the sigmas where scheduler_config.json gives none.
+        guidance_scale: default classifier-free guidance scale; of two experts, the high-noise one's.
+        guidance_scale_2: the low-noise expert's; None with one transformer.
+        conditioning_scale: default weight of the control video; None without one.
+        flow_shift: shift of the sigmas if scheduler_config.json has none.
         fps: frames per second of the video.
         sizes: published (width, height) in pixels, the default first.
-        num_frames: default frames, 4n + 1; of a window where a video is made of several.
+        num_frames: default frames, 4n + 1; of a window if a video consists of several.
         negative_prompt: default negative prompt.
         patch: transformer patch (frames, height, width) in latent cells.
         vae_spatial: pixels per latent cell.
@@ -131,19 +131,19 @@ class Variant:
     vae_temporal: int = 4
 
     previous_frames: ClassVar[int] = 0
-    """Frames of a window that the next one may begin with; 0 where a video is made at once."""
+    """Frames of a window with which the next one may begin; 0 if a video is generated in one run."""
 
     reference_videos: ClassVar[int | None] = None
-    """The most videos a prompt that the reference makes; None for any number."""
+    """The reference's limit on videos per prompt; None for any number."""
 
     @property
     def weight_components(self) -> tuple[str, ...]:
-        """Names of the components that hold weights, sorted."""
+        """Names of the components with weights, sorted."""
         return tuple(sorted(self.components.keys() - NO_WEIGHTS))
 
     @property
     def size_multiple(self) -> int:
-        """Pixels that widths and heights are multiples of: those of a patch."""
+        """Width and height must be multiples of this many pixels, the size of a patch."""
         return self.vae_spatial * max(self.patch[1:])
 
     @property
@@ -152,16 +152,16 @@ class Variant:
         return tuple(name for name in TRANSFORMERS if name in self.components)
 
     def in_channels(self, latent_channels: int) -> int:
-        """Channels that the transformer takes: the latents', and those of what is given."""
+        """Returns the transformer's input channels: the latents' and the condition's."""
         given = self.vae_temporal + latent_channels if self.condition_channels else 0
         return latent_channels + given
 
     def channel_fields(self, latent_channels: int) -> list[Field]:
-        """The fields of the transformer's config that the VAE's latent channels decide."""
+        """Returns the fields of the transformer's config that depend on the VAE's latent channels."""
         return [("in_channels", self.in_channels(latent_channels), CHANNELS)]
 
     def facts(self, transformer: Any) -> dict[str, Any]:
-        """What the manifest says of the model beside what it says of all.
+        """Returns the variant's additional facts for the manifest.
 
         Args:
             transformer: the transformer's config.
@@ -171,16 +171,16 @@ class Variant:
 
     @property
     def conditioner(self) -> type[Conditioner] | None:
-        """The program ``encode_video``; None for text alone."""
+        """The class of the program ``encode_video``; None for text alone."""
         return None
 
     @property
     def least_frames(self) -> tuple[int, str]:
-        """The fewest frames that a profile may have, 4n + 1, and why."""
+        """Returns a profile's minimum number of frames, 4n + 1, and the reason."""
         return 1, "a video"
 
     def prepare_arguments(self, transformer: Any, num_frames: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What the program ``prepare`` takes besides embeddings and image tokens.
+        """Returns the inputs of the program ``prepare`` besides embeddings and image tokens.
 
         Args:
             transformer: the transformer's config.
@@ -190,7 +190,7 @@ class Variant:
         return {}
 
     def step_arguments(self, transformer: Any, frames: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a step takes besides what all take.
+        """Returns the variant's additional inputs of a step.
 
         Args:
             transformer: the transformer's config.
@@ -201,14 +201,14 @@ class Variant:
 
     @property
     def reference_class(self) -> str:
-        """The pipeline of diffusers that makes the same."""
+        """The equivalent pipeline of diffusers."""
         return self.pipeline_class
 
     def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Media and numbers by the names that the reference's pipeline has for them.
+        """Returns media and numbers under the reference pipeline's argument names.
 
         Args:
-            media: in memory or as files.
+            media: images and videos, in memory or as files.
             numbers: num_frames and other options.
         """
         given = {name: getattr(media, name) for name in MEDIA_KINDS}
@@ -216,9 +216,9 @@ class Variant:
 
     @property
     def ways(self) -> Sequence[Way]:
-        """The ways to use the model: in each mode, without and with what is optional; the last has all."""
+        """Returns the ways to use a model: each mode, with and without optional inputs; the last has all."""
         return [("", {})]
 
     def sample_frames(self, num_frames: int) -> int:
-        """Frames of the videos that a profile is tried with."""
+        """Returns the number of frames of the videos that test a profile."""
         return num_frames
