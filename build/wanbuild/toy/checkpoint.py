@@ -1,7 +1,7 @@
 """Writes a small random checkpoint in the published folder layout, offline and without torch.
 
-Every parameter is random and of a size that keeps activations in range: a constant or saturated video
-would hide mistakes. Other sizes, up to the published ones, come from overriding config fields.
+Every parameter is random, of a size that keeps activations in range: a constant or saturated video would hide
+errors. Overriding config fields gives other sizes, up to the published ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
 
 MARKER = "wanbuild_toy.json"
-"""A file that says that a folder was written here, and so may be replaced."""
+"""Marks a folder that this module wrote, and that may therefore be replaced."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ _TRANSFORMERS: Mapping[str, _Kind] = MappingProxyType(
         "WanAnimateTransformer3DModel": _Kind("diffusers", animate_shapes),
     }
 )
-"""By class."""
+"""By component class."""
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
         "vae": _Kind("diffusers", vae_shapes),
@@ -51,7 +51,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "image_encoder": _Kind("transformers", image_encoder_shapes),
     }
 )
-"""By component."""
+"""By component name."""
 
 
 def _kind(config: Mapping[str, Any], name: str) -> _Kind:
@@ -109,28 +109,28 @@ def write_toy(
 ) -> None:
     """Writes a random checkpoint; the same arguments give the same bytes.
 
-    It is built in a sibling folder and renamed, so a failure leaves what was there.
+    It is built in a sibling folder and renamed, so a failure leaves the old content.
 
     Args:
-        directory: the folder to make. A toy that is already there is replaced.
+        directory: the folder to create. An existing toy in it is replaced.
         variant: one of ``TOY_VARIANTS``.
-        seed: of the parameters; not negative.
-        transformer: fields of transformer/config.json that differ from the variant's; of both experts where
+        seed: seed of the parameters; not negative.
+        transformer: fields of transformer/config.json that differ from the variant's; for both experts if
             there are two.
-        transformer_2: fields that differ in the second expert alone: no checkpoint that can be used has any.
+        transformer_2: fields that differ in the second expert alone, which makes a checkpoint unusable.
         vae: the same for the VAE.
         text_encoder: the same for the text encoder.
         image_encoder: the same for the image encoder; the image processor follows its ``image_size``.
         scheduler: ``unipc``, ``dpm++`` or ``euler``.
-        flow_shift: the shift that scheduler_config.json states.
-        dtype: of every stored tensor: ``float32``, ``float16`` or ``bfloat16``.
-        shards: files per component; more than one come with an index.
-        sparse: every value is zero and takes no room on the disk: for sizes that would not fit it.
-        force: replace the folder whatever it holds.
+        flow_shift: the shift in scheduler_config.json.
+        dtype: dtype of every stored tensor: ``float32``, ``float16`` or ``bfloat16``.
+        shards: files per component; more than one have an index.
+        sparse: write zeros that take no disk space, for sizes that would not fit.
+        force: replace the folder whatever it contains.
 
     Raises:
-        UsageError: if an argument is not one of its values, the configs do not fit one another, or the
-            folder holds something else.
+        UsageError: if an argument has another value, the configs contradict each other, or the folder
+            contains something else.
     """
     _check_choices(variant, scheduler, dtype, seed, shards)
     changes: dict[str, Mapping[str, Any]] = {
@@ -185,7 +185,7 @@ def _check_has(variant: str, component: str, changes: Mapping[str, Any] | None) 
 def _changed_configs(
     variant: str, changes: Mapping[str, Mapping[str, Any]], dtype: str
 ) -> dict[str, dict[str, Any]]:
-    """The variant's config.json by component, with fields changed."""
+    """Returns the variant's config.json by component, with changed fields."""
     toy = TOY_VARIANTS[variant]
     configs = {name: _override(name, base, changes[name]) for name, base in toy.configs.items()}
     for name in {"text_encoder", IMAGE_ENCODER} & configs.keys():
@@ -201,7 +201,7 @@ def _write_settings(
     scheduler: str,
     flow_shift: float,
 ) -> None:
-    """Writes what holds no weights: scheduler, tokenizer, image processor and model_index.json."""
+    """Writes the files without weights: scheduler, tokenizer, image processor and model_index.json."""
     scheduler_config = dict(SCHEDULER_CONFIGS[scheduler])
     scheduler_config["shift" if "shift" in scheduler_config else "flow_shift"] = flow_shift
     (staging / "scheduler").mkdir()

@@ -1,4 +1,4 @@
-"""The configs of toy checkpoints: the published ones with small sizes, by variant."""
+"""Configs of toy checkpoints by variant: the published configs with small sizes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from wanrun.errors import UsageError
 
 @dataclass(frozen=True)
 class ToyVariant:
-    """What a toy of one variant is.
+    """The configs of one variant's toy.
 
     Args:
-        configs: config.json by component that holds weights.
-        index: model_index.json, but for the scheduler's class.
+        configs: config.json of every component with weights.
+        index: model_index.json without the scheduler's class.
     """
 
     configs: Mapping[str, Config]
@@ -42,8 +42,8 @@ def _toy(published: Config, **sizes: Any) -> Config:
     return MappingProxyType({**published, **sizes})
 
 
-# Head size 20 splits into 8, 6 and 6 for RoPE, as uneven as the published 44, 42 and 42. Sizes differ from
-# one another where the published ones do, so that a swapped axis cannot pass.
+# Head size 20 splits into 8, 6 and 6 for RoPE, as uneven as the published 44, 42 and 42. Sizes that differ
+# in the published config also differ here, so that a swapped axis is an error.
 _SIZES: Mapping[str, Any] = MappingProxyType(
     {
         "num_attention_heads": 2,
@@ -56,12 +56,12 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
 )
 _WIDTH = _SIZES["num_attention_heads"] * _SIZES["attention_head_dim"]
 
-# The reference's own small models leave added_kv_proj_dim unset, and then the image tokens have no effect.
+# The reference's own small models omit added_kv_proj_dim, so their image tokens have no effect.
 _IMAGE_SIZES: Mapping[str, Any] = MappingProxyType(
     {**_SIZES, "image_dim": TOY_IMAGE_ENCODER["hidden_size"], "added_kv_proj_dim": _WIDTH}
 )
 
-# Two adapters, so that their rows can be swapped, and blocks that none follows.
+# Two adapters, so that swapped rows are visible, and blocks without an adapter.
 _ANIMATE_SIZES: Mapping[str, Any] = MappingProxyType(
     {
         **_IMAGE_SIZES,
@@ -94,14 +94,14 @@ TOY_TEXT_ENCODER = _toy(
     num_heads=4,
     num_layers=2,
     relative_attention_num_buckets=8,
-    # Some rows more than the tokenizer has ids, as published.
+    # A few more rows than the tokenizer has ids, as published.
     vocab_size=len(vocabulary()) + 16,
 )
 _TOY_VAE_IN_A14B = _toy(PUBLISHED_VAE_IN_A14B, base_dim=6, num_res_blocks=1)
 
 
 def _of(repository: str, sizes: Mapping[str, Any], **more: Any) -> Config:
-    """The transformer of a published repository, with other sizes."""
+    """Returns the transformer's config of a published repository, with other sizes."""
     return _toy(PUBLISHED_MODELS[repository]["transformer"], **sizes, **more)
 
 
@@ -146,14 +146,13 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         ),
     }
 )
-"""By variant, as ``wanbuild.variants.table`` spells it."""
+"""By the variant's name in ``wanbuild.variants.table``."""
 
 
 def toy_image_processor(image_encoder: Mapping[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json for an image encoder of this config.
+    """Returns preprocessor_config.json for an image encoder with this config.
 
-    An image is resized to more than is cut out of it, which the published one is not: a resize that is taken
-    for the cut shows.
+    Unlike the published one, it resizes to more than the crop, so that confusing the two sizes is visible.
     """
     size = image_encoder["image_size"]
     return {
@@ -164,7 +163,7 @@ def toy_image_processor(image_encoder: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_toy_configs(variant: str, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses configs that do not fit one another.
+    """Checks that the configs fit together.
 
     Args:
         variant: one of ``TOY_VARIANTS``.
@@ -191,7 +190,7 @@ def check_toy_configs(variant: str, configs: Mapping[str, Mapping[str, Any]]) ->
 def _transformer_checks(
     variant: str, name: str, configs: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, Any, Any]]:
-    """Field, expected and found, for the fields that another component's config decides."""
+    """Returns (field, expected, found) for the fields that depend on another component's config."""
     row, config, z = variants()[variant], configs[name], configs["vae"]["z_dim"]
     checks = [
         ("text_dim", configs["text_encoder"]["d_model"], config["text_dim"]),

@@ -1,4 +1,4 @@
-"""Images and videos to try an artifact with: random, never constant or square, the same for a seed."""
+"""Random images and videos for testing an artifact: never constant or square, and fixed by a seed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from wanrun.media.types import MEDIA_KINDS, Media
 if TYPE_CHECKING:
     from PIL import Image
 
-_CELL = 16  # pixels of a blob: what is sharper than this, an encoder mostly drops
+_CELL = 16  # pixels of a blob: an encoder mostly drops finer detail
 
 
 def sample_image(width: int, height: int, seed: int) -> Image.Image:
-    """Coloured blobs, RGB."""
+    """Returns an RGB image of coloured blobs."""
     return sample_video(width, height, 1, seed)[0]
 
 
 def sample_video(width: int, height: int, frames: int, seed: int) -> list[Image.Image]:
-    """Coloured blobs that turn into others, RGB; neither two frames nor two seeds are alike."""
+    """Returns RGB frames of coloured blobs that change; no two frames or seeds are alike."""
     from PIL import Image
 
     rng = np.random.default_rng((seed, width, height))
@@ -40,7 +40,7 @@ def sample_video(width: int, height: int, frames: int, seed: int) -> list[Image.
 
 
 def sample_mask(width: int, height: int, frames: int) -> list[Image.Image]:
-    """A white box that walks over black, RGB: on in a part of every frame, and in none of them everywhere."""
+    """Returns RGB frames of a white box that moves over black: part of each frame is on, no pixel always."""
     from PIL import Image
 
     masks = []
@@ -60,17 +60,17 @@ def sample_media(
     without: Collection[str] = (),
     seed: int = 0,
 ) -> Media | None:
-    """Everything that a model takes beside the prompt.
+    """Returns all inputs of a model besides the prompt.
 
     Args:
         manifest: the artifact's manifest.
         profile: sizes and frames. Images have another size; a video for VACE has the profile's.
-        mode: of Animate; ``animate`` where None. There is one segment, whose last frames are padded.
-        without: names of optional ones that are left out.
-        seed: of the pictures.
+        mode: Animate's mode; None: ``animate``. There is one window, whose last frames are padded.
+        without: names of optional inputs to leave out.
+        seed: seed of the pictures.
 
     Returns:
-        The media; None for a model that takes none, or where all are left out.
+        The media; None for a model without any, or if all are left out.
     """
     takes: Mapping[str, str] = manifest.model.get("inputs", {})
     wanted = {
@@ -90,7 +90,7 @@ def sample_media(
 def _samples(
     names: Collection[str], size: tuple[int, int], frames: int, references: int, face: int, seed: int
 ) -> dict[str, Any]:
-    """Media by option, in the order of ``MEDIA_KINDS``."""
+    """Returns media by option, in the order of ``MEDIA_KINDS``."""
     other = (size[0] * 5 // 4 + 3, size[1] + 5)
     given: dict[str, Any] = {}
     for number, name in enumerate(MEDIA_KINDS):
@@ -116,11 +116,11 @@ def write_samples(
     """Writes samples as files: images as ``image.png``, videos as folders of frames.
 
     Args:
-        folder: where to; it is made.
-        names: of the options.
+        folder: the folder to create.
+        names: names of the options.
         size: width and height in pixels of the videos.
-        frames: of each video.
-        face: about the width and height of a face video.
+        frames: frames per video.
+        face: approximate width and height of a face video.
     """
     for name, sample in _samples(names, size, frames, 1, face, seed=0).items():
         if name == "reference_image":

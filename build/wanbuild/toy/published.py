@@ -1,8 +1,8 @@
-"""The configs of the published checkpoints, field for field, for benchmarks and as the toy's starting point.
+"""The configs of the published checkpoints, field for field, for benchmarks and as the basis of toys.
 
 From the Wan-AI repositories in the diffusers layout: transformers for text, vae, text_encoder
-(google/umt5-xxl), scheduler, image_processor and model_index; ``wanbuild.toy.published_models`` has the other
-transformers. Wrapped read-only; copy one with ``dict(...)`` to change it.
+(google/umt5-xxl), scheduler, image_processor and model_index. ``wanbuild.toy.published_models`` has the other
+transformers. The configs are read-only; copy one with ``dict(...)`` to change it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 Config = Mapping[str, Any]
 
 _WAN_2_1, _WAN_2_2 = "0.33.0.dev0", "0.35.0.dev0"
-"""The versions of diffusers that saved the two generations."""
+"""The diffusers versions that saved the two generations."""
 
 
 def changed(config: Config, version: str, **changes: Any) -> Config:
-    """A config that another version of diffusers saved, with fields that differ."""
+    """Returns a config as another version of diffusers saved it, with changed fields."""
     return MappingProxyType({**config, "_diffusers_version": version, **changes})
 
 
@@ -65,7 +65,7 @@ PUBLISHED_TRANSFORMERS: Mapping[str, Config] = MappingProxyType(
         ),
     }
 )
-"""By model; both experts of a model that has two."""
+"""By model; two experts of a model share one config."""
 
 PUBLISHED_VAE: Config = MappingProxyType(
     {
@@ -100,7 +100,7 @@ PUBLISHED_VAE_IN_A14B: Config = changed(
     scale_factor_spatial=8,
     scale_factor_temporal=4,
 )
-"""The VAE of Wan 2.1, with all of its fields spelt out."""
+"""The VAE of Wan 2.1, with all fields written out."""
 
 PUBLISHED_VAE_2_2: Config = changed(
     PUBLISHED_VAE,
@@ -298,7 +298,7 @@ MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
         ),
     }
 )
-"""model_index.json by variant, with the image encoder that every pipeline can do with: those of Wan 2.1 were
+"""model_index.json by variant, with the plain image encoder that suffices for every pipeline: Wan 2.1 was
 saved with its projection, CLIPVisionModelWithProjection, and for FLF2V with a CLIPProcessor."""
 
 PUBLISHED_IMAGE_PROCESSOR: Config = MappingProxyType(
@@ -317,4 +317,4 @@ PUBLISHED_IMAGE_PROCESSOR: Config = MappingProxyType(
         "size": {"shortest_edge": 224},
     }
 )
-"""image_processor/preprocessor_config.json; with other releases' additions it says the same."""
+"""image_processor/preprocessor_config.json; the additions of other releases do not change its meaning."""

@@ -1,4 +1,4 @@
-"""The config of the image encoder that Wan is published with, field for field, and a toy of it."""
+"""The config of Wan's published image encoder, field for field, and of a toy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PUBLISHED_IMAGE_ENCODER: Config = MappingProxyType(
         "transformers_version": "4.49.0",
     }
 )
-"""CLIP ViT-H/14, the vision half: 257 tokens of 1280."""
+"""CLIP ViT-H/14, the vision half: 257 tokens of width 1280."""
 
 TOY_IMAGE_ENCODER: Config = MappingProxyType(
     {
@@ -41,4 +41,4 @@ TOY_IMAGE_ENCODER: Config = MappingProxyType(
         "projection_dim": 20,
     }
 )
-"""10 tokens of 28."""
+"""10 tokens of width 28."""

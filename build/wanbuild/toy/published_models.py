@@ -1,7 +1,7 @@
-"""The weight components of every published repository, with their config.json field for field.
+"""The components with weights of every published repository, with their config.json field for field.
 
-From the Wan-AI hub repositories in the diffusers layout. Two experts of one repository have the same
-config. ``wanbuild.toy.published`` has the settings, and the components that toys start from.
+From the Wan-AI hub repositories in the diffusers layout. Two experts of one repository have the same config.
+``wanbuild.toy.published`` has the settings, and the components that toys derive from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _A14B = PUBLISHED_TRANSFORMERS["wan2.2-t2v-a14b"]
 
 
 def _image(config: Config, version: str, **changes: Any) -> Config:
-    """With image tokens, a condition of 16 channels and a mask of 4."""
+    """Returns a config with image tokens, a condition of 16 channels and a mask of 4."""
     width = config["num_attention_heads"] * config["attention_head_dim"]
     return changed(config, version, in_channels=36, image_dim=1280, added_kv_proj_dim=width, **changes)
 
@@ -89,4 +89,4 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "Wan2.2-Animate-14B-Diffusers": _with_image(_ANIMATE, PUBLISHED_VAE_IN_A14B),
     }
 )
-"""By repository of the Wan-AI organisation, then by component: every one that holds weights."""
+"""By repository of the Wan-AI organisation, then by component; only components with weights."""

@@ -1,8 +1,8 @@
 """Names and shapes of a checkpoint's tensors, from the components' config.json alone.
 
 They are those of the reference classes' state dicts (WanTransformer3DModel, AutoencoderKLWan of diffusers,
-UMT5EncoderModel of transformers); a test holds them to it, for small and published configs. Transformers with
-control blocks or a motion encoder are in ``toy_shapes_controls``, image encoders in ``toy_shapes_clip``.
+UMT5EncoderModel of transformers), which a test checks for small and published configs. Transformers with
+control blocks or a motion encoder are in ``shapes_controls``, image encoders in ``shapes_clip``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Shapes = dict[str, Shape]
 
 
 def linear(name: str, in_dim: int, out_dim: int) -> Shapes:
-    """Weight and bias of a linear layer."""
+    """Returns weight and bias of a linear layer."""
     return {f"{name}.weight": (out_dim, in_dim), f"{name}.bias": (out_dim,)}
 
 
 def conv(name: str, in_dim: int, out_dim: int, *kernel: int) -> Shapes:
-    """Weight and bias of a convolution."""
+    """Returns weight and bias of a convolution."""
     return {f"{name}.weight": (out_dim, in_dim, *kernel), f"{name}.bias": (out_dim,)}
 
 
 def affine(name: str, dim: int) -> Shapes:
-    """Weight and bias of a norm."""
+    """Returns weight and bias of a norm."""
     return {f"{name}.weight": (dim,), f"{name}.bias": (dim,)}
 
 
@@ -38,7 +38,7 @@ def _refuse(config: Mapping[str, Any], **unset: Any) -> None:
 
 
 def block_shapes(block: str, config: Mapping[str, Any]) -> Shapes:
-    """Tensors of one transformer block: self-attention, cross-attention, feed-forward.
+    """Returns the tensors of one transformer block: self-attention, cross-attention, feed-forward.
 
     Args:
         block: its name, e.g. ``blocks.0``.
@@ -70,7 +70,7 @@ def _image_embedder(config: Mapping[str, Any], dim: int) -> Shapes:
 
 
 def transformer_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of a WanTransformer3DModel, with image tokens or without.
+    """Returns the tensors of a WanTransformer3DModel, with or without image tokens.
 
     Args:
         config: its config.json.
@@ -122,7 +122,7 @@ def _stages(channels: list[int]) -> Iterator[tuple[int, int, int, bool]]:
 
 
 def _resample(name: str, in_dim: int, out_dim: int, time_dim: int | None) -> Shapes:
-    """A change of resolution; time_dim is what its convolution along time gives, where it has one."""
+    """Returns a resampling module; time_dim is the output width of its convolution along time, if any."""
     shapes = conv(f"{name}.resample.1", in_dim, out_dim, 3, 3)
     return shapes if time_dim is None else shapes | conv(f"{name}.time_conv", in_dim, time_dim, 3, 1, 1)
 
@@ -131,7 +131,7 @@ def _encoder(config: Mapping[str, Any]) -> Shapes:
     base, mult, residual = config["base_dim"], config["dim_mult"], config.get("is_residual", False)
     channels = [base * factor for factor in [1, *mult]]
     shapes = conv("encoder.conv_in", config.get("in_channels", 3), base, 3, 3, 3)
-    index = 0  # residual and resampling blocks share one list, unless levels are blocks themselves
+    index = 0  # residual and resampling blocks share one list, except in the form with blocks per level
     for stage, in_dim, out_dim, last in _stages(channels):
         for resnet in range(config["num_res_blocks"]):
             block = f"{stage}.resnets.{resnet}" if residual else f"{index}"
@@ -156,7 +156,7 @@ def _decoder(config: Mapping[str, Any]) -> Shapes:
     shapes |= _mid_block("decoder.mid_block", channels[0])
     for stage, in_dim, out_dim, last in _stages(channels):
         block = f"decoder.up_blocks.{stage}"
-        # The upsampler of the stage before halves the channels, but not where a shortcut goes around it.
+        # The previous stage's upsampler halves the channels, except where a shortcut surrounds it.
         current = in_dim if residual or stage == 0 else in_dim // 2
         for resnet in range(config["num_res_blocks"] + 1):
             shapes |= _residual(f"{block}.resnets.{resnet}", current, out_dim)
@@ -170,7 +170,7 @@ def _decoder(config: Mapping[str, Any]) -> Shapes:
 
 
 def vae_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of an AutoencoderKLWan, residual (Wan 2.2 TI2V) or not.
+    """Returns the tensors of an AutoencoderKLWan, residual (Wan 2.2 TI2V) or not.
 
     Args:
         config: its config.json.
@@ -187,7 +187,7 @@ def vae_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 def text_encoder_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of a UMT5EncoderModel as it is saved: ``shared.weight`` stands for the tied embedding.
+    """Returns the tensors of a saved UMT5EncoderModel: ``shared.weight`` is the tied embedding.
 
     Args:
         config: its config.json.

@@ -1,6 +1,6 @@
 """Names and shapes of an image encoder's tensors, from its config.json alone.
 
-They are those of transformers' CLIPVisionModel as published; a test holds them to it.
+They are those of transformers' published CLIPVisionModel, which a test checks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wanbuild.toy.shapes import Shapes, affine, linear
 
 
 def image_encoder_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of a CLIPVisionModel, with the prefix that published files have.
+    """Returns the tensors of a CLIPVisionModel, with the prefix of published files.
 
     Args:
         config: its config.json.

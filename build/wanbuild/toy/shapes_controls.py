@@ -1,7 +1,6 @@
-"""Names and shapes of the tensors of transformers that take more than latents, text and an image.
+"""Names and shapes of the tensors of transformers with control blocks or a motion encoder.
 
-They are those of diffusers' WanVACETransformer3DModel and WanAnimateTransformer3DModel; a test holds them
-to it.
+They are those of diffusers' WanVACETransformer3DModel and WanAnimateTransformer3DModel, which a test checks.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any
 from wanbuild.toy.shapes import Shapes, block_shapes, conv, linear, transformer_shapes
 
 _MOTION_LAYERS = 5
-"""Linear layers after the motion encoder's convolutions; no config field says it."""
+"""Linear layers after the motion encoder's convolutions; no config field states the number."""
 _SMALLEST = 4
-"""Pixels of the motion encoder's last image."""
+"""Pixels per side of the motion encoder's last feature map."""
 
 
 def vace_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of a WanVACETransformer3DModel.
+    """Returns the tensors of a WanVACETransformer3DModel.
 
     Args:
         config: its config.json.
@@ -38,7 +37,7 @@ def vace_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 def animate_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Tensors of a WanAnimateTransformer3DModel.
+    """Returns the tensors of a WanAnimateTransformer3DModel.
 
     Args:
         config: its config.json; ``motion_encoder_channel_sizes`` may be None, for the class default.
@@ -60,7 +59,7 @@ def animate_shapes(config: Mapping[str, Any]) -> Shapes:
 
 
 def _channels(config: Mapping[str, Any]) -> list[int]:
-    """Channels of the motion encoder's images, from the whole face down to 4 pixels."""
+    """Returns the channels of the motion encoder's feature maps, from the whole face down to 4 pixels."""
     size, table = config["motion_encoder_size"], config.get("motion_encoder_channel_sizes")
     sizes = [size >> level for level in range(size.bit_length()) if size >> level >= _SMALLEST]
     if table is None:
@@ -69,7 +68,7 @@ def _channels(config: Mapping[str, Any]) -> list[int]:
 
 
 def _motion_encoder(config: Mapping[str, Any]) -> Shapes:
-    """Convolutions keep the bias that the activation after them adds in the activation."""
+    """Returns the motion encoder's tensors; a convolution's bias belongs to the activation after it."""
     name, style, channels = "motion_encoder", config["motion_style_dim"], _channels(config)
     shapes: Shapes = {
         f"{name}.conv_in.weight": (channels[0], 3, 1, 1),

@@ -1,4 +1,4 @@
-"""A small Unigram tokenizer of the T5 kind, made offline."""
+"""Makes a small Unigram tokenizer like T5's, offline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
-"""Ids 0 to 3. UMT5 itself has <s> = 2 and <unk> = 3, but transformers 5's T5TokenizerFast takes 2 for unknown
-text whatever the file says; in this order it and `tokenizers` give the same ids for any text. It also drops
-an NFKC normalizer that the file asks for, so there is none."""
+"""Ids 0 to 3. UMT5 itself has <s> = 2 and <unk> = 3, but transformers 5's T5TokenizerFast uses id 2 for
+unknown text, whatever the file says; in this order it and `tokenizers` give the same ids for any text. It
+also ignores an NFKC normalizer in the file, so there is none."""
 
 _WORDS = """
 a an the and or of in on at to with by for from over under into near through across behind
@@ -29,7 +29,7 @@ _PARTS = "ing ed er est ly tion ment ness ful th sh ch ck nd nt st tr pr br gr o
 
 
 def vocabulary() -> list[tuple[str, float]]:
-    """Pieces with their log probabilities, in id order: special tokens, words, parts of words, characters."""
+    """Returns pieces and log probabilities in id order: special tokens, words, parts of words, characters."""
     words = dict.fromkeys("▁" + word for word in _WORDS.split())
     characters = [char for char in string.printable if not char.isspace()]
     pieces = [(token, 0.0) for token in SPECIAL_TOKENS]

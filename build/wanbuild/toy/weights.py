@@ -1,4 +1,4 @@
-"""Random values for a toy checkpoint's parameters, and the weight files that hold them."""
+"""Random values for a toy checkpoint's parameters, and their weight files."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 _NORM = re.compile(r".*(\.gamma|norm[^.]*\.weight)")
-# Deviation 1. Those of the motion encoder are divided by the square root of their fan in where they are used.
+# Deviation 1. The motion encoder divides its weights by sqrt(fan in) when it uses them.
 _PLAIN = re.compile(
     r"shared\.weight|.*relative_attention_bias\.weight|motion_encoder\..*\.weight|.*motion_synthesis_weight"
     r"|.*\.(class_embedding|position_embedding\.weight|pos_embed|padding_tokens)"
 )
-# Standard deviation relative to 1/sqrt(fan in), where that is not 1.
+# Standard deviation relative to 1/sqrt(fan in), if not 1.
 _GAINS: tuple[tuple[re.Pattern[str], float], ...] = (
     (re.compile(r".*SelfAttention\.q\.weight"), 0.35),  # UMT5 does not divide scores by sqrt(head size)
-    # A prompt is a few of 512 tokens and the rest are zero: without this its effect would be small.
+    # A prompt has few of 512 tokens, and the others are zero; its effect would otherwise be small.
     (re.compile(r".*\.attn2\.to_out\.0\.weight"), 4.0),
-    # A face is three tokens of a width that is normalised again: its effect would be small, too.
+    # A face is three tokens, and their width is normalised again; its effect would otherwise be small.
     (re.compile(r"face_adapter\..*\.to_out\.weight"), 3.0),
-    # Latents of a deviation near 1 when they are normalised: what a video is made of shows beside the noise.
+    # Normalised latents with a deviation near 1, so that the conditions are visible beside the noise.
     (re.compile(r"encoder\.conv_out\.weight"), 3.0),
-    (re.compile(r"decoder\.conv_out\.weight"), 0.8),  # few pixels past the clip to [-1, 1]
+    (re.compile(r"decoder\.conv_out\.weight"), 0.8),  # few pixels exceed the clip to [-1, 1]
 )
 
 
 def random_tensor(component: str, key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """The value that a toy's parameter has, float32; it depends on the name, shape and seed alone.
+    """Returns the value of a toy's parameter, float32; it depends only on name, shape and seed.
 
-    Norm scales are uniform in 1 ± 0.2, biases in ± 0.1, embeddings, position biases and the motion encoder's
-    weights normal with deviation 1, and other weights normal with deviation gain / sqrt(fan in).
+    Norm scales are uniform in 1 ± 0.2, biases in ± 0.1. Embeddings, position biases and the motion encoder's
+    weights are normal with deviation 1, other weights normal with deviation gain / sqrt(fan in).
     """
     rng = np.random.default_rng((seed, zlib.crc32(f"{component}/{key}".encode())))
     if key.endswith(".bias"):
@@ -63,7 +63,7 @@ def random_tensor(component: str, key: str, shape: tuple[int, ...], seed: int) -
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object the way diffusers does: indented, sorted keys."""
+    """Writes a JSON object like diffusers: indented, with sorted keys."""
     path.write_text(json.dumps(dict(content), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -78,7 +78,7 @@ def _groups(shapes: Shapes, shards: int) -> list[list[str]]:
 
 
 def _write_hole(shapes: Shapes, dtype: str, path: Path) -> None:
-    """Writes a safetensors file whose data is a hole: it reads as zeros and takes no room on the disk."""
+    """Writes a safetensors file whose data is a hole: it reads as zeros and takes no disk space."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for key, shape in shapes.items():
@@ -104,14 +104,14 @@ def write_weights(
     """Writes one file, or shards and their index. Holds one shard in memory at a time.
 
     Args:
-        folder: the component's folder, which exists.
+        folder: the component's folder, which must exist.
         component: its name, on which the values depend.
-        base: what the file is called, without suffix.
+        base: the file's name without suffix.
         shapes: shape of every tensor.
-        seed: of the values.
+        seed: seed of the values.
         dtype: one of ``DTYPES``.
-        shards: the most files.
-        sparse: whether every value is zero and takes no room on the disk.
+        shards: the largest number of files.
+        sparse: whether to write zeros that take no disk space.
     """
     groups = _groups(shapes, shards)
     weight_map: dict[str, str] = {}
@@ -128,7 +128,7 @@ def write_weights(
                 key: random_tensor(component, key, shapes[key], seed).astype(DTYPES[dtype], copy=False)
                 for key in group
             }
-            save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers asks for the format
+            save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers requires the format
         weight_map |= dict.fromkeys(group, name)
     if len(groups) > 1:
         size = sum(math.prod(shape) for shape in shapes.values()) * DTYPES[dtype].itemsize
