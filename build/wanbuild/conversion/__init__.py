@@ -1,1 +1,1 @@
-"""From a checkpoint's tensors to an artifact's chunk files."""
+"""Converts a checkpoint's tensors to an artifact's chunk files."""

@@ -36,24 +36,24 @@ from wanrun.errors import SourceError, UsageError
 from wanrun.files import canonical_json, sha256_of, write_durable
 
 SPARE_BYTES = 64 * 2**20
-"""Free space asked for beyond the weights: metadata, programs and executables."""
+"""Free space required beyond the weights: metadata, programs and executables."""
 
 
 @dataclass(frozen=True)
 class ConvertRequest:
-    """What to convert, and how.
+    """The source, target and options of a conversion.
 
     Args:
         source: a checkpoint folder in the diffusers layout, or a hub id.
-        artifact: the folder to make.
-        revision: branch, tag or commit of the hub repository; its main branch where None.
-        dtypes: weights dtype by component; the component's default where there is none, and for a second
-            expert the first one's.
-        negative_prompt: default negative prompt; the variant's where None.
-        force: whether an existing artifact is replaced.
-        threads: worker threads; one a core where None.
-        loras: merged into the transformers, in this order.
-        defaults: what the model is run with, instead of the variant's and the checkpoint's defaults.
+        artifact: the folder to create.
+        revision: branch, tag or commit of the hub repository; None: its main branch.
+        dtypes: weights dtype by component; absent components have their default dtype, and a second expert
+            the first one's.
+        negative_prompt: default negative prompt; None: the variant's.
+        force: whether to replace an existing artifact.
+        threads: worker threads; None: one per core.
+        loras: LoRAs to merge into the transformers, in this order.
+        defaults: replacements for the variant's and the checkpoint's default options.
     """
 
     source: str | Path
@@ -69,7 +69,7 @@ class ConvertRequest:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One component's part of the conversion."""
+    """The plan for one component."""
 
     config: Any
     policy: DtypePolicy
@@ -77,12 +77,12 @@ class _Plan:
 
     @functools.cached_property
     def keys(self) -> frozenset[str]:
-        """The source's tensors that fill something."""
+        """The source tensors that fill a parameter."""
         return frozenset(fill.key for item in self.assignments for fill in item.fills)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are written."""
+        """Bytes to write."""
         return sum(layout.nbytes for layout in component_layouts(self.assignments).values())
 
 
@@ -113,7 +113,7 @@ def _plan_components(source: Source, variant: Variant, request: ConvertRequest) 
 
 
 def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolicy]:
-    """Dtypes by component; UsageError if they are not the same for both experts, which one program serves."""
+    """Returns dtypes by component; UsageError if they differ between experts, which one program serves."""
     dtypes = dict(request.dtypes)
     for name in variant.transformers[1:]:
         first = dtypes.get(variant.transformers[0])
@@ -128,7 +128,7 @@ def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolic
 
 @dataclass(frozen=True)
 class _SmallFiles:
-    """What was read of the files that hold no weights, taken before the long work: they may change in it.
+    """Contents of the files without weights, read before the long work, during which they may change.
 
     Args:
         records: size and digest by name.
@@ -154,11 +154,11 @@ def _source_record(
     plans: Mapping[str, _Plan],
     crcs: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Repository, revision and a digest of every file that was read.
+    """Returns repository, revision and a digest of every file that was read.
 
-    A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, taken while
-    they were converted; of one that fills nothing no byte was read, and it has no crc32c. Other files are
-    small and have the sha256 of their bytes.
+    A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, which are computed
+    during conversion. A tensor that fills nothing is not read and has no crc32c. Other files are small, and
+    their digest is the sha256 of their bytes.
     """
     tensors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
@@ -184,7 +184,7 @@ def _source_record(
 def _model_record(
     source: Source, variant: Variant, plans: Mapping[str, _Plan], request: ConvertRequest
 ) -> dict[str, Any]:
-    """The facts and defaults that the runtime needs; it knows no model code.
+    """Returns the facts and defaults that the runtime needs, which has no model code.
 
     Raises:
         UsageError: for defaults that this model cannot have.
@@ -227,7 +227,7 @@ def _model_record(
 
 
 def _stored_config(component: SourceComponent) -> dict[str, Any]:
-    """A component's config.json; a transformer's names its class, by which programs are made."""
+    """Returns a component's config.json; a transformer's names its class, which programs depend on."""
     named = {"_class_name": component.class_name} if component.name in TRANSFORMERS else {}
     return {**component.config, **named}
 
@@ -245,7 +245,7 @@ def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest
 def _write_components(
     source: Source, plans: Mapping[str, _Plan], loras: Loras, building: Path, threads: int
 ) -> dict[str, WrittenComponent]:
-    """Writes all components at once, the largest tensors first, so that no thread is left with one."""
+    """Writes all components at once, the largest tensors first, so that the threads end together."""
     stop = threading.Event()
 
     def on_bytes(count: int) -> None:
@@ -280,7 +280,7 @@ def _write_components(
 
 
 def convert(request: ConvertRequest) -> Manifest:
-    """Makes an artifact that holds the source's weights.
+    """Creates an artifact with the source's weights.
 
     Args:
         request: source, artifact and options.
@@ -289,11 +289,11 @@ def convert(request: ConvertRequest) -> Manifest:
         The new artifact's manifest.
 
     Raises:
-        UsageError: if the artifact exists and force is not set, or for defaults that cannot be.
+        UsageError: if the artifact exists and force is not set, or for invalid defaults.
         SourceError: if the source is not usable or the disk is full.
     """
-    artifact = Path(os.path.realpath(request.artifact))  # resolve() raises where links make a loop
-    _refuse_existing(artifact, request.force)  # before a download; once more when no other build runs
+    artifact = Path(os.path.realpath(request.artifact))  # resolve() raises on a loop of links
+    _refuse_existing(artifact, request.force)  # before any download; checked again under the build lock
     request.defaults.check()
     located = locate_source(request.source, request.revision)
     with ExitStack() as stack:
@@ -321,10 +321,10 @@ def convert(request: ConvertRequest) -> Manifest:
 
 @contextmanager
 def _new_folder(artifact: Path) -> Iterator[Path]:
-    """The folder that an artifact is made in; it is removed if anything fails.
+    """Creates the folder in which an artifact is built, and removes it if anything fails.
 
     Raises:
-        SourceError: if it cannot be written. A full disk stays an OSError: the command line has a message.
+        SourceError: if it cannot be written. A full disk stays an OSError, which the command line explains.
     """
     building = building_folder(artifact)
     building.mkdir()
@@ -351,7 +351,7 @@ def _manifest(
     written: Mapping[str, WrittenComponent],
     loras: Loras,
 ) -> Manifest:
-    """The manifest of weights that no program is compiled for yet."""
+    """Returns the manifest of weights without compiled programs."""
     configs = {name: _stored_config(source.component(name)) for name in plans}
     crcs = {name: item.source_crc32c for name, item in written.items()}
     return Manifest(

@@ -1,4 +1,4 @@
-"""What a model is run with where its user says nothing: a distilled model brings its own."""
+"""A model's default options for generation; a distilled model brings its own."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from wanrun.errors import UsageError
 from wanrun.generation.request import Request, Row, read_request, rows
 
 NUM_TRAIN_TIMESTEPS = 1000
-"""Of every published Wan model: the timestep of pure noise."""
+"""The timestep of pure noise, in every published Wan model."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Defaults that are given for a model; None: the variant's or the checkpoint's own. Names are JSON keys.
+    """Given defaults of a model; None: the variant's or the checkpoint's own. Names are JSON keys.
 
     Args:
         steps: denoising steps.
-        guidance_scale: of the high-noise expert, or the only one; both experts' where it is given alone.
-        guidance_scale_2: of the low-noise expert.
+        guidance_scale: scale of the high-noise expert, or of the only one; alone, it applies to both experts.
+        guidance_scale_2: scale of the low-noise expert.
         boundary: share of the training timesteps below which the low-noise expert runs.
         flow_shift: shift of the sigmas.
         solver: a key of ``wanrun.denoising.solvers.SOLVERS``.
-        timesteps: explicit ones, falling; there are as many steps.
+        timesteps: explicit decreasing timesteps, one per step.
         fps: frames per second of the video.
     """
 
@@ -43,22 +43,22 @@ class Defaults:
     fps: float | None = None
 
     def check(self) -> None:
-        """Checks what needs no checkpoint, before one is fetched.
+        """Checks what does not depend on the checkpoint, before it is downloaded.
 
         Raises:
-            UsageError: for a value out of range, or values that contradict one another.
+            UsageError: for a value out of range, or values that contradict each other.
         """
         self.applied({"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler"}, 0.5)
 
     def applied(self, own: Mapping[str, Any], boundary: float | None) -> tuple[dict[str, Any], float | None]:
-        """A model's defaults and boundary, with the given ones in their places.
+        """Returns a model's defaults and boundary, with the given values in place.
 
         Args:
             own: the variant's and the checkpoint's defaults, by the manifest's names.
             boundary: the checkpoint's boundary; None with one transformer.
 
         Raises:
-            UsageError: for a value out of range or without effect, or values that contradict one another.
+            UsageError: for a value out of range or without effect, or values that contradict each other.
         """
         with _as_defaults():
             given = self._given()
@@ -73,11 +73,11 @@ class Defaults:
         if given:
             table = (defaults["solver"], defaults["num_steps"], defaults["flow_shift"], NUM_TRAIN_TIMESTEPS)
             solver_table(*table, timesteps)
-            solver_table(*table)  # what is left where a user drops the timesteps
+            solver_table(*table)  # the grid that remains if a user drops the timesteps
         return defaults, boundary
 
     def _given(self) -> dict[str, Any]:
-        """What is given, in range, by the manifest's names."""
+        """Returns the given values, checked, by the manifest's names."""
         names = {key: row.name for key, row in default_rows().items()}
         values = {names[key]: value for key, value in dataclasses.asdict(self).items() if value is not None}
         request = read_request([("prompt", ""), *values.items()], Request)
@@ -101,7 +101,7 @@ class Defaults:
 
 @contextmanager
 def _as_defaults() -> Iterator[None]:
-    """Says of an error about options that it is about defaults, by their keys."""
+    """Rewrites errors about options as errors about defaults, by their keys."""
     keys = {row.name: key for key, row in default_rows().items()}
     try:
         yield
@@ -110,13 +110,13 @@ def _as_defaults() -> Iterator[None]:
 
 
 def default_rows() -> dict[str, Row]:
-    """The options that can be given as defaults, by their keys."""
+    """Returns the options that can be defaults, by their keys."""
     by_key = {row.key: row for row in rows()}
     return {field.name: by_key[field.name] for field in dataclasses.fields(Defaults)}
 
 
 def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
-    """Values by key of what ``--default`` is given: each ``NAME=VALUE``.
+    """Parses the values of ``--default``, each ``NAME=VALUE``; returns them by key.
 
     Raises:
         UsageError: for an unknown or repeated name, or a value of another kind.

@@ -1,8 +1,8 @@
-"""A file that is written once, front to back, past the page cache where the file system can.
+"""Writes a file once, from start to end, past the page cache where the file system allows it.
 
-A checkpoint is larger than what the page cache should hold, and for a large file the cache's bookkeeping
-costs several times the write itself (BUILD_NOTES.md, "Speed of conversion"). O_DIRECT writes from a
-page-aligned buffer to aligned offsets; what does not fill the buffer at the end goes through the cache.
+A checkpoint should not fill the page cache, and for a large file the cache's bookkeeping costs several times
+the write itself (BUILD_NOTES.md, "Speed of conversion"). O_DIRECT writes from a page-aligned buffer to
+aligned offsets; a last part that does not fill the buffer goes through the cache.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any, Self
 import numpy as np
 
 BUFFER_BYTES = 2**20
-"""One write. A multiple of every block size and of every item size."""
+"""Bytes per write: a multiple of every block size and of every item size."""
 
-_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux has it
+_DIRECT = getattr(os, "O_DIRECT", 0)  # only Linux has it
 
 
 class WriteBuffer:
-    """The page-aligned buffer of one thread, for one file at a time."""
+    """A page-aligned buffer of one thread, for one file at a time."""
 
     def __init__(self) -> None:
         self.data = np.frombuffer(mmap.mmap(-1, BUFFER_BYTES), np.uint8)
 
 
 class DirectFile:
-    """A new file being written; a context manager.
+    """A new file that is being written; a context manager.
 
     Args:
         path: the file.
-        nbytes: the size that it will have, which decides whether a direct write can occur at all.
-        buffer: holds what is not written yet; nobody else uses it until the file is closed.
+        nbytes: its final size, which decides whether a direct write can occur at all.
+        buffer: holds unwritten data; nobody else may use it until the file is closed.
 
     Raises:
         OSError: here and from every method, if the file cannot be written.
@@ -50,17 +50,17 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-            self._direct = False  # tmpfs and others have no direct access
+            self._direct = False  # tmpfs, for example, has no direct access
             self._descriptor = os.open(path, flags, 0o666)
 
     def space(self, items: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """Where to put up to this many items next: as many as fit into the buffer, at least one."""
+        """Returns buffer space for up to this many next items: as many as fit, at least one."""
         end = min(self._used + items * dtype.itemsize, BUFFER_BYTES)
         end -= (end - self._used) % dtype.itemsize
         return self._buffer[self._used : end].view(dtype)
 
     def advance(self, nbytes: int) -> None:
-        """Appends this many bytes of the space last given."""
+        """Appends this many bytes of the space returned last."""
         self._used += nbytes
         if self._used == BUFFER_BYTES:
             self._flush()
@@ -89,8 +89,8 @@ class DirectFile:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except OSError as error:
-                # A file system may accept the flag and refuse the write; after a part was written, on a disk
-                # that is almost full, the rest is not aligned.
+                # A file system may accept the flag and refuse the write. On an almost full disk, a partial
+                # write leaves the rest unaligned.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._leave_direct()
@@ -99,13 +99,13 @@ class DirectFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Writes the rest, unless an error came, and closes the file; it is not made durable here."""
+        """Writes the rest, unless there was an error, and closes the file without fsync."""
         try:
             if kind is None:
                 self._flush_through_cache()
                 if hasattr(os, "posix_fadvise"):
-                    # Linux starts to write the pages back and does not wait, so that little is left to do
-                    # for the fsync at the end; dirty pages stay in the page cache.
+                    # Linux starts to write the pages back without waiting, which leaves less for the fsync at
+                    # the end; dirty pages stay in the page cache.
                     os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(self._descriptor)

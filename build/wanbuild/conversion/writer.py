@@ -1,9 +1,9 @@
 """Writes a component: source tensors are read, cast, checksummed and written block by block.
 
-The unit of work is one source tensor (or all the small ones of one chunk file), so threads share a
-component and memory stays at a few blocks a thread. A block is read into a buffer, cast into another, both
-of a size that stays in the second-level cache, checksummed there and written. Nothing is fsynced here: the
-folder being built becomes durable as a whole, before it gets its name (``wanbuild.staging.commit``).
+The unit of work is one source tensor (or all small tensors of one chunk file), so threads share a component
+and memory stays at a few blocks per thread. A block is read into one buffer and cast into another, both small
+enough for the second-level cache, then checksummed there and written. Nothing is fsynced here: the building
+folder becomes durable as a whole, before it gets its name (``wanbuild.staging.commit``).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ BLOCK_ITEMS = 128 * 2**10
 """Items cast at a time: 512 KiB of float32 and 256 KiB of bfloat16."""
 
 PERMUTED_AT_ONCE = 2
-"""Tensors of which a whole, permuted copy may be in memory at a time, whatever the number of threads."""
+"""Tensors that may be in memory as a whole, permuted copy at a time, for any number of threads."""
 
 
 class TensorSource(Protocol):
-    """Where source tensors come from. Safe to use from several threads."""
+    """A reader of source tensors; thread-safe."""
 
     def entry(self, key: str) -> TensorEntry:
-        """Shape and dtype of a tensor."""
+        """Returns shape and dtype of a tensor."""
         ...
 
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
@@ -57,7 +57,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class WrittenComponent:
-    """What was written, and the crc32c of every source tensor that was read for it."""
+    """A written component, and the crc32c of every source tensor read for it."""
 
     component: Component
     source_crc32c: Mapping[str, str]
@@ -65,11 +65,11 @@ class WrittenComponent:
 
 @dataclass(frozen=True)
 class Task:
-    """A part of the work that one thread does.
+    """A part of the work for one thread.
 
     Args:
         nbytes: source bytes that it reads.
-        run: does it.
+        run: does the work.
     """
 
     nbytes: int
@@ -83,7 +83,7 @@ class _Row:
 
 
 class _Buffers(threading.local):
-    """A thread's buffers: for bytes as read, and for what is to be written."""
+    """A thread's buffers, for read bytes and for bytes to write."""
 
     def __init__(self) -> None:
         self.read = np.empty(4 * BLOCK_ITEMS, np.uint8)
@@ -91,13 +91,13 @@ class _Buffers(threading.local):
 
 
 class _Tensor:
-    """One source tensor being read, cast and checksummed from front to back.
+    """One source tensor that is read, cast and checksummed from start to end.
 
     Args:
         fill: its key and transform.
-        source: where it is read from.
-        delta: what is added to it, or None.
-        component: the component that it is of, for messages: two experts have the same keys.
+        source: its reader.
+        delta: a delta to add, or None.
+        component: its component, for messages: two experts have the same keys.
     """
 
     def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None, component: str) -> None:
@@ -111,7 +111,7 @@ class _Tensor:
             self._permuted = self._permute(fill.transform)
 
     def _permute(self, transform: str) -> np.ndarray:
-        """The whole tensor with its axes permuted, flat and in its own dtype (float32 with a delta)."""
+        """Returns the whole tensor with permuted axes, flat and in its own dtype (float32 with a delta)."""
         values = np.empty(math.prod(self._entry.shape), self._entry.dtype)
         data = values.view(np.uint8)
         self._source.read(self.key, 0, data)
@@ -120,7 +120,7 @@ class _Tensor:
         return np.ascontiguousarray(TRANSFORMS[transform](values.reshape(self._entry.shape))).reshape(-1)
 
     def _added(self, values: np.ndarray, start: int) -> np.ndarray:
-        """The values with the delta added, in float32; the values themselves where there is none."""
+        """Returns the values plus the delta, in float32; without a delta the values themselves."""
         if self._delta is None:
             return values
         values = values.astype(np.float32, copy=False)
@@ -137,13 +137,13 @@ class _Tensor:
         return self._added(data.view(self._entry.dtype), start)
 
     def cast(self, start: int, block: np.ndarray, buffer: np.ndarray) -> None:
-        """Fills a block of the stored dtype with the items from start on; buffer holds what is read for it.
+        """Fills a block of the stored dtype with the items from ``start`` on; ``buffer`` is for read bytes.
 
         Raises:
             SourceError: if a value is not finite.
         """
         values = self._read(start, start + block.size, buffer)
-        with np.errstate(invalid="ignore", over="ignore"):  # a NaN that signals would be a warning
+        with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN would warn
             block[...] = values
         if not finite(block):
             merged = self._delta is not None
@@ -157,7 +157,7 @@ class _Tensor:
 
 
 def finite(block: np.ndarray) -> bool:
-    """Whether every value is finite, by the exponent bits: a compare over integers is the cheapest test."""
+    """Returns whether all values are finite, by their exponent bits: an integer compare is cheapest."""
     bits = 8 * block.dtype.itemsize
     mask = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}[block.dtype.name]
     exponents = block.view(f"u{bits // 8}") & mask
@@ -165,13 +165,13 @@ def finite(block: np.ndarray) -> bool:
 
 
 def component_layouts(assignments: Sequence[Assignment]) -> dict[str, ArrayLayout]:
-    """Layout of every parameter."""
+    """Returns the layout of every parameter."""
     return {item.path: plan_layout(item.shape, item.dtype.name, item.stacked) for item in assignments}
 
 
 @dataclass
 class _Work:
-    """What the tasks of one component share and fill in."""
+    """The shared state of one component's tasks."""
 
     rows: dict[tuple[str, int], list[_Row]] = field(default_factory=dict)
     source_crc32c: dict[str, str] = field(default_factory=dict)
@@ -182,10 +182,10 @@ class ComponentWriter:
 
     Args:
         folder: the checkpoint's folder, to be created.
-        assignments: where every parameter comes from.
+        assignments: the source of every parameter.
         source: the source tensors.
-        deltas: what is added to a source tensor, by key.
-        on_bytes: told the source bytes of each row once it is written; may raise to stop.
+        deltas: deltas to add to source tensors, by key.
+        on_bytes: called with the source bytes of each written row; may raise to stop.
     """
 
     def __init__(
@@ -204,16 +204,16 @@ class ComponentWriter:
         self._work = _Work()
 
     def tasks(self) -> list[Task]:
-        """Creates the folders and returns the work, one task a source tensor or small chunk file.
+        """Creates the folders and returns the work, one task per source tensor or small chunk file.
 
-        A task's ``run`` raises SourceError if a source tensor has a value that is not finite, or cannot be
+        A task's ``run`` raises SourceError if a source tensor has a value that is not finite or cannot be
         read, and OSError if a file cannot be written.
         """
         tasks = []
         for item in self._assignments:
             layout = self._layouts[item.path]
             (self._folder / array_folder(item.path)).mkdir(parents=True)
-            # A file per layer is a task per layer; a source tensor is read by one task, in order.
+            # One task per layer file; each source tensor is read by one task, in order.
             step = 1 if item.stacked else layout.chunks
             for first in range(0, layout.chunks, step):
                 tasks.append(self._task(item, layout, range(first, first + step)))
@@ -253,7 +253,7 @@ class ComponentWriter:
         return Task(nbytes, run)
 
     def _write_files(self, item: Assignment, layout: ArrayLayout, chunks: range) -> None:
-        """Writes these chunk files of a parameter, reading each source tensor once, from front to back."""
+        """Writes these chunk files of a parameter; reads each source tensor once, from start to end."""
         row_items = math.prod(layout.row_shape)
         tensor: _Tensor | None = None
         for chunk in chunks:
@@ -268,7 +268,7 @@ class ComponentWriter:
                         delta = self._deltas.get(fill.key)
                         tensor = _Tensor(fill, self._source, delta, self._folder.name)
                     start = 0 if item.stacked else row * row_items
-                    # The chunk's own checksum goes over all of its rows; with one row they are the same.
+                    # The chunk's own checksum covers all of its rows; with one row both are the same.
                     earlier = crc if written else None
                     result, crc = self._write_row(tensor, start, row_items, item.dtype, file, earlier)
                     written.append(result)
@@ -288,15 +288,15 @@ class ComponentWriter:
         file: DirectFile,
         earlier_crc: int | None,
     ) -> tuple[_Row, int]:
-        """Appends the tensor's count items from start on to a chunk file.
+        """Appends ``count`` items of the tensor, from ``start`` on, to a chunk file.
 
         Args:
-            tensor: what is read.
+            tensor: the tensor.
             start: first item.
             count: items in the row.
             dtype: the stored dtype.
             file: the chunk file.
-            earlier_crc: crc32c of the rows that are in the file, or None if this is the first.
+            earlier_crc: crc32c of the file's earlier rows, or None if this is the first row.
 
         Returns:
             The row's checksums, and the crc32c of all rows in the file.
