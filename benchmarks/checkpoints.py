@@ -1,4 +1,4 @@
-"""Random or sparse checkpoints of real shapes, which the benchmarks share."""
+"""Random or sparse checkpoints with published shapes, shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "animate-14b": ("wan2.2-animate", "Wan2.2-Animate-14B-Diffusers"),
     }
 )
-"""By name: the variant, and the repository with the published components; text encoders are cut short."""
+"""By name: the variant, and the published repository with its components; text encoders have fewer layers."""
 
 
 def text_encoder_config(layers: int = 1) -> dict[str, Any]:
-    """The published width with this many layers, and the toy tokenizer's vocabulary."""
+    """Returns the config with the published width, this many layers and the toy tokenizer's vocabulary."""
     fields = {**PUBLISHED_TEXT_ENCODER, "num_layers": layers, "vocab_size": TOY_TEXT_ENCODER["vocab_size"]}
     return {name: value for name, value in fields.items() if name in TOY_TEXT_ENCODER}
 
 
 def cut_transformer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with this many layers, and the control blocks that follow one of them."""
+    """Returns the config with this many layers, and the control blocks that follow them."""
     fields = {**config, "num_layers": layers}
     if "vace_layers" in config:
         fields["vace_layers"] = [layer for layer in config["vace_layers"] if layer < layers]
@@ -51,14 +51,14 @@ def ensure_checkpoint(
     sparse: bool = False,
     transformer_layers: int | None = None,
 ) -> Path:
-    """A float32 checkpoint in two shards a component, made unless it is there.
+    """Returns a float32 checkpoint with two shards per component; creates it if it is missing.
 
     Args:
-        folder: where checkpoints are kept.
+        folder: the folder of the checkpoints.
         model: one of ``MODELS``.
-        layers: of the text encoder, which otherwise has the published width.
-        sparse: all zeros in holes, which take no room, instead of random values.
-        transformer_layers: of the transformers, where not as published.
+        layers: layers of the text encoder, which has the published width.
+        sparse: write zeros as holes, which take no disk space, instead of random values.
+        transformer_layers: layers of the transformers; None: as published.
     """
     cut = f"-{transformer_layers}-layers" if transformer_layers else ""
     checkpoint = folder / f"checkpoint-{model}{cut}{'-sparse' if sparse else ''}-{layers}"

@@ -1,8 +1,8 @@
-"""Compiles the programs of published models from their configs alone, and prints what each one needs.
+"""Compiles the programs of published models from their configs alone, and prints the memory of each.
 
-No weights are read or made: every argument is abstract. The figures are XLA's own, for the CPU target:
+No weights are read or created: every argument is abstract. The figures are XLA's own, for the CPU target:
 arguments, outputs and temporaries of one call. A loop's floating-point operations count once, whatever its
-length (layers, pieces of a video, blocks of queries), so they compare forms of one program, no more.
+length (layers, pieces of a video, blocks of queries), so they only compare forms of one program.
 
     python benchmarks/compile_memory.py
     python benchmarks/compile_memory.py --model vace-14b --size 832x480 --reference-images 1
@@ -30,7 +30,7 @@ from wanrun.artifact.manifest import Component, Manifest, Tokenizer
 from wanrun.loading.jax_cache import lower
 
 SIZES = ((832, 480), (1280, 720))
-"""What every model is compiled for that is published for no other sizes."""
+"""The sizes for models that have no other published sizes."""
 
 MEDIA_MODELS = ("i2v-14b", "flf2v-14b", "vace-14b", "animate-14b", "5b")
 
@@ -38,7 +38,7 @@ COLUMNS = ("arguments", "temporaries", "outputs", "compile", "operations", "Stab
 
 
 def published_manifest(model: str) -> Manifest:
-    """What an artifact of a published model says, with the default dtypes and without a parameter."""
+    """Returns the manifest of a published model with the default dtypes, without parameters."""
     variant, repository = MODELS[model]
     row, configs = variants()[variant], PUBLISHED_MODELS[repository]
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
@@ -73,7 +73,7 @@ def published_manifest(model: str) -> Manifest:
 
 
 def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[ProgramSpec]:
-    """The programs of one generation but the text encoder's, which is the same for all models."""
+    """Yields the programs of one generation, except the text encoder's, which all models share."""
     if "image_encoder" in manifest.components:
         yield builder.encode_image()
     if manifest.model["inputs"]:
@@ -82,7 +82,7 @@ def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[Progr
 
 
 def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
-    """Bytes, seconds and operations of one program."""
+    """Returns bytes, seconds and operations of one program."""
     data = export_program(spec, target.platform)
     lowered = lower(data, spec.name, spec.donate_argnums, target.device)
     started = time.perf_counter()
@@ -101,7 +101,7 @@ def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
 
 
 def shapes_of(model: str, options: argparse.Namespace) -> Iterator[Shape]:
-    """The shapes that were asked for, or those that the model is published for."""
+    """Yields the requested shapes, or else the model's published ones."""
     variant = variants()[MODELS[model][0]]
     sizes = [tuple(map(int, size.split("x"))) for size in options.size or ()]
     published = [size for size in SIZES if size in variant.sizes] or variant.sizes[:1]
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--reference-images", type=int, default=0, help="of VACE")
     parser.add_argument("--program", action="append", help="repeatable; all where not given")
     options = parser.parse_args()
-    JaxFlags("cpu")  # until the process ends
+    JaxFlags("cpu")  # held until the process ends
     target = resolve_target("cpu")
     for model in options.model or MEDIA_MODELS:
         manifest = published_manifest(model)

@@ -1,10 +1,10 @@
-"""Times a conversion beside the floor of the machine: read the source once, cast it, write the result once.
+"""Times a conversion and the machine's floor for it: read the source once, cast it, write the result once.
 
-Every repeat measures the floor and then a conversion, so that both see the same machine; quote the ratio.
-The page cache is warm for reading, and writing counts until the data is on the device (fsync), for both.
+Every repeat measures the floor and then a conversion, so both see the same machine; quote the ratio. The page
+cache is warm for reading, and writing counts until the data is on the device (fsync), for both.
 
     python benchmarks/convert.py --model 1.3b                  # real bytes, random weights
-    python benchmarks/convert.py --model 14b --sparse          # 59 GB of source that takes no room
+    python benchmarks/convert.py --model 14b --sparse          # 59 GB of source that takes no disk space
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ print(json.dumps({"seconds": time.perf_counter() - begun, "cpu": time.process_ti
 
 
 def settle() -> None:
-    """Lets the device finish, and ext4 forget what was deleted: for 5 s it avoids such inodes, one by one."""
+    """Waits for the device, and for ext4, which for 5 s steps over the inodes of deleted files one by one."""
     os.sync()
     time.sleep(6)
 
 
 def parallel(threads: int, work: Callable[[int], None]) -> float:
-    """Seconds until ``work(i)`` is done for every thread i."""
+    """Returns the seconds until ``work(i)`` is done for every thread i."""
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
@@ -66,7 +66,7 @@ def parallel(threads: int, work: Callable[[int], None]) -> float:
 
 
 def read_floor(files: list[Path], threads: int) -> float:
-    """Reads every file once, in blocks, into buffers that stay."""
+    """Times reading every file once, in blocks, into reused buffers."""
 
     def work(thread: int) -> None:
         buffer = memoryview(bytearray(READ_BYTES))
@@ -82,7 +82,7 @@ def read_floor(files: list[Path], threads: int) -> float:
 
 
 def cast_floor(items: int, threads: int) -> float:
-    """Casts this many float32 values to bfloat16, from and to buffers that stay in cache."""
+    """Times casting this many float32 values to bfloat16, from and to buffers that stay in cache."""
     source = np.random.default_rng(0).standard_normal(BLOCK_ITEMS, np.float32)
     blocks = -(-items // BLOCK_ITEMS // threads)
 
@@ -95,14 +95,14 @@ def cast_floor(items: int, threads: int) -> float:
 
 
 def write_floor(folder: Path, sizes: list[int], threads: int, direct: bool) -> float:
-    """Writes files of these sizes until they are on the device, buffered or with O_DIRECT."""
+    """Times writing files of these sizes until they are on the device, buffered or with O_DIRECT."""
     folder.mkdir()
     rng = np.random.default_rng(0)
 
     def work(thread: int) -> None:
         import mmap
 
-        buffer = mmap.mmap(-1, WRITE_BYTES)  # page-aligned, as O_DIRECT asks
+        buffer = mmap.mmap(-1, WRITE_BYTES)  # page-aligned, as O_DIRECT requires
         buffer.write(rng.bytes(WRITE_BYTES))
         view = memoryview(buffer)
         for number in range(thread, len(sizes), threads):
@@ -130,7 +130,7 @@ def write_floor(folder: Path, sizes: list[int], threads: int, direct: bool) -> f
 
 
 def block_costs() -> dict[str, float]:
-    """Seconds per source byte of each thing that is done to a float32 block, one thread, in cache."""
+    """Returns the seconds per source byte of each operation on a float32 block, one thread, in cache."""
     values = np.random.default_rng(0).standard_normal(BLOCK_ITEMS, np.float32)
     cast = values.astype(ml_dtypes.bfloat16)
     raw, out = values.view(np.uint8).data, cast.view(np.uint8).data
@@ -157,7 +157,7 @@ def block_costs() -> dict[str, float]:
 
 
 def convert(checkpoint: Path, artifact: Path, threads: int) -> dict[str, float]:
-    """Converts in a process of its own: seconds, CPU seconds, peak memory above the imported interpreter."""
+    """Converts in a separate process; returns seconds, CPU seconds, and peak memory above the imports."""
     command = [sys.executable, "-c", CONVERT, str(checkpoint), str(artifact), str(threads)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     started = time.perf_counter()
@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
-    """Makes the checkpoint if it is missing, repeats the measurement, prints a table and a JSON line."""
+    """Creates the checkpoint if it is missing, repeats the measurement, prints a table and a JSON line."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = ensure_checkpoint(folder, options.model, layers=options.layers, sparse=options.sparse)
     files = sorted(checkpoint.rglob("*.safetensors"))
@@ -209,7 +209,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     shutil.rmtree(artifact, ignore_errors=True)
     runs: list[dict[str, float]] = []
     sizes: list[int] = []
-    read_floor(files, threads)  # warms the page cache, as far as it holds the source
+    read_floor(files, threads)  # warms the page cache, as far as the source fits
     for _ in range(options.repeats):
         figures = convert(checkpoint, artifact, options.threads)
         if not sizes:

@@ -1,9 +1,9 @@
-"""Times the whole path at real shapes: convert, compile, start, step, decode; and diffusers beside it.
+"""Times the whole path at published shapes: convert, compile, start, step, decode; and diffusers.
 
 The checkpoint is random but has the published transformer, image encoder and VAE configs; the text encoder
-has the published width and one layer. Images and videos are made up and written as PNG files: a video is a
-folder of frames. Everything runs in processes of its own, as a user would run it, and the figures of one run
-belong together: the machine is shared, so compare ratios, not single times.
+has the published width and one layer. Images and videos are synthetic PNG files: a video is a folder of
+frames. Every command runs in its own process, as a user would run it. The figures of one run belong together:
+the machine is shared, so compare ratios, not single times.
 
     python benchmarks/generate.py --model 1.3b --size 448x256 --frames 9 --steps 3 [--reference]
     python benchmarks/generate.py --model animate-14b --layers 5 --size 448x256 --frames 9 --reference
@@ -41,7 +41,7 @@ def _timed(*command: object) -> float:
 
 
 def _warm(folder: Path) -> None:
-    """Reads all of it, so that both sides find what they load in the page cache."""
+    """Reads all files, so that both sides find them in the page cache."""
     warm([path for path in folder.rglob("*") if path.is_file()])
 
 
@@ -62,16 +62,16 @@ def main() -> None:
 
 
 def media_files(folder: Path, inputs: Mapping[str, str], options: argparse.Namespace) -> dict[str, Path]:
-    """Writes an image or a folder of frames for everything that a model takes, by the option's name.
+    """Writes an image or a folder of frames for each of a model's inputs; returns paths by option.
 
-    References of a VACE model are left out: its profile is built without.
+    References of a VACE model are left out, because its profile is built without them.
 
     Args:
-        folder: where to.
-        inputs: what the model takes, and when.
-        options: of the command line.
+        folder: the folder to write into.
+        inputs: the model's inputs, and when each is taken.
+        options: the command line.
     """
-    # A VACE model without a video to edit would be measured at something else than what it is for.
+    # VACE models exist to edit a video, so they are measured with one.
     wanted = [REQUIRED, OPTIONAL] if options.optional or "video" in inputs else [REQUIRED]
     names = [name for name, needs in inputs.items() if needs in wanted and name != "reference_image"]
     width, height = map(int, options.size.split("x"))
@@ -81,7 +81,7 @@ def media_files(folder: Path, inputs: Mapping[str, str], options: argparse.Names
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
-    """Makes what is missing in folder, times every stage and prints a table and a JSON line."""
+    """Creates what is missing in folder, times every stage, and prints a table and a JSON line."""
     folder.mkdir(parents=True, exist_ok=True)
     variant = variants()[MODELS[options.model][0]]
     checkpoint = ensure_checkpoint(folder, options.model, transformer_layers=options.layers)
@@ -123,14 +123,14 @@ def run(options: argparse.Namespace, folder: Path) -> None:
 
 
 def wanrun_rows(timing: Mapping[str, Any]) -> dict[str, float]:
-    """The table's first column from ``--timing-json``."""
+    """Returns the table's first column, from ``--timing-json``."""
     steps = timing["step_seconds"]
     return {
         "start to ready": timing["process_to_ready_seconds"],
         "images and videos: reading": timing.get("read_media_seconds", 0.0),
         "images and videos: encoding": timing.get("encode_media_seconds", 0.0),
         "start to the end of the first step": timing["process_to_first_step_seconds"],
-        "first step, after keys and values": steps[0],  # prepare returns before it has run
+        "first step, after keys and values": steps[0],  # prepare returns before it has finished
         "step (median of the rest)": statistics.median(steps[1:] or steps),
         "VAE decode": timing["decode_seconds"],
         "peak RSS, GB": timing["peak_rss_bytes"] / 1e9,
@@ -138,7 +138,7 @@ def wanrun_rows(timing: Mapping[str, Any]) -> dict[str, float]:
 
 
 def reference_rows(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The second column: what diffusers has of the rows of the first."""
+    """Returns the second column: diffusers' values for rows of the first."""
     return {
         "start to ready": figures["import_seconds"] + figures["load_seconds"],
         "images and videos: reading": figures["read_media_seconds"],

@@ -1,6 +1,6 @@
-"""Times the forms of the hot operations on this machine's CPU backend, beside torch where it is installed.
+"""Times the forms of the hot operations on this machine's CPU backend, and torch's if it is installed.
 
-Every row names the form the models use first. Best of a few runs each; the rows of one run belong together.
+Every row names first the form that the models use. Best of a few runs each; rows of one run belong together.
 
     python benchmarks/kernels.py
 """
@@ -32,7 +32,7 @@ def random(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
 
 
 def best_seconds(function: Callable[..., Any], *arguments: Any) -> float:
-    """Best of REPEATS calls of the compiled function, after one that is not counted."""
+    """Returns the best of REPEATS calls of the compiled function, after one that does not count."""
     compiled = jax.jit(function).lower(*arguments).compile()
     times = []
     for _ in range(REPEATS + 1):
@@ -43,7 +43,7 @@ def best_seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def torch_seconds(make: Callable[[Any], Callable[[], Any]]) -> float | None:
-    """The same in torch; None where it is not installed."""
+    """Returns the same for torch; None if it is not installed."""
     try:
         import torch
     except ImportError:

@@ -1,8 +1,8 @@
-"""Times the two forms of the denoising loop: a call for every step, and one call for all of them.
+"""Times the two forms of the denoising loop: one call per step, and one call for all steps.
 
-Both forms of one artifact run in turn in one process, from the same noise, so that their ratio means
-something on a shared machine. Also prints what Python costs between two steps, the temporaries of both
-programs, and whether the latents are the same bits.
+Both forms of one artifact take turns in one process, from the same noise, so that their ratio is meaningful
+on a shared machine. It also prints Python's time between two steps, the temporaries of both programs, and
+whether the latents have the same bits.
 
     python benchmarks/loop.py                               # a toy: what a step costs beyond its arithmetic
     python benchmarks/loop.py --model 1.3b --size 448x256 --frames 9 --steps 3
@@ -31,7 +31,7 @@ FORMS = tuple(LOOP_PROGRAMS)
 
 
 def ensure_artifact(folder: Path, options: argparse.Namespace) -> Path:
-    """Makes the artifact unless it is there with this profile."""
+    """Creates the artifact unless it exists with this profile."""
     if options.model == "toy":
         checkpoint = folder / "checkpoint-toy"
         if not checkpoint.exists():
@@ -47,7 +47,7 @@ def ensure_artifact(folder: Path, options: argparse.Namespace) -> Path:
 
 
 def measure(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds a step of each form, by round, and the other figures."""
+    """Returns the seconds per step of each form, by round, and the other figures."""
     width, height = map(int, options.size.split("x"))
     steps: dict[str, list[float]] = {form: [] for form in FORMS}
     overhead: list[float] = []

@@ -1,4 +1,4 @@
-"""Puts files into the page cache or out of it, and looks whether that worked."""
+"""Puts files into the page cache or drops them from it, and checks the effect."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 BLOCK_BYTES = 2**20
 READ_THREADS = 4
 COLD_FRACTION = 0.01
-"""A file set with no more than this resident counts as cold: what is shared or locked cannot be dropped."""
+"""A file set up to this resident fraction counts as cold: shared or locked pages cannot be dropped."""
 
 
 def resident_fraction(files: Sequence[Path]) -> float:
-    """The part of these files' pages that is in the page cache, by mincore(2)."""
+    """Returns the fraction of these files' pages in the page cache, by mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     pages = resident = 0
     for path in files:
@@ -31,7 +31,7 @@ def resident_fraction(files: Sequence[Path]) -> float:
             failed = libc.mincore(
                 ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(found.ctypes.data)
             )
-            del view  # or the mapping cannot be closed
+            del view  # otherwise the mapping cannot be closed
             if failed:
                 raise OSError(ctypes.get_errno(), f"mincore of {path}")
         pages += found.size
@@ -64,7 +64,7 @@ def cold(files: Sequence[Path]) -> float:
     """Drops every file from the page cache; returns the resident fraction, which should be about 0."""
     _drop(files)
     fraction = resident_fraction(files)
-    if fraction > COLD_FRACTION:  # pages that are not written yet cannot be dropped
+    if fraction > COLD_FRACTION:  # dirty pages cannot be dropped
         os.sync()
         _drop(files)
         fraction = resident_fraction(files)

@@ -1,6 +1,6 @@
-"""What a start and a generation take without an artifact: diffusers, in a process of its own.
+"""Times a start and a generation without an artifact: diffusers, in a separate process.
 
-Run as a script by ``diffusers``: ``python peers.py diffusers JSON``.
+``diffusers`` runs this file as a script: ``python peers.py diffusers JSON``.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ def diffusers(
     media: Mapping[str, Path] = MappingProxyType({}),
     guidance_scale: float = 5.0,
 ) -> dict[str, Any]:
-    """Times a pipeline of diffusers in bfloat16 with a float32 VAE, as its documentation loads it.
+    """Times a diffusers pipeline in bfloat16 with a float32 VAE, loaded as its documentation says.
 
     Args:
         checkpoint: folder in the published layout.
         size: width and height in pixels.
         frames: frames of the video.
         prompts: positive and negative.
-        steps: denoising steps that are asked for.
-        stop_after: the process ends after this many of them.
-        decode: whether the VAE decodes at the end; not if it stops before.
-        compiled: torch.compile on the transformer.
-        threads: torch's; its own default where None.
-        timeout: in seconds.
-        environment: of the process.
-        variant: of the checkpoint; the pipeline is that of text alone where there are no media.
-        media: files of images and folders of frames, by the name of the option.
-        guidance_scale: above 1, or the negative prompt is not used.
+        steps: denoising steps.
+        stop_after: ends the process after this many steps.
+        decode: whether the VAE decodes at the end; not if ``stop_after`` ends the process.
+        compiled: whether to use torch.compile on the transformer.
+        threads: torch's threads; None: its default.
+        timeout: seconds.
+        environment: environment of the process.
+        variant: the checkpoint's variant; without media, the text pipeline is used.
+        media: image files and folders of frames, by option.
+        guidance_scale: guidance scale; only above 1 is the negative prompt used.
 
     Returns:
         ``import``, ``load``, ``text``, ``read_media`` (opening files, resizing), ``encode_media`` (the image
         encoder, the VAE's encoder), ``face`` (Animate's motion encoder, in all steps until the end),
         ``start_to_first_step`` (from the start of the process), ``decode`` and ``wall`` in seconds under
-        their names with ``_seconds``; ``step_seconds`` of the second step and the following ones;
-        ``peak_rss_bytes``.
+        their names with ``_seconds``; ``step_seconds`` of the second and later steps; ``peak_rss_bytes``.
     """
     from processes import clean_environment, measure
     from wanbuild.variants.table import variants
@@ -87,7 +86,7 @@ def diffusers(
 
 
 class Stopwatch:
-    """Adds up what calls of some functions take; what one of them calls of the others counts once."""
+    """Sums the time of calls of some functions; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds, self._depth = 0.0, 0
@@ -116,7 +115,7 @@ class Stopwatch:
 
 
 def _read_media(files: Mapping[str, str]) -> dict[str, Any]:
-    """Images as Pillow's, and videos as lists of them."""
+    """Reads images as Pillow images, and videos as lists of them."""
     from PIL import Image
 
     def read(path: Path) -> Any:
@@ -133,7 +132,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     import diffusers
     import torch
 
-    pipeline_class = getattr(diffusers, arguments["pipeline"])  # which imports it
+    pipeline_class = getattr(diffusers, arguments["pipeline"])  # imports the class
     imported = time.monotonic()
     if arguments["threads"]:
         torch.set_num_threads(arguments["threads"])

@@ -1,14 +1,15 @@
-"""What each choice of precision costs: error against all-float32, for every choice alone and for the default.
+"""Measures what each precision choice costs: the error against float32, of every choice and the default.
 
-Three kinds of input. *Random*: a toy's random weights, whole path, from seed noise; the velocity has nothing
-to do with the noise in the latents, which stay noise to the VAE. *Trained*: the same transformers trained for
-a minute (``training.py``), so that the velocity is mostly predicted, follows the prompt, and leads to smooth
-latents. Nothing is scaled down to make the figures look better; but rounding adds up over 3 layers here, over
-30 or 40 in a published model, and the text encoder and the VAE stay random. So this compares the choices, and
-is no forecast for a published model. *Smooth*: that VAE alone decodes low-pass filtered noise of deviation 1.
+There are three kinds of input. *Random*: a toy's random weights, the whole path, from seed noise; the
+velocity is unrelated to the noise in the latents, which stay noise for the VAE. *Trained*: the same
+transformers trained for a minute (``training.py``), so that the velocity is mostly predicted, follows the
+prompt, and leads to smooth latents. Nothing is scaled down to improve the figures. But rounding adds up over
+3 layers here, and over 30 or 40 in a published model, and text encoder and VAE stay random. So this compares
+the choices and does not predict a published model. *Smooth*: that VAE alone decodes low-pass filtered noise
+of deviation 1.
 
-PSNR is of uint8 frames (peak 255, pooled over the seeds), ``latents`` the root mean square error of the final
-latents relative to their root mean square. Figures are of the CPU, which sums in float32.
+PSNR is of uint8 frames (peak 255, pooled over the seeds); ``latents`` is the root mean square error of the
+final latents relative to their root mean square. Figures are the CPU's, which sums in float32.
 
     python benchmarks/precision.py [--variant wan2.2-t2v] [--steps 6] [--folder DIR]
 """
@@ -48,12 +49,12 @@ BF16, F32 = "bfloat16", "float32"
 
 @dataclass(frozen=True)
 class Choice:
-    """Dtypes of an artifact; what is not named is float32.
+    """Dtypes of an artifact; unnamed ones are float32.
 
     Args:
-        weights: those of convert, by component.
-        options: those of compile, by option.
-        donor: the choice whose programs are taken over where they are the same.
+        weights: weights dtypes for convert, by component.
+        options: dtypes for compile, by option.
+        donor: the choice whose equal programs are reused.
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -81,12 +82,12 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
     }
 )
 DECODERS = (F32, "--vae-weights-dtype bfloat16", "--vae-dtype bfloat16", ALL)
-"""The choices whose ``decode_video`` differ: the last has both."""
+"""The choices with different ``decode_video`` programs; the last has both options."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one generation is asked for."""
+    """The options of one generation."""
 
     solver: str
     steps: int
@@ -95,7 +96,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Made:
-    """What a choice made: frames and latents by run, and frames of the smooth latents."""
+    """The results of a choice: frames and latents by run, and frames of the smooth latents."""
 
     runs: Mapping[Run, tuple[np.ndarray, np.ndarray]]
     smooth: np.ndarray
@@ -104,10 +105,10 @@ class Made:
 def build(
     checkpoint: Path, artifact: Path, choice: Choice, donor: Path | None, options: argparse.Namespace
 ) -> None:
-    """Makes an artifact; a program that the donor has too is not compiled again.
+    """Creates an artifact; programs that the donor has too are not compiled again.
 
-    The donor's programs and executables are put into the new artifact, and compiling keeps those that its own
-    StableHLO still has the digest of.
+    The donor's programs and executables are put into the new artifact. Compiling keeps those whose digest
+    matches the artifact's own StableHLO.
     """
     if artifact.exists():
         return
@@ -131,7 +132,7 @@ def build(
 
 
 def generate(artifact: Path, runs: Sequence[Run], options: argparse.Namespace) -> Made:
-    """Everything that is asked of one artifact."""
+    """Runs all generations of one artifact."""
     made = {}
     with wanrun.load(artifact, size=options.size, num_frames=options.frames, embeddings="none") as pipeline:
         for run in runs:
@@ -148,13 +149,13 @@ def generate(artifact: Path, runs: Sequence[Run], options: argparse.Namespace) -
 
 
 def psnr(found: np.ndarray, expected: np.ndarray) -> float | None:
-    """Of uint8 arrays in dB; None where they are the same."""
+    """Returns the PSNR of uint8 arrays in dB; None if they are equal."""
     error = np.mean(np.square(found.astype(np.float64) - expected))
     return None if error == 0 else float(10 * np.log10(255**2 / error))
 
 
 def compare(found: Made, expected: Made, solver: str, steps: int) -> dict[str, float | None]:
-    """The error of one solver and number of steps, pooled over the seeds."""
+    """Returns the error of one solver and number of steps, pooled over the seeds."""
     runs = [run for run in expected.runs if (run.solver, run.steps) == (solver, steps)]
     frames, latents = (
         tuple(np.stack([made.runs[run][part] for run in runs]) for made in (found, expected))
@@ -164,13 +165,13 @@ def compare(found: Made, expected: Made, solver: str, steps: int) -> dict[str, f
 
 
 def measure(variant: str, folder: Path, donors: Path | None, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one variant.
+    """Returns all figures of one variant.
 
     Args:
-        variant: which.
-        folder: where checkpoints and artifacts are made.
+        variant: the variant.
+        folder: the folder for checkpoints and artifacts.
         donors: artifacts of another variant, which may share programs.
-        options: of the command line.
+        options: the command line.
     """
     seeds = range(options.seeds)
     grid = {("unipc", options.steps), *itertools.product(("unipc", "euler"), options.many)}
@@ -217,7 +218,7 @@ def decibels(value: float | None) -> str:
 
 
 def cell(error: Mapping[str, Any]) -> str:
-    """Both figures of an error."""
+    """Returns both figures of an error as text."""
     return (
         f"{error['latents']:.1e}, {decibels(error['psnr_db'])}"
         if error["latents"]
@@ -226,7 +227,7 @@ def cell(error: Mapping[str, Any]) -> str:
 
 
 def tables(figures: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
-    """The lines of every table."""
+    """Yields the lines of every table."""
     variants = list(figures)
 
     def table(title: str, rows: Mapping[str, Sequence[str]]) -> Iterator[str]:

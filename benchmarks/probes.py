@@ -1,6 +1,6 @@
-"""What start.py measures, each in a process of its own: ``python probes.py NAME JSON``.
+"""The measurements of start.py, each in a separate process: ``python probes.py NAME JSON``.
 
-Only light modules of the standard library are imported at the top: they are part of the start that is timed.
+Only light standard library modules are imported at the top, because imports are part of the timed start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 BUILD_PACKAGES = ("wanbuild", "flax", "torch", "transformers", "orbax", "tensorstore")
-"""What a local start has no business importing."""
+"""Packages that a local start must not import."""
 
 
 def leave(arguments: dict[str, Any], result: dict[str, Any]) -> NoReturn:
@@ -25,7 +25,7 @@ def leave(arguments: dict[str, Any], result: dict[str, Any]) -> NoReturn:
 
 
 def floor(arguments: dict[str, Any]) -> NoReturn:
-    """Process start, import jax, and the files read in parallel into fresh memory."""
+    """Times process start, import jax, and a parallel read of the files into fresh memory."""
     spawned = arguments["spawned"]
     started = time.monotonic()
     import jax  # noqa: F401
@@ -65,7 +65,7 @@ def floor(arguments: dict[str, Any]) -> NoReturn:
 
 
 def _io_bytes() -> int:
-    """What this process has asked the system to read so far, from the page cache or not; 0 if not told."""
+    """Returns the bytes that this process has requested in reads, cached or not; 0 if unknown."""
     try:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     except OSError:
@@ -74,10 +74,10 @@ def _io_bytes() -> int:
 
 
 def command(arguments: dict[str, Any]) -> NoReturn:
-    """The wanrun command itself, ended where its timings say ready, or after some steps.
+    """Runs the wanrun command, and ends it when its timings say ready, or after some steps.
 
-    The command runs as installed, with its own parsing, checks and progress; only the two methods by which it
-    records that moment are wrapped, so that a start costs no generation.
+    The command runs as installed, with its own parsing, checks and progress. Only the two methods that record
+    that moment are wrapped, so that a start does not cost a generation.
     """
     stop, events = arguments["stop"], []
     if arguments.get("listen"):
@@ -128,7 +128,7 @@ def command(arguments: dict[str, Any]) -> NoReturn:
 
 
 def imports(arguments: dict[str, Any]) -> NoReturn:
-    """Imports modules in this order; a name that exists only while its parent makes it is left out."""
+    """Imports modules in this order; skips names that exist only while their parent is imported."""
     from importlib import import_module
 
     missing = []

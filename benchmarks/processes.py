@@ -1,4 +1,4 @@
-"""Runs a measuring script in a fresh process and reads the figures it leaves."""
+"""Runs a measuring script in a fresh process and reads its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def clean_environment(**changes: str) -> dict[str, str]:
-    """The environment for a measured process: bytecode is kept, as after an installation."""
+    """Returns the environment for a measured process: bytecode is kept, as after an installation."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, **changes}
 
@@ -23,10 +23,10 @@ def clean_environment(**changes: str) -> dict[str, str]:
 def run_timed(
     command: Sequence[object], timeout: float, environment: Mapping[str, str] | None = None
 ) -> float:
-    """Runs a command in a session of its own and returns its wall seconds.
+    """Runs a command in its own session and returns its wall seconds.
 
     Raises:
-        SystemExit: if it fails or takes longer than timeout seconds; it and what it started are ended then.
+        SystemExit: if it fails or exceeds the timeout; the command and its children are then ended.
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryFile() as output:
@@ -59,9 +59,9 @@ def measure(
 ) -> dict[str, Any]:
     """Runs ``python SCRIPT NAME JSON`` and returns the object it writes.
 
-    The script finds in the JSON the arguments, ``result`` (the file to write) and ``spawned`` (the moment of
-    its start on time.monotonic(), one clock for all processes). ``-P`` keeps the script's folder off the
-    module path, where benchmarks would hide packages of the same name from the libraries measured.
+    The JSON holds the arguments, ``result`` (the file to write) and ``spawned`` (the start on
+    time.monotonic(), one clock for all processes). ``-P`` keeps the script's folder off the module path,
+    where benchmarks would hide packages of the same name from the measured libraries.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"

@@ -1,28 +1,27 @@
-"""Times a start beside its floor and beside diffusers, page cache warm and cold, in one run.
+"""Times a start, its floor and diffusers, page cache warm and cold, in one run.
 
 The artifact has the published transformer and VAE shapes and random weights; the text encoder has the
-published width and one layer. Every figure comes from a process of its own and is a median; the variants take
-turns, so that noise of a shared machine hits all of them. Quote ratios of one run.
+published width and one layer. Every figure is a median over separate processes; the variants take turns, so
+that noise of a shared machine affects all of them. Quote ratios of one run.
 
     python benchmarks/start.py                                    # everything, 1.3B: most of an hour
     python benchmarks/start.py --only floor,ready,help,imports    # without a denoising step: minutes
     python benchmarks/start.py --model toy                        # a smoke run, everything once
 
-floor     interpreter + import jax + reading what a start reads, in parallel, into fresh memory
+floor     interpreter + import jax + reading a start's bytes, in parallel, into fresh memory
 ready     the wanrun command from process start until a first step could be dispatched, then ended
 step      the wanrun command until the end of its second step, then ended; diffusers, eager, likewise
 compiled  diffusers with torch.compile: once with an empty compile cache, then with that cache
 decode    whole runs of the command and of diffusers, with two steps
-help      wanrun --help; imports: what a start has imported when it is ready, beside import jax
-traces    what JAX reports it traced and compiled; overhead: Python between the steps, on the toy
+help      wanrun --help; imports: the modules of a start that is ready, beside import jax
+traces    what JAX traced and compiled, by its report; overhead: Python between the steps, on the toy
 
 Two variants of a start: "encoded" encodes both prompts, "stored" finds both embeddings in the user's cache
 and does not read the text encoder. "cold" drops the artifact and the checkpoint, not installed packages.
 
-A virtual machine may give free 2 MiB pages back to its host within seconds; their next touch then waits for
-the host (0.5 GB/s was seen, and 10 GB/s for memory that was in use a moment ago), while 4 KiB pages always
-cost the same. So the floor is measured with both, and compared with the faster; the CPU seconds of the system
-tell.
+A virtual machine may return free 2 MiB pages to its host within seconds. Their next touch then waits for the
+host (0.5 GB/s was seen, and 10 GB/s for recently used memory), while the cost of 4 KiB pages is constant. So
+the floor is measured with both page sizes, and the faster one counts; the system's CPU seconds show which.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ from start_report import EMPTY_COMPILE_CACHE, report
 
 PARTS = ("floor", "ready", "step", "compiled", "decode", "help", "imports", "traces", "overhead")
 PROMPT = "A red fox runs through fresh snow at dawn"
-NEGATIVE_PROMPT = "blurred, overexposed, a still picture"  # not the artifact's, whose embedding it may hold
+NEGATIVE_PROMPT = "blurred, overexposed, a still picture"  # the artifact's may have a stored embedding
 PROBES = Path(__file__).with_name("probes.py")
 SHAPES = {"1.3b": ("448x256", 9), "toy": ("96x64", 9)}
 READ = {"encoded": ("text_encoder", "transformer"), "stored": ("transformer",)}
-"""The components that are read until a start is ready."""
+"""The components that are read before a start is ready."""
 OVERHEAD_STEPS = 300
 SHORT, LONG = 120.0, 1800.0
-"""Seconds after which a start, and a generation, is given up."""
+"""Timeouts of a start and of a generation, in seconds."""
 
 
 def command(name: str) -> str:
-    """The path of an installed command of this interpreter's environment."""
+    """Returns the path of a command installed in this interpreter's environment."""
     return str(Path(sys.executable).with_name(name))
 
 
 def build(folder: Path, model: str, size: str, frames: int) -> tuple[Path, Path]:
-    """The checkpoint and its artifact with this profile, made where they are missing."""
+    """Returns the checkpoint and its artifact with this profile; creates them if they are missing."""
     checkpoint, artifact = folder / f"checkpoint-{model}", folder / f"artifact-{model}"
     if model != "toy":
         checkpoint = ensure_checkpoint(folder, model)
@@ -77,11 +76,11 @@ def build(folder: Path, model: str, size: str, frames: int) -> tuple[Path, Path]
 
 
 class Starts:
-    """Runs the parts and keeps every single run.
+    """Runs the parts and keeps every run.
 
     Attributes:
-        runs: one object a run: part, who, variant, cache state and the figures.
-        notes: what could not be measured, and why.
+        runs: one object per run: part, who, variant, cache state and the figures.
+        notes: what could not be measured, and the reasons.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, checkpoint: Path, artifact: Path) -> None:
@@ -98,7 +97,7 @@ class Starts:
         self.variants = self._variants()
 
     def _variants(self) -> list[str]:
-        """The variants of a start that this wanrun has; fills the cache of the second."""
+        """Returns the variants of a start that this wanrun has; fills the second one's cache."""
         if {"step", "ready", "floor"}.isdisjoint(self.options.only):
             return ["encoded"]
         self._wanrun("stored", 1)
@@ -120,7 +119,7 @@ class Starts:
         return [str(word) for word in [*words, *more]]
 
     def _wanrun(self, variant: str, stop: int | str, **more: Any) -> dict[str, Any]:
-        """One run of the command, ended at a moment; a cache folder of its own means nothing is in it."""
+        """Runs the command until a moment; an own cache folder means that the cache is empty."""
         with tempfile.TemporaryDirectory() as scratch:
             cache = str(self.folder / "stored") if variant == "stored" else scratch
             return measure(
@@ -149,7 +148,7 @@ class Starts:
         print(f"{part} {who} {variant} {state} {shown}", file=sys.stderr)
 
     def starts(self) -> None:
-        """The floor and the start until ready, in turns."""
+        """Measures the floor and the start until ready, in turns."""
         floors = [(variant, pages) for variant in self.variants for pages in ("numpy", "small")]
         for _, state in itertools.product(range(self.options.repeat), self.options.caches):
             for variant, pages in floors if "floor" in self.options.only else ():
@@ -162,7 +161,7 @@ class Starts:
                 )
 
     def _floor(self, variant: str, pages: str, state: str) -> None:
-        """pages: 'numpy' as np.empty asks for them (huge where the system grants it), or 'small'."""
+        """Runs the floor; pages: 'numpy' as np.empty requests them (huge if granted), or 'small'."""
         chunks = [
             (str(path), path.stat().st_size)
             for name in READ[variant]
@@ -179,7 +178,7 @@ class Starts:
         self._keep("floor", pages, variant, state, {"resident": resident, **figures})
 
     def _diffusers(self, state: str, *, cache: Path | None = None, **options: Any) -> dict[str, Any]:
-        """One run of diffusers; compiled where a folder for its compile cache is given."""
+        """Runs diffusers once, compiled if a folder for its compile cache is given."""
         resident = self.set_cache(state, self.checkpoint)
         environment = dict(self.environment)
         if cache is not None:
@@ -196,7 +195,7 @@ class Starts:
         return {"resident": resident, **figures}
 
     def steps(self) -> None:
-        """Until the end of the second step: ours, eager and compiled, in turns."""
+        """Measures until the end of the second step: wanrun, diffusers eager and compiled, in turns."""
         only, reference = self.options.only, self.options.reference
         with tempfile.TemporaryDirectory() as compile_cache:
             inductor = Path(compile_cache)
@@ -216,7 +215,7 @@ class Starts:
                     self._keep("step", "compiled", "encoded", state, figures)
 
     def decodes(self) -> None:
-        """Whole runs, with the VAE's decode, of the command as a user runs it, and of diffusers."""
+        """Measures whole runs with the VAE's decode: the command as a user runs it, and diffusers."""
         for _ in range(self.options.decode_repeat):
             resident = self.set_cache("warm", self.artifact)
             with tempfile.TemporaryDirectory() as scratch:
@@ -233,7 +232,7 @@ class Starts:
                 self._keep("decode", "eager", "encoded", "warm", figures)
 
     def imports(self) -> None:
-        """wanrun --help, and the imports of a start, each beside what it is compared with."""
+        """Measures wanrun --help and the imports of a start, each with its reference."""
         only = self.options.only
         modules: list[str] = []
         if "imports" in only:
@@ -251,14 +250,14 @@ class Starts:
                 self._keep("imports", who, "", "warm", figures)
 
     def traces(self) -> None:
-        """What JAX traced, lowered and compiled until the first step was done."""
+        """Counts what JAX traced, lowered and compiled until the end of the first step."""
         figures = self._wanrun("encoded", 1, listen=True)
         files = (self.artifact / "programs").glob("*/*.stablehlo")
         programs = sorted({path.stem.rpartition("-")[0] for path in files})
         self._keep("traces", "wanrun", "encoded", "warm", {**figures, "programs": programs})
 
     def overhead(self) -> None:
-        """Steps of a toy, short enough that what Python does between them can be seen."""
+        """Measures a toy's steps, which are short enough to show Python's time between them."""
         size, frames = SHAPES["toy"]
         _, toy = build(self.folder, "toy", size, frames)
         for _ in range(self.options.repeat):
@@ -289,7 +288,7 @@ def _words(allowed: Sequence[str]) -> Any:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -326,7 +325,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
-    """Makes what is missing in folder, measures the chosen parts, prints the table and a JSON line."""
+    """Creates what is missing in folder, measures the chosen parts, prints the table and a JSON line."""
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, artifact = options.checkpoint, options.artifact
@@ -346,7 +345,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         if not names.isdisjoint(options.only):
             try:
                 measure_part()
-            except SystemExit as error:  # what was measured before is still worth reporting
+            except SystemExit as error:  # earlier measurements are still worth reporting
                 starts.notes.append(f"FAILED, {'/'.join(sorted(names))}: {error}")
     settings = {"model": options.model, "size": options.size, "frames": options.frames}
     settings |= {"threads": options.threads, "read_threads": options.read_threads}

@@ -1,4 +1,4 @@
-"""Medians, ratios, aims and verdicts of what start.py measured, as a table and one JSON line."""
+"""Reports start.py's measurements: medians, ratios, aims and verdicts as a table and one JSON line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Row:
     """One line of the table.
 
     Args:
-        name: what it is.
-        unit: of the values.
-        values: by cache state; None where it was not measured.
+        name: the figure's name.
+        unit: unit of the values.
+        values: by cache state; None if not measured.
         aim: the bound, and whether values should be at most or at least it.
     """
 
@@ -35,7 +35,7 @@ class Row:
     at_least: bool = False
 
     def verdict(self, state: str) -> str:
-        """'met', 'missed', or '' without an aim or a value."""
+        """Returns 'met', 'missed', or '' without an aim or a value."""
         value = self.values.get(state)
         if value is None or self.aim is None:
             return ""
@@ -50,49 +50,49 @@ class Row:
 
 
 def restore_seconds(run: Run) -> float | None:
-    """From the first read until the last byte that was needed to be ready."""
+    """Returns the time from the first read until the last byte needed to be ready."""
     needed = {f"restore {name}" for name in ("text_encoder", "transformer")}
     spans = [(start, end) for name, start, end in run["timing"]["spans"] if name in needed]
     return max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
 
 
 def steady_step(run: Run) -> float:
-    """wanrun's third step, diffusers' second.
+    """Returns the seconds of wanrun's third step, or of diffusers' second.
 
-    The first step pays for memory that nobody has touched; wanrun restores its VAE behind the second.
+    The first step includes the first touch of memory; wanrun restores its VAE during the second.
     """
     return run["timing"]["step_seconds"][2] if run["who"] == "wanrun" else run["step_seconds"][0]
 
 
 def first_step_end(run: Run) -> float:
-    """From the start of the process."""
+    """Returns the end of the first step, from the start of the process."""
     if run["who"] == "wanrun":
         return run["timing"]["process_to_first_step_seconds"]
     return run["start_to_first_step_seconds"]
 
 
 def ready_moment(run: Run) -> float:
-    """From the start of the process."""
+    """Returns the moment of ready, from the start of the process."""
     return run["timing"]["process_to_ready_seconds"]
 
 
 def first_beyond_steady(run: Run) -> float:
-    """What the first step takes longer than a steady one."""
+    """Returns the first step's time beyond a steady step's."""
     return run["timing"]["step_seconds"][0] - steady_step(run)
 
 
 def before_steady(run: Run) -> float:
-    """The end of the first step, less one steady step: what a start costs."""
+    """Returns the end of the first step less one steady step: the cost of a start."""
     return first_step_end(run) - steady_step(run)
 
 
 def timing(name: str) -> Figure:
-    """A figure of wanrun's own timings."""
+    """Returns a figure of wanrun's own timings."""
     return lambda run: run["timing"][name]
 
 
 def figure(name: str) -> Figure:
-    """A figure of the run itself."""
+    """Returns a figure of the run itself."""
     return lambda run: run.get(name)
 
 
@@ -103,14 +103,14 @@ class Medians:
         self._runs = runs
 
     def of(self, part: str, who: str, variant: str, state: str) -> list[Run]:
-        """The runs of this kind, in the order they were made."""
+        """Returns the runs of this kind, in order."""
         kind = (part, who, variant, state)
         return [run for run in self._runs if (run["part"], run["who"], run["variant"], run["cache"]) == kind]
 
     def values(
         self, figure: Figure, part: str, who: str, variant: str = "encoded"
     ) -> dict[str, float | None]:
-        """The median of a figure by cache state."""
+        """Returns the median of a figure by cache state."""
         medians: dict[str, float | None] = {}
         for state in STATES:
             found = [figure(run) for run in self.of(part, who, variant, state)]
@@ -122,7 +122,7 @@ class Medians:
 def ratio(
     above: Mapping[str, float | None], below: Mapping[str, float | None], scale: float = 1
 ) -> dict[str, float | None]:
-    """One median by another, where both were measured."""
+    """Returns one median divided by another, where both were measured."""
     result: dict[str, float | None] = {}
     for state in STATES:
         first, second = above.get(state), below.get(state)
@@ -131,7 +131,7 @@ def ratio(
 
 
 def extreme(choose: Callable[[list[float]], float], rows: Mapping[str, Mapping[str, float | None]]) -> Any:
-    """The smallest or largest of several medians, by cache state."""
+    """Returns the smallest or largest of several medians, by cache state."""
     result: dict[str, float | None] = {}
     for state in STATES:
         values = [value for row in rows.values() if (value := row.get(state)) is not None]
@@ -140,7 +140,7 @@ def extreme(choose: Callable[[list[float]], float], rows: Mapping[str, Mapping[s
 
 
 def cpu_rows(medians: Medians, part: str, who: str, variant: str) -> list[Row]:
-    """CPU seconds of all threads; the first touch of memory is in the system's."""
+    """Returns the CPU seconds of all threads; the first touch of memory counts as system time."""
     names = {"CPU, user": "cpu_user_seconds", "CPU, system": "cpu_system_seconds"}
     return [
         Row(f"  {label}", "s", medians.values(figure(name), part, who, variant))
@@ -149,7 +149,7 @@ def cpu_rows(medians: Medians, part: str, who: str, variant: str) -> list[Row]:
 
 
 def start_rows(medians: Medians, variant: str) -> list[Row]:
-    """Floor, ready and restore of one variant of a start."""
+    """Returns floor, ready and restore of one variant of a start."""
     name, rows = f", {variant}", []
     floors = {pages: medians.values(figure("floor_seconds"), "floor", pages, variant) for pages in FLOORS}
     ready = medians.values(ready_moment, "ready", "wanrun", variant)
@@ -182,7 +182,7 @@ def start_rows(medians: Medians, variant: str) -> list[Row]:
 
 
 def peer_rows(medians: Medians) -> list[Row]:
-    """diffusers' own starts and steps."""
+    """Returns diffusers' own starts and steps."""
     rows = []
     for who, label in (("eager", "diffusers"), ("compiled", "diffusers compiled")):
         end = medians.values(first_step_end, "step", who)
@@ -196,7 +196,7 @@ def peer_rows(medians: Medians) -> list[Row]:
 
 
 def step_rows(medians: Medians, variants: Sequence[str]) -> list[Row]:
-    """First step and steady step beside diffusers'."""
+    """Returns first and steady steps, and diffusers'."""
     rows = peer_rows(medians)
     start = {who: medians.values(before_steady, "step", who) for who in ("eager", "compiled")}
     start["empty"] = medians.values(before_steady, "step", "compiled", EMPTY_COMPILE_CACHE)
@@ -222,7 +222,7 @@ def step_rows(medians: Medians, variants: Sequence[str]) -> list[Row]:
 
 
 def decode_rows(medians: Medians) -> list[Row]:
-    """The VAE's decode beside diffusers', and the start of those whole runs of the command."""
+    """Returns the VAE's decode, diffusers' decode, and the starts of those whole runs."""
     ours = medians.values(timing("decode_seconds"), "decode", "wanrun")
     theirs = medians.values(figure("decode_seconds"), "decode", "eager")
     return [
@@ -238,7 +238,7 @@ def decode_rows(medians: Medians) -> list[Row]:
 
 
 def small_rows(medians: Medians, runs: Sequence[Run]) -> list[Row]:
-    """The command line's help, imports, misses, traces and the step loop."""
+    """Returns the command line's help, imports, misses, traces and the step loop."""
     imported = medians.values(figure("import_seconds"), "imports", "wanrun", "")
     jax = medians.values(figure("import_seconds"), "imports", "jax", "")
     between = medians.values(figure("between_steps_seconds"), "overhead", "wanrun", "toy")
@@ -266,7 +266,7 @@ def small_rows(medians: Medians, runs: Sequence[Run]) -> list[Row]:
 
 
 def trace_rows(runs: Sequence[Run]) -> list[Row]:
-    """What JAX reported of the traced run: each program's wrapper once, nothing else."""
+    """Returns JAX's report of the traced run: each program's wrapper once, nothing else."""
     rows = []
     for run in runs:
         if run["part"] != "traces":
@@ -287,7 +287,7 @@ def trace_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def waterfall(medians: Medians, part: str, variant: str, state: str) -> list[str]:
-    """The spans of the median run until ready, or of the one until the second step."""
+    """Returns the spans of the median run until ready, or until the second step."""
     moment = ready_moment if part == "ready" else first_step_end
     runs = medians.of(part, "wanrun", variant, state)
     if not runs:
@@ -301,7 +301,7 @@ def waterfall(medians: Medians, part: str, variant: str, state: str) -> list[str
 
 
 def report(runs: Sequence[Run], notes: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """The table, the waterfalls and, last, one JSON line with every single run."""
+    """Returns the table, the waterfalls and, last, one JSON line with every run."""
     medians = Medians(runs)
     variants = [name for name in ("encoded", "stored") if any(run["variant"] == name for run in runs)]
     rows = [row for variant in variants for row in start_rows(medians, variant)]

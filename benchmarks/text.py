@@ -1,8 +1,8 @@
-"""Times the text encoder: the program that JAX compiles beside transformers' model in torch, on this CPU.
+"""Times the text encoder on this CPU: JAX's compiled program, and transformers' model in torch.
 
-Both take the same converted weights: UMT5-XXL's width, few layers, random values. Every figure is the median
-time for two prompts that fill the length in the first column but for one token, one after the other or as
-one batch; the variants take turns, so that what else the machine does hits all of them.
+Both use the same converted weights: UMT5-XXL's width, few layers, random values. Every figure is the median
+time for two prompts that are one token shorter than the length in the first column, encoded one after the
+other or as one batch. The variants take turns, so that other load on the machine affects all of them.
 
     python benchmarks/text.py --layers 2 --rounds 5
 """
@@ -53,14 +53,14 @@ def make_artifact(folder: Path, layers: int) -> Path:
 
 
 def random_prompts(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids and mask (PROMPTS, MAX_LENGTH) of prompts that leave one of length columns free."""
+    """Returns ids and mask (PROMPTS, MAX_LENGTH) of prompts that are one token shorter than ``length``."""
     ids = np.random.default_rng(length).integers(2, TOY_TEXT_ENCODER["vocab_size"], (PROMPTS, MAX_LENGTH))
     mask = np.broadcast_to(np.arange(MAX_LENGTH) < length - 1, ids.shape)
     return np.where(mask, ids, 0).astype(np.int32), mask.astype(np.int32)
 
 
 def jax_encoder(artifact: Path) -> Encode:
-    """The ``encode_text`` program as it is built for the CPU, for any static shape."""
+    """Returns the ``encode_text`` program as built for the CPU, for any static shape."""
     manifest, kind = read_manifest(artifact), KINDS["text_encoder"]
     config = kind.parse(manifest.configs["text_encoder"], "text_encoder")
     module = kind.module(config, manifest.dtypes["text_encoder"])
@@ -94,7 +94,7 @@ def seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def torch_compile_seconds(artifact: Path) -> dict[str, float]:
-    """The first call of an encoder: with nothing in torch's cache, and with its cache on disk alone."""
+    """Times an encoder's first call with torch's cache empty, and with its cache on disk alone."""
     import torch
 
     times = {}
@@ -115,7 +115,7 @@ def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
 
 
 def measure(artifact: Path, rounds: int) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
-    """Median seconds by variant and length, and how far compiled torch is from the program, by length."""
+    """Returns median seconds by variant and length, and compiled torch's error by length."""
     manifest = read_manifest(artifact)
     program = jax_encoder(artifact)
     eager, compiled = (
@@ -130,7 +130,7 @@ def measure(artifact: Path, rounds: int) -> tuple[dict[str, dict[int, float]], d
     for turn in range(rounds + 1):
         for length in LENGTHS:
             ids, mask = random_prompts(length)
-            if turn == 0:  # compiles, and is not counted
+            if turn == 0:  # the first turn compiles, and does not count
                 results = {name: encode(ids, mask) for name, encode in variants.items()}
                 errors[str(length)] = relative_error(
                     results["torch compiled, one by one"], results["jax, one by one"]
@@ -152,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wan-text-") as temporary:
         folder = Path(temporary)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")  # cold, and gone afterwards
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")  # cold, and removed afterwards
         artifact = make_artifact(folder, options.layers)
         first_calls = torch_compile_seconds(artifact)
         medians, errors = measure(artifact, options.rounds)

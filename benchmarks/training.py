@@ -1,7 +1,7 @@
 """Trains a toy's transformers for a minute, by flow matching on smooth latents that depend on the prompt.
 
-With random weights the velocity has nothing to do with the noise in a latent; a trained network's takes the
-noise out. This is the smallest network of the second kind: no model of anything, but its velocity is mostly
+With random weights, the velocity is unrelated to the noise in a latent; a trained network's velocity removes
+the noise. This is the smallest network of the second kind. It models nothing, but its velocity is mostly
 predicted, changes with the prompt, and leads a sampler to smooth latents.
 """
 
@@ -25,28 +25,28 @@ from wanbuild.mapping.engine import assign
 from wanbuild.models.params import bind
 
 TEXT = 16
-"""The most tokens of a prompt that is trained on."""
+"""The largest number of tokens of a training prompt."""
 
 
 def smooth_noise(rng: np.random.Generator, shape: Sequence[int], cutoff: float = 0.08) -> np.ndarray:
-    """Noise (..., T, h, w) without its high frequencies, float32, mean 0 and deviation 1 over everything.
+    """Returns noise (..., T, h, w) without high frequencies, float32, with mean 0 and deviation 1 overall.
 
     Args:
-        rng: where it comes from.
-        shape: of the array.
-        cutoff: deviation of the Gaussian low-pass in cycles a cell, over time and space.
+        rng: the random generator.
+        shape: shape of the array.
+        cutoff: deviation of the Gaussian low-pass in cycles per cell, over time and space.
     """
     axes = tuple(range(-3, 0))
     squares = [np.fft.fftfreq(shape[axis]) ** 2 for axis in axes]
     distance = squares[0][:, None, None] + squares[1][:, None] + squares[2]
     spectrum = np.fft.fftn(rng.standard_normal(shape), axes=axes) * np.exp(-distance / (2 * cutoff**2))
-    spectrum[..., 0, 0, 0] = 0  # else a channel of each video would be little more than a constant
+    spectrum[..., 0, 0, 0] = 0  # otherwise each channel of a video would be almost constant
     values = np.fft.ifftn(spectrum, axes=axes).real
     return (values / values.std()).astype(np.float32)
 
 
 def smooth_latents(shape: Sequence[int], seed: int) -> np.ndarray:
-    """Latents (B, C, T, h, w) to decode: each video is half of a time-constant picture and half moving."""
+    """Returns latents (B, C, T, h, w) to decode: each video is half a still picture and half motion."""
     rng = np.random.default_rng(seed)
     still = smooth_noise(rng, (*shape[:2], 1, *shape[3:]))
     moving = smooth_noise(rng, shape)
@@ -58,14 +58,14 @@ def train(
 ) -> dict[str, float]:
     """Copies a checkpoint and trains its transformers, two experts on their own noise levels.
 
-    A latent is a picture that goes with the prompt plus one that is new each time, both smooth.
+    A latent is a picture that belongs to the prompt plus one that is new each time, both smooth.
 
     Args:
         source: the checkpoint, a toy.
-        target: the folder to make.
-        latents_shape: (B, C, T, h, w) of what is trained on.
+        target: the folder to create.
+        latents_shape: (B, C, T, h, w) of the training latents.
         embeddings: float32 (P + 1, 512, text_dim) of P prompts, and of a negative one, which may mean any.
-        steps: of Adam, for each transformer.
+        steps: Adam steps per transformer.
 
     Returns:
         By transformer, the share of the velocity's variance that is not predicted at the end.
@@ -91,7 +91,7 @@ def train(
         update, state = _update(config, weights, shape, steps, embeddings.shape[1] - TEXT)
         shares = []
         for _ in range(steps):
-            # Which pictures go with the negative prompt is drawn.
+            # The pictures for the negative prompt are drawn at random.
             which = np.append(np.repeat(np.arange(prompts), videos), rng.integers(prompts, size=videos))
             drawn = smooth_latents((len(which), *shape), int(rng.integers(2**31)))
             clean, noise = 0.8 * pictures[which] + 0.6 * drawn, rng.standard_normal(drawn.shape)
@@ -106,7 +106,10 @@ def train(
 
 
 def _start(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Small residual branches, and a head that inverts the patch embedding, which would take the minute."""
+    """Returns weights with small residual branches and a head that inverts the patch embedding.
+
+    Learning that inverse would take the whole minute.
+    """
     patch = weights["patch_embedding.weight"]
     inverse = np.linalg.pinv(patch.reshape(len(patch), -1)).reshape(*patch.shape[1:], -1)
     weights["proj_out.weight"] = np.ascontiguousarray(
@@ -125,9 +128,9 @@ def _update(
     steps: int,
     padding: int,
 ) -> tuple[Any, Any]:
-    """A step of Adam on a transformer's tensors by the checkpoint's names, and the optimizer's first state.
+    """Returns an Adam step on a transformer's tensors by checkpoint name, and the optimizer's initial state.
 
-    The step is given the text up to ``TEXT`` tokens and one of the padding tokens.
+    The step takes the text up to ``TEXT`` tokens and one padding token.
     """
     kind = KINDS["transformer"]
     parsed = kind.parse(config, "config.json")
@@ -149,7 +152,7 @@ def _update(
         return tree
 
     def attention(q: Any, k: Any, v: Any) -> Any:
-        # What follows a prompt is zero, so its keys are one key, many times: four times as fast as all of it.
+        # Embeddings after a prompt are zero, so their keys are one key, repeated: four times as fast.
         bias = jnp.zeros(k.shape[1]).at[-1].set(math.log(padding)) if k.shape[1] == TEXT + 1 else None
         return jax.nn.dot_product_attention(q, k, v, bias)
 
