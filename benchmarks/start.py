@@ -161,7 +161,7 @@ class Starts:
                 )
 
     def _floor(self, variant: str, pages: str, state: str) -> None:
-        """Runs the floor; pages: 'numpy' as np.empty requests them (huge if granted), or 'small'."""
+        """Runs the floor; pages: 'numpy' as np.empty requests them (huge if granted) or 'small'."""
         chunks = [
             (str(path), path.stat().st_size)
             for name in READ[variant]

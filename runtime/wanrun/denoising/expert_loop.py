@@ -44,7 +44,7 @@ class Denoising:
         embeddings: (P, 512, text_dim), the positive prompt first.
         loop: 'step' or 'scan'.
         timings: where steps are recorded.
-        behind: called, more than once, when the programs after the loop may be loaded during the steps.
+        behind: called, more than once, when the next stage may start to load during the steps.
         on_step: called after each program call with the number of steps done and the total.
         draw: returns noise of a shape, which the solver adds between steps; None: noise of seed 0.
         rule: names the program of each step; None: the full program.
