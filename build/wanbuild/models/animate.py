@@ -1,4 +1,4 @@
-"""The Animate transformer: the base model with pose tokens and with face adapters between its blocks.
+"""The Animate transformer: the base model with pose tokens, and with face adapters after some blocks.
 
 Source: diffusers' WanAnimateTransformer3DModel. The latents' first frame belongs to the reference image; pose
 and face belong to the frames after it.

@@ -27,7 +27,7 @@ from wanbuild.models.loops import map_leading
 from wanbuild.models.params import param
 
 _FIR = (0.125, 0.375, 0.375, 0.125)
-"""The blur along one axis; its outer square is the reference's 4x4 table."""
+"""The blur along one axis; its outer product with itself is the reference's 4x4 table."""
 
 _LINEAR_LAYERS = 5
 

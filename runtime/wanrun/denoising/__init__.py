@@ -1,1 +1,1 @@
-"""From noise to latents: solvers, noise, and the loop over steps."""
+"""Denoises noise to latents: solvers, noise, and the loop over steps."""

@@ -1,1 +1,1 @@
-"""From files to a device: weights, executables, and where they are kept."""
+"""Loads weights and executables from files to a device, and decides where they are kept."""

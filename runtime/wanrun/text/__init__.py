@@ -1,1 +1,1 @@
-"""From prompts to their embeddings."""
+"""Turns prompts into embeddings."""

@@ -172,11 +172,11 @@ class TorchBackend:
 
 
 def text_backend(opened: OpenedArtifact, programs: Programs, dtype: str) -> TextBackend:
-    """The text encoder that an artifact was opened to use.
+    """Returns the text encoder backend of an opened artifact's policy.
 
     Args:
         opened: the artifact.
-        programs: the artifact's own, of a profile.
+        programs: a profile's programs.
         dtype: the profile's compute dtype.
     """
     if opened.policy.text_encoder == "jax":
@@ -185,7 +185,7 @@ def text_backend(opened: OpenedArtifact, programs: Programs, dtype: str) -> Text
 
 
 def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
-    """Where embeddings may be taken from, the first first, as the artifact's policy says."""
+    """Returns the embedding stores that the artifact's policy allows, in look-up order."""
     which, stores = opened.policy.embeddings, list[EmbeddingStore]()
     if which != "none":
         stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
