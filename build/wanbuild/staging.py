@@ -119,7 +119,7 @@ def commit(artifact: Path) -> None:
 
 
 def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
-    """Deletes programs, executables, golden files and embeddings that the manifest does not list."""
+    """Deletes programs, executables, golden files, embeddings and requirements that are not listed."""
     listed = {
         program.file
         for program_set in manifest.program_sets.values()
@@ -141,6 +141,10 @@ def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
                     path.rmdir()
             elif path.relative_to(artifact).as_posix() not in listed:
                 path.unlink()
+    required = {target.requirements.file for target in manifest.targets.values()}
+    for path in artifact.glob("requirements*.txt"):
+        if path.name not in required:
+            path.unlink()
     for leftover in (artifact / "executables").glob(".building-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 

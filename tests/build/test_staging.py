@@ -214,11 +214,12 @@ def test_force_keeps_programs_and_executables_that_are_valid(
     assert after.content_digest != before.content_digest
     assert (after.profiles, after.targets) == (before.profiles, before.targets)
     assert after.program_sets == before.program_sets
+    assert (artifact_copy / "requirements.txt").is_file()
     files = files_of(artifact_copy)
     assert {name: files.get(name) for name in kept} == kept
     profile = select_profile(after, artifact_copy)
     assert profile.name == "96x64x9-b1-cfg"
-    assert select_target(after, profile).mismatches == ()
+    assert select_target(after, artifact_copy, profile).mismatches == ()
     assert not after.golden  # recorded with other weights
     fresh = convert(ConvertRequest(other_checkpoint, artifact_copy.with_name("fresh"), TOY_DTYPES))
     assert after.components == fresh.components

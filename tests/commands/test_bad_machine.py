@@ -61,9 +61,10 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
         device_count=8,
     )
     line = refused(artifact)
+    install = f"(pip install -r {artifact / 'requirements.txt'}, or run wanbuild compile)"
     for mismatch in (
-        f"package jaxlib: expected 0.4.1, found {packages['jaxlib']} (pip install jaxlib==0.4.1, or run",
-        "package libtpu: expected 0.0.1, found None (pip install libtpu==0.0.1, or run wanbuild compile)",
+        f"package jaxlib: expected 0.4.1, found {packages['jaxlib']} {install}",
+        f"package libtpu: expected 0.0.1, found None {install}",
         "CPU features: expected warp_drive, found a CPU without them",
         "device kind: expected TPU v9, found cpu",
         "device count: expected 8, found 1",

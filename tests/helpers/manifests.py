@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from wanrun.artifact.layout import plan_layout
 from wanrun.artifact.manifest import Manifest, Tokenizer
 from wanrun.artifact.parameters import Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
+from wanrun.artifact.targets import Requirements, Target
 
 
 def plain_manifest(**fields: Any) -> Manifest:
@@ -69,6 +71,33 @@ def program_set(programs: Mapping[str, Mapping[str, Program]]) -> ProgramSet:
     """A set of these programs, by profile and name."""
     kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
     return ProgramSet(platform="cpu", kernels=kernels, mesh={}, jax="0", programs=programs)
+
+
+ENVIRONMENT: Mapping[str, Any] = MappingProxyType(
+    {
+        "platform": "cpu",
+        "machine": "x86_64",
+        "packages": {"jax": "0", "jaxlib": "0"},
+        "variables": {},
+        "zstandard": True,
+        "device_kind": "cpu",
+        "device_count": 1,
+        "platform_version": "cpu",
+    }
+)
+"""Of a machine that there is not."""
+
+
+def plain_target(environment: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> Target:
+    """A target of nothing but these facts and fields."""
+    nothing: dict[str, Any] = {
+        "program_set": "",
+        "folder": "executables/cpu",
+        "requirements": Requirements(file="requirements.txt", sha256=""),
+        "executables": {},
+        "statistics": {},
+    }
+    return Target(environment={**ENVIRONMENT, **environment}, **{**nothing, **fields})
 
 
 def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:

@@ -49,7 +49,7 @@ class Opened:
     def __init__(self, artifact: Path, memories: Mapping[str, Memory] = MappingProxyType({})) -> None:
         manifest, self.timings = read_manifest(artifact), Timings()
         profile = manifest.profiles[PROFILE]
-        selected = select_target(manifest, profile)
+        selected = select_target(manifest, artifact, profile)
         device = open_device(selected, False, self.timings, print)
         recorder, self._recording = Recorder(), ExitStack()
         self._recording.enter_context(recorder.into(self.timings))

@@ -31,12 +31,12 @@ def no_warning(message: str) -> None:
     """Takes a warning that nobody wants."""
 
 
-def runnable_profiles(manifest: Manifest, report: Report) -> list[Profile]:
+def runnable_profiles(artifact: Path, manifest: Manifest, report: Report) -> list[Profile]:
     """Profiles that have executables for this machine, in the order of building."""
     profiles = []
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         try:
-            select_target(manifest, profile)
+            select_target(manifest, artifact, profile)
         except ArtifactError as error:
             report(f"{profile.name}: not run, {error}")
         else:
@@ -87,7 +87,7 @@ def embed_prompts(
     with build_lock(artifact):
         manifest = read_manifest(artifact)
         reasons: list[str] = []
-        profiles = runnable_profiles(manifest, reasons.append)
+        profiles = runnable_profiles(artifact, manifest, reasons.append)
         if not profiles:
             found = "; ".join(reasons) or None
             raise ArtifactError(

@@ -54,6 +54,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     targets = {
         name: {
             "program_set": target.program_set,
+            "requirements": target.requirements.file,
             "environment": dict(target.environment),
             "profiles": sorted(target.executables),
             "bytes": sum(e.nbytes for entries in target.executables.values() for e in entries.values()),
@@ -137,8 +138,8 @@ def table(manifest: Manifest) -> Iterator[str]:
         yield ""
         yield (
             f"target {name}: {environment['device_count']} x {environment['device_kind']} "
-            f"({environment['machine']}), {packages}, programs {target['program_set']}, "
-            f"{target['bytes']:,} bytes of executables"
+            f"({environment['machine']}), {packages} ({target['requirements']}), "
+            f"programs {target['program_set']}, {target['bytes']:,} bytes of executables"
         )
         for profile_name, programs in target["statistics"].items():
             for program, facts in programs.items():

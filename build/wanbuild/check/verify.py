@@ -106,7 +106,8 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
             for name, entry in entries.items():
                 check_entry(artifact, target, name, entry)
         report(f"target {target_name}: executables intact")
-    for record in [manifest.tokenizer, *manifest.golden.values()]:
+    requirements = [target.requirements for target in manifest.targets.values()]
+    for record in [manifest.tokenizer, *manifest.golden.values(), *requirements]:
         path = artifact / record.file
         remedy = "copy the artifact again or rebuild it"
         check_digest(digest_found(path), record.sha256, f"{path} is damaged", remedy)
@@ -130,7 +131,7 @@ def check_all(artifact: Path, manifest: Manifest, report: Report) -> None:
 
 def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     """Runs one profile from the fixed seed."""
-    environment = select_target(manifest, profile).target.environment
+    environment = select_target(manifest, artifact, profile).target.environment
     boundary = boundary_between(manifest, STEPS)  # each expert has a step, whatever the shift
     with open_profile(artifact, profile) as pipeline:
         result = pipeline.generate(
@@ -166,7 +167,7 @@ def record(artifact: Path, report: Report) -> None:
         manifest = read_manifest(artifact)
         check_all(artifact, manifest, report)
         golden = dict(manifest.golden)
-        profiles = runnable_profiles(manifest, report)
+        profiles = runnable_profiles(artifact, manifest, report)
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
@@ -231,7 +232,7 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
     manifest = read_manifest(artifact)
     check_all(artifact, manifest, report)
     outcomes: dict[str, str] = {}
-    for profile in runnable_profiles(manifest, report):
+    for profile in runnable_profiles(artifact, manifest, report):
         if profile.name not in manifest.golden:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import digest_found
@@ -60,9 +61,9 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     for folder in ("programs", "executables"):
         if (old / folder).is_dir():
             shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
-    return new.changed(
-        profiles=previous.profiles, program_sets=previous.program_sets, targets=previous.targets
-    )
+    targets = with_requirements(previous.targets)
+    write_requirements(building, targets)
+    return new.changed(profiles=previous.profiles, program_sets=previous.program_sets, targets=targets)
 
 
 def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:

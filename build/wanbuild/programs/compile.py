@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import jax_options, profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.variants.table import variant_named
@@ -190,14 +191,15 @@ def _build_target(
     """Exports and compiles profiles for a target, and commits the manifest that lists them."""
     wanted = [profile_of(manifest, shape, options) for shape in shapes]
     exported, key = with_programs(artifact, manifest, spec, wanted)
-    target = _compile_target(artifact, manifest, exported, spec, key, [p.name for p in wanted], report)
-    targets = {**exported.targets, spec.name: target}
+    compiled = _compile_target(artifact, manifest, exported, spec, key, [p.name for p in wanted], report)
+    targets = with_requirements({**exported.targets, spec.name: compiled})
     changed = exported.changed(
         targets=targets,
         program_sets=used_sets(exported.program_sets, targets),
         tool={"name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
+    write_requirements(artifact, targets)
     changed.write(artifact)
     return changed
 
@@ -252,6 +254,7 @@ def _compile_target(
         program_set=key,
         folder=folder,
         environment=spec.environment,
+        requirements=requirements_of(spec.environment),
         executables=executables,
         statistics=statistics,
     )

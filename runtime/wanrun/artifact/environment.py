@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,9 +136,15 @@ def device_environment(devices: list[jax.Device]) -> dict[str, Any]:
     }
 
 
-def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
-    """Compares what a target was built with and this host, without importing jax."""
+def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismatch]:
+    """Compares what a target was built with and this host, without importing jax.
+
+    Args:
+        built: the target's environment.
+        requirements: its requirements file, for the remedy.
+    """
     found = host_environment(built["platform"])
+    install = f"pip install -r {shlex.quote(str(requirements))}"
     mismatches: list[Mismatch] = []
     if built["machine"] != found["machine"]:
         mismatches.append(
@@ -148,9 +155,9 @@ def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
     for name in sorted(built["packages"].keys() | found["packages"].keys()):
         expected, actual = built["packages"].get(name), found["packages"].get(name)
         if expected != actual:
-            install = f"pip install {name}=={expected}" if expected else f"pip uninstall {name}"
+            command = install if expected else f"pip uninstall {name}"
             mismatches.append(
-                Mismatch(f"package {name}", expected, actual, f"{install}, or run wanbuild compile")
+                Mismatch(f"package {name}", expected, actual, f"{command}, or run wanbuild compile")
             )
     for name, expected in built["variables"].items():
         actual = found["variables"].get(name, "")
@@ -163,11 +170,8 @@ def host_mismatches(built: Mapping[str, Any]) -> list[Mismatch]:
             Mismatch("this process's arguments", "none for XLA", " ".join(arguments), "leave them out")
         )
     if built["zstandard"] != found["zstandard"]:
-        mismatches.append(
-            Mismatch(
-                "package zstandard", built["zstandard"], found["zstandard"], "it is a part of the cache key"
-            )
-        )
+        command = install if built["zstandard"] else "pip uninstall zstandard"
+        mismatches.append(Mismatch("package zstandard", built["zstandard"], found["zstandard"], command))
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
         mismatches.append(

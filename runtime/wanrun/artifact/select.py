@@ -80,12 +80,17 @@ class SelectedTarget:
 
 
 def select_target(
-    manifest: Manifest, profile: Profile, name: str | None = None, allow_compile: bool = False
+    manifest: Manifest,
+    artifact: Path,
+    profile: Profile,
+    name: str | None = None,
+    allow_compile: bool = False,
 ) -> SelectedTarget:
     """The target that matches this host, or the named one.
 
     Args:
         manifest: the artifact's manifest.
+        artifact: its folder, for messages.
         profile: the chosen profile; a target that has executables for it is preferred.
         name: a target's name, or None to choose.
         allow_compile: whether one that does not fit may be used, by compiling again.
@@ -102,7 +107,9 @@ def select_target(
             remedy=f"run wanbuild compile --target {name}",
         )
     candidates = [
-        SelectedTarget(key, target, tuple(host_mismatches(target.environment)))
+        SelectedTarget(
+            key, target, tuple(host_mismatches(target.environment, artifact / target.requirements.file))
+        )
         for key, target in sorted(manifest.targets.items())
         if name in (None, key) and manifest.programs(target, profile)
     ]

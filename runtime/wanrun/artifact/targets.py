@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import field
 
 from wanrun.artifact.environment import check_environment
-from wanrun.artifact.record import NotNegative, Record
+from wanrun.artifact.record import ListedFile, NotNegative, Record
 from wanrun.files import plain_relative
 
 
@@ -23,6 +23,12 @@ class Executable(Record, frozen=True):
         plain_relative(self.file, "an executable")
 
 
+class Requirements(ListedFile, frozen=True, kw_only=True):
+    """A requirements file."""
+
+    what: ClassVar[str] = "a requirements file"
+
+
 class Target(Record, frozen=True, kw_only=True):
     """One kind of machine and the executables compiled for it.
 
@@ -30,6 +36,7 @@ class Target(Record, frozen=True, kw_only=True):
         program_set: key of the programs.
         folder: the compilation cache.
         environment: every fact that the executables depend on: see ``wanrun.artifact.environment``.
+        requirements: the versions of packages among those facts, for ``pip install -r``.
         executables: by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
     """
@@ -37,6 +44,7 @@ class Target(Record, frozen=True, kw_only=True):
     program_set: str
     folder: str
     environment: Mapping[str, Any]
+    requirements: Requirements
     executables: Mapping[str, Mapping[str, Executable]]
     statistics: Mapping[str, Mapping[str, Any]]
 

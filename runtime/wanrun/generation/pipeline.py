@@ -337,7 +337,7 @@ def load(
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
         profile = _wanted_profile(manifest, folder, wanted)
-        selected = select_target(manifest, profile, wanted.get("target"), policy.allow_compile)
+        selected = select_target(manifest, folder, profile, wanted.get("target"), policy.allow_compile)
     check_profile(folder, profile, selected, policy)
     resolve_loop(profile, policy.loop)
     ahead, expert = dict[str, Memory](), first_expert(manifest, policy)

@@ -10,7 +10,7 @@ import jax
 import msgspec
 import pytest
 
-from helpers.manifests import plain_manifest, plain_program
+from helpers.manifests import plain_manifest, plain_program, plain_target
 from wanbuild.programs import export
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
@@ -20,7 +20,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Kernels, Profile, Program
 from wanrun.artifact.record import ListedFile
-from wanrun.artifact.targets import Executable, Target
+from wanrun.artifact.targets import Executable
 
 ENVIRONMENT: dict[str, Any] = {
     **{name: kind() for name, kind in ENVIRONMENT_FACTS.items()},
@@ -56,10 +56,10 @@ def build(manifest: Manifest, spec: TargetSpec, shapes: Sequence[Shape], **optio
     changed, key = with_programs(Path("artifact"), manifest, spec, wanted)
     built = manifest.targets.get(spec.name)
     names = {*(built.executables if built else ()), *(profile.name for profile in wanted)}
-    target = Target(
+    target = plain_target(
+        spec.environment,
         program_set=key,
         folder=f"executables/{spec.name}",
-        environment=spec.environment,
         executables={name: {"prepare": Executable("entry", 1, "0")} for name in names},
         statistics={},
     )

@@ -1,0 +1,49 @@
+"""The requirements files of an artifact: what ``pip install -r`` takes so that its executables fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wanrun.artifact.targets import Requirements, Target
+from wanrun.files import replace_file, sha256_of
+
+_HEADER = "# What the executables of this artifact were compiled with: they load with these versions alone.\n"
+
+
+def requirements_of(environment: Mapping[str, Any], file: str = "requirements.txt") -> Requirements:
+    """The record of the file that a target of this environment needs."""
+    return Requirements(file=file, sha256=sha256_of(_text(environment)))
+
+
+def with_requirements(targets: Mapping[str, Target]) -> dict[str, Target]:
+    """The targets with one requirements file for all, or one for each where they differ."""
+    texts = {name: _text(target.environment) for name, target in targets.items()}
+    alike = len(set(texts.values())) == 1
+    files = {name: "requirements.txt" if alike else f"requirements-{name}.txt" for name in targets}
+    return {
+        name: msgspec.structs.replace(target, requirements=requirements_of(target.environment, files[name]))
+        for name, target in targets.items()
+    }
+
+
+def write_requirements(artifact: Path, targets: Mapping[str, Target]) -> None:
+    """Writes the requirements files that targets name, where they are not there already.
+
+    A build does this right before it commits the manifest, which has their digests.
+    """
+    for target in targets.values():
+        path, data = artifact / target.requirements.file, _text(target.environment)
+        if not (path.is_file() and path.read_bytes() == data):
+            replace_file(path, data)
+
+
+def _text(environment: Mapping[str, Any]) -> bytes:
+    """The packages that decide the cache's key; of zstandard its presence does."""
+    lines = [f"{name}=={version}" for name, version in sorted(environment["packages"].items())]
+    if environment["zstandard"]:
+        lines.append("zstandard")
+    return (_HEADER + "".join(f"{line}\n" for line in lines)).encode("ascii")
