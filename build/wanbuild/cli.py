@@ -197,6 +197,17 @@ def _compile(artifact: Path, **options: Any) -> None:
     build_names = [field.name for field in dataclasses.fields(BuildOptions)]
     build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
     compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), click.echo)
+    _warn_of_age(artifact)
+
+
+def _warn_of_age(artifact: Path) -> None:
+    """Says which programs are soon too old for newer versions of JAX."""
+    from wanrun.artifact.export_age import age_warning
+    from wanrun.artifact.manifest import read_manifest
+
+    for programs in read_manifest(artifact).program_sets.values():
+        if (old := age_warning(artifact, programs)) is not None:
+            click.echo(f"warning: {old}", err=True)
 
 
 @wanbuild.command(cls=_Building)
@@ -232,6 +243,7 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
             verdict = "is whole, and nothing was replayed"
     if json_file is not None:
         replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
+    _warn_of_age(artifact)
     click.echo(f"{artifact} {verdict}")
 
 

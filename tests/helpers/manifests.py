@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -67,10 +68,21 @@ def plain_program(**fields: Any) -> Program:
     return Program(**{"file": "f", "sha256": "", "inputs": (), "donate": (), "avals": {}, **fields})
 
 
+EXPORTED = datetime.date(2026, 11, 1)
+"""When programs of a test were exported."""
+
+
 def program_set(programs: Mapping[str, Mapping[str, Program]]) -> ProgramSet:
     """A set of these programs, by profile and name."""
     kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
-    return ProgramSet(platform="cpu", kernels=kernels, mesh={}, jax="0", programs=programs)
+    return ProgramSet(
+        platform="cpu",
+        kernels=kernels,
+        mesh={},
+        jax="0",
+        programs=programs,
+        exported=dict.fromkeys(programs, EXPORTED),
+    )
 
 
 ENVIRONMENT: Mapping[str, Any] = MappingProxyType(
@@ -108,7 +120,7 @@ def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:
         return dict.fromkeys(new, entries[first]) if first in entries else {}
 
     sets = {
-        key: msgspec.structs.replace(old, programs=of_first(old.programs))
+        key: msgspec.structs.replace(old, programs=of_first(old.programs), exported=of_first(old.exported))
         for key, old in manifest.program_sets.items()
     }
     targets = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from wanrun.artifact.export_age import readable_until
 from wanrun.artifact.manifest import Manifest
 
 
@@ -41,6 +42,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             "kernels": msgspec.to_builtins(programs.kernels),
             "mesh": dict(programs.mesh),
             "jax": programs.jax,
+            "exported": {profile: f"{day}" for profile, day in programs.exported.items()},
             "profiles": {
                 profile: {
                     name: {"inputs": list(program.inputs), "donate": list(program.donate), **program.avals}
@@ -132,6 +134,7 @@ def table(manifest: Manifest) -> Iterator[str]:
             yield f"{'embedding':<10} {'tokens':>6}  prompt"
         prompt = item["prompt"] if len(item["prompt"]) <= 80 else item["prompt"][:77] + "..."
         yield f"{item['dtype']:<10} {item['length']:>6}  {prompt!r}"
+    yield from _exports(manifest)
     for name, target in data["targets"].items():
         environment = target["environment"]
         packages = ", ".join(f"{key} {value}" for key, value in sorted(environment["packages"].items()))
@@ -148,3 +151,15 @@ def table(manifest: Manifest) -> Iterator[str]:
                     f"temporaries {facts['temporary_bytes'] / 1e6:,.1f} MB, "
                     f"compiled in {facts['compile_seconds']:.1f} s"
                 )
+
+
+def _exports(manifest: Manifest) -> Iterator[str]:
+    """When the programs of each set were exported, and until when newer versions of JAX read them."""
+    for key, programs in manifest.program_sets.items():
+        days = sorted(set(programs.exported.values()))
+        if days:
+            yield ""
+            yield (
+                f"programs {key}: exported by jax {programs.jax} on {', '.join(map(str, days))}, "
+                f"read by newer versions until {readable_until(days[0])}"
+            )

@@ -13,13 +13,11 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec
+from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Target
 from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
-
-_Programs = Mapping[str, Mapping[str, Program]]
-"""By profile and program name."""
 
 
 def export_program(spec: ProgramSpec, platform: str) -> bytes:
@@ -100,20 +98,17 @@ def with_programs(
     import jax
 
     profiles = _indexed(manifest.profiles, wanted)
-    empty = ProgramSet(
-        platform=target.platform, kernels=target.kernels, mesh={}, jax=jax.__version__, programs={}
-    )
-    sets = {
-        key: msgspec.structs.replace(old, programs=_of_these(old.programs, manifest.profiles, profiles))
-        for key, old in manifest.program_sets.items()
-    }
+    facts: dict[str, Any] = {"platform": target.platform, "kernels": target.kernels, "jax": jax.__version__}
+    empty = ProgramSet(**facts, mesh={}, programs={}, exported={})
+    sets = {key: _of_these(old, manifest.profiles, profiles) for key, old in manifest.program_sets.items()}
     own = sets.get(empty.key, empty)
     programs = dict(own.programs)
     built = manifest.targets[target.name].executables if target.name in manifest.targets else {}
     names = dict.fromkeys([*(p.name for p in wanted), *(name for name in built if name not in programs)])
     for name in names:
         programs[name] = _export_profile(artifact, manifest, profiles[name], target)
-    sets[empty.key] = msgspec.structs.replace(own, programs=programs)
+    exported = {**own.exported, **dict.fromkeys(names, today())}
+    sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported)
     changed = _changed_programs(manifest.program_sets, sets)
     targets = {
         name: _without(old, {profile for key, profile in changed if key == old.program_set})
@@ -169,9 +164,14 @@ def _indexed(old: Mapping[str, Profile], wanted: Sequence[Profile]) -> dict[str,
     return profiles
 
 
-def _of_these(programs: _Programs, old: Mapping[str, Profile], new: Mapping[str, Profile]) -> _Programs:
+def _of_these(programs: ProgramSet, old: Mapping[str, Profile], new: Mapping[str, Profile]) -> ProgramSet:
     """The programs of profiles whose options are what they were."""
-    return {name: entry for name, entry in programs.items() if old[name].options == new[name].options}
+    names = [name for name in programs.programs if old[name].options == new[name].options]
+    return msgspec.structs.replace(
+        programs,
+        programs={name: programs.programs[name] for name in names},
+        exported={name: programs.exported[name] for name in names},
+    )
 
 
 def _changed_programs(old: Mapping[str, ProgramSet], new: Mapping[str, ProgramSet]) -> set[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The artifact's manifest: what it holds, what it was made from, and the digest of every part.
 
 ``manifest.json`` is written last and replaced atomically: what it lists is complete, and a file that it
-does not list is rubbish of a build that was cut short. Times are in a block that no digest covers.
+does not list is rubbish of a build that was cut short. No digest covers times and days of export.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Manifest(Record, frozen=True, kw_only=True):
             "components": self.components,
             "tokenizer": self.tokenizer,
             "profiles": profiles,
-            "program_sets": self.program_sets,
+            "program_sets": {key: programs.content for key, programs in self.program_sets.items()},
         }
         return _digest(content)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -128,6 +129,7 @@ class ProgramSet(Record, frozen=True, kw_only=True):
         mesh: devices by axis of the mesh that the programs are partitioned over; empty for one device.
         jax: version of the JAX that exported the programs.
         programs: by profile and program name.
+        exported: by profile, the day in UTC when its programs were last exported; no digest covers it.
     """
 
     platform: str
@@ -135,6 +137,18 @@ class ProgramSet(Record, frozen=True, kw_only=True):
     mesh: Mapping[str, AtLeastOne]
     jax: str
     programs: Mapping[str, Mapping[str, Program]]
+    exported: Mapping[str, datetime.date]
+
+    def __post_init__(self) -> None:
+        if self.exported.keys() != self.programs.keys():
+            raise ValueError(
+                f"days of export are given for {sorted(self.exported)}, not for all programs alone"
+            )
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All but the days: the same for equal programs."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if name != "exported"}
 
     @property
     def key(self) -> str:

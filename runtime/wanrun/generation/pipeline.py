@@ -16,6 +16,7 @@ from typing import Any, Self, Unpack, cast
 import numpy as np
 from msgspec import structs
 
+from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
@@ -338,6 +339,8 @@ def load(
         manifest = read_manifest(folder)
         profile = _wanted_profile(manifest, folder, wanted)
         selected = select_target(manifest, folder, profile, wanted.get("target"), policy.allow_compile)
+    if old := age_warning(folder, manifest.program_sets[selected.target.program_set]):
+        warn(old)
     check_profile(folder, profile, selected, policy)
     resolve_loop(profile, policy.loop)
     ahead, expert = dict[str, Memory](), first_expert(manifest, policy)

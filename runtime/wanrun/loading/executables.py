@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.environment import host_environment
+from wanrun.artifact.export_age import unreadable
 from wanrun.artifact.jax_process import using_cache
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, check_digest, digest_found, sha256_of, user_cache
-from wanrun.loading.jax_cache import cached, lower
+from wanrun.loading.jax_cache import UnreadableProgramError, cached, lower
 from wanrun.loading.opened import OpenedArtifact
 
 if TYPE_CHECKING:
@@ -255,8 +256,15 @@ class Executables:
         finally:
             self._entry(profile, name)  # JAX opens the entry by name: check that it did not change meanwhile
 
+    def _lower(self, name: str, data: bytes, program: Program) -> jax.stages.Lowered:
+        try:
+            return lower(data, name, program.donate, self._opened.device.device)
+        except UnreadableProgramError as error:
+            folder, programs = self._opened.folder, self._opened.program_set
+            raise unreadable(folder, programs, name, error.reader, error.found) from error
+
     def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
-        compiled = cached(lower(data, name, program.donate, self._opened.device.device))
+        compiled = cached(self._lower(name, data, program))
         if compiled is None:
             raise ArtifactError(
                 f"the compilation cache has no entry for {name} under this process's key, though every "
@@ -276,7 +284,7 @@ class Executables:
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=overlay) as folder:
             with using_cache(Path(folder)):
                 self._check_open()
-                compiled = lower(data, name, program.donate, self._opened.device.device).compile()
+                compiled = self._lower(name, data, program).compile()
             for entry in Path(folder).iterdir():
                 entry.replace(overlay / entry.name)
         self._opened.recorder.count_cache(misses=1)

@@ -12,14 +12,38 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from wanrun.errors import ArtifactError
+
 if TYPE_CHECKING:
     import jax
     import jax.stages
+    from jax.export import Exported
 
 HIT_EVENT = "/jax/compilation_cache/cache_hits"
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
 MISS_WORDS = "CACHE MISS"
 """The words of JAX's log line for a cache miss."""
+
+
+class UnreadableProgramError(ArtifactError):
+    """A serialized program that this JAX does not take: it is too old, too new, or not a program.
+
+    Args:
+        name: the program.
+        reason: what JAX raised.
+    """
+
+    def __init__(self, name: str, reason: Exception) -> None:
+        import jax
+
+        self.reader = jax.__version__
+        text = str(reason) if isinstance(reason, ValueError) else f"{type(reason).__name__}: {reason}"
+        super().__init__(
+            f"program {name} cannot be read",
+            expected=f"one that jax {self.reader} reads",
+            found=text.partition(" See https://")[0].rstrip("."),
+            remedy="run wanbuild refresh",
+        )
 
 
 class CacheEvents:
@@ -94,11 +118,13 @@ def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> 
         donate: indices of donated arguments; an exported call does not donate any by itself.
         device: where the program will run. The abstract arguments carry the sharding, because a program
             lowered without it misses the cache when called with committed arrays.
+
+    Raises:
+        UnreadableProgramError: if this JAX does not take the program.
     """
     import jax
-    from jax import export
 
-    exported = export.deserialize(bytearray(data))
+    exported = _deserialized(data, name)
     sharding = jax.sharding.SingleDeviceSharding(device)
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals]
     args, kwargs = jax.tree.unflatten(exported.in_tree, avals)
@@ -108,7 +134,22 @@ def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> 
 
     call.__name__ = call.__qualname__ = name
     with contextlib.nullcontext() if b"lapack" in data else _without_lapack():
-        return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
+        try:
+            return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
+        except (ValueError, NotImplementedError, RuntimeError) as error:  # JAX reads the StableHLO here
+            raise UnreadableProgramError(name, error) from error
+
+
+def _deserialized(data: bytes, name: str) -> Exported:
+    """A serialized program, whose digest was checked: what it raises says that this JAX cannot take it."""
+    from jax import export
+
+    try:
+        return export.deserialize(bytearray(data))
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # an older JAX raises what comes of reading a newer layout
+        raise UnreadableProgramError(name, error) from error
 
 
 def cached(lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:

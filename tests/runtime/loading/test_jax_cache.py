@@ -9,10 +9,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import pytest
+from jax import export
 
 from helpers.opened import LIMIT_SECONDS
 from wanrun.loading import jax_cache
+from wanrun.loading.jax_cache import UnreadableProgramError
 
 LOGGER = "jax._src.compiler"
 MISS = "PERSISTENT COMPILATION CACHE MISS for '%s' with key %r"
@@ -105,3 +108,20 @@ def test_another_thread_may_import_scipy(monkeypatch: pytest.MonkeyPatch) -> Non
         pool.submit(_export._ensure_backends_initialized, ("cpu",)).result(LIMIT_SECONDS)
     assert len(asked) == 1
     assert _export._ensure_backends_initialized is replaced
+
+
+def test_a_program_that_jax_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no program at all, and what JAX 0.11.1 and newer say of an old one."""
+    device = jax.devices("cpu")[0]
+    for data in (b"", b"no program", bytes(200)):
+        with pytest.raises(UnreadableProgramError, match="program prepare cannot be read; expected one that"):
+            jax_cache.lower(data, "prepare", (), device)
+
+    def expired(data: bytearray) -> None:
+        raise ValueError("Exported seems to be older than the window. See https://docs.jax.dev/#guarantees.")
+
+    monkeypatch.setattr(export, "deserialize", expired)
+    with pytest.raises(UnreadableProgramError) as caught:
+        jax_cache.lower(b"", "prepare", (), device)
+    assert caught.value.found == "Exported seems to be older than the window"
+    assert caught.value.exit_code == 3 and isinstance(caught.value.__cause__, ValueError)
