@@ -212,6 +212,17 @@ def _warn_of_age(artifact: Path) -> None:
 
 @wanbuild.command(cls=_Building)
 @_ARTIFACT
+@_DEBUG
+def refresh(artifact: Path) -> None:
+    """Exports and compiles every profile again as it was built, with the JAX that is installed."""
+    from wanbuild.programs.refresh import refresh_artifact
+
+    refresh_artifact(artifact, click.echo)
+    click.echo(f"refreshed {artifact}")
+
+
+@wanbuild.command(cls=_Building)
+@_ARTIFACT
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
 @click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
 @click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")

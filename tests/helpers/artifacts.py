@@ -49,6 +49,11 @@ def _base(factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
+def compiled_store(factory: pytest.TempPathFactory) -> Path:
+    """Where ``compiled_once`` keeps what the tests of this run compile; of all runs, in WAN_TEST_CACHE."""
+    return Path(os.environ.get("WAN_TEST_CACHE", _base(factory))) / "compiled"
+
+
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Makes a folder once for all workers of the test run.
 
@@ -62,7 +67,7 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
             shutil.rmtree(building, ignore_errors=True)
             from helpers.compiled_once import compiled_once  # imports jax, which reads the environment
 
-            with compiled_once(Path(os.environ.get("WAN_TEST_CACHE", base)) / "compiled"):
+            with compiled_once(compiled_store(factory)):
                 make(building)
             building.rename(folder)
     return folder

@@ -20,6 +20,7 @@ from wanbuild.variants.table import variant_named
 from wanrun import __version__
 from wanrun.artifact.jax_process import JaxFlags, using_cache
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
@@ -174,22 +175,24 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         shapes = list(request.shapes(manifest))
         for shape in shapes:  # refuse a bad shape before anything is built
             ProgramBuilder(manifest, shape, request.options, targets[0].kernels)
+        wanted = [profile_of(manifest, shape, request.options) for shape in shapes]
         for target in targets:
-            manifest = _build_target(artifact, manifest, target, shapes, request.options, report)
+            manifest = build_target(artifact, manifest, target, wanted, report)
         remove_unlisted(artifact, manifest)
     return manifest
 
 
-def _build_target(
+def build_target(
     artifact: Path,
     manifest: Manifest,
     spec: TargetSpec,
-    shapes: Sequence[Shape],
-    options: BuildOptions,
+    wanted: Sequence[Profile],
     report: Callable[[str], None],
 ) -> Manifest:
-    """Exports and compiles profiles for a target, and commits the manifest that lists them."""
-    wanted = [profile_of(manifest, shape, options) for shape in shapes]
+    """Exports and compiles profiles for a target, and commits the manifest that lists them.
+
+    The caller holds the build lock and JAX's flags, and removes what is no longer listed.
+    """
     exported, key = with_programs(artifact, manifest, spec, wanted)
     compiled = _compile_target(artifact, manifest, exported, spec, key, [p.name for p in wanted], report)
     targets = with_requirements({**exported.targets, spec.name: compiled})
