@@ -27,6 +27,7 @@ from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants.table import variants
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Component, Manifest, Tokenizer
+from wanrun.artifact.model import Defaults, Model
 from wanrun.loading.jax_cache import lower
 
 SIZES = ((832, 480), (1280, 720))
@@ -43,17 +44,30 @@ def published_manifest(model: str) -> Manifest:
     row, configs = variants()[variant], PUBLISHED_MODELS[repository]
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
     parsed = {name: kinds[name].parse(config, name) for name, config in configs.items()}
-    facts: dict[str, Any] = {
-        "variant": row.name,
-        "task": row.task,
-        "inputs": dict(row.inputs),
-        "latent_channels": parsed["vae"].z_dim,
-        "vae_spatial": row.vae_spatial,
-        "vae_temporal": row.vae_temporal,
-        "leading_latents": row.leading_latents,
-        "expand_timesteps": row.expand_timesteps,
+    defaults = Defaults(
+        num_steps=row.steps,
+        guidance_scale=row.guidance_scale,
+        flow_shift=row.flow_shift,
+        solver="unipc",
+        fps=row.fps,
+        negative_prompt=row.negative_prompt,
+    )
+    facts = Model(
+        variant=row.name,
+        task=row.task,
+        inputs=dict(row.inputs),
+        text_width=parsed["transformer"].text_dim,
+        latent_channels=parsed["vae"].z_dim,
+        vae_spatial=row.vae_spatial,
+        vae_temporal=row.vae_temporal,
+        size_multiple=row.size_multiple,
+        leading_latents=row.leading_latents,
+        num_train_timesteps=1000,
+        expand_timesteps=row.expand_timesteps,
+        defaults=defaults,
+        options=row.options,
         **row.facts(parsed["transformer"]),
-    }
+    )
     return Manifest(
         model=facts,
         configs=configs,
@@ -76,7 +90,7 @@ def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[Progr
     """Yields the programs of one generation, except the text encoder's, which all models share."""
     if "image_encoder" in manifest.components:
         yield builder.encode_image()
-    if manifest.model["inputs"]:
+    if manifest.model.inputs:
         yield builder.encode_video()
     yield from (builder.prepare(), builder.denoise_step(), builder.decode_video())
 

@@ -112,7 +112,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             decode=True,
             variant=variant.name,
             media=media,
-            guidance_scale=read_manifest(artifact).model["defaults"]["guidance_scale"],
+            guidance_scale=read_manifest(artifact).model.defaults.guidance_scale,
         )
         theirs = reference_rows(figures["reference"])
     print(f"{'':<34} {'artifact':>10} {'diffusers':>10} {'ratio':>7}")

@@ -136,7 +136,7 @@ def _print_list(artifact: Path) -> None:
     from wanrun.artifact.manifest import read_manifest
 
     manifest = read_manifest(artifact)
-    click.echo(f"{manifest.model['variant']}  {manifest.content_digest}")
+    click.echo(f"{manifest.model.variant}  {manifest.content_digest}")
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         targets = [name for name, target in manifest.targets.items() if profile.name in target.executables]
         click.echo(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}")

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from helpers.manifests import with_model
 from wanbuild import cli as commands
 from wanbuild import recipe
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -147,7 +148,7 @@ def test_the_default_profile_is_the_variant_s(
 
 def test_an_artifact_of_a_later_variant_has_no_default_profile(artifact_copy: Path) -> None:
     manifest = read_manifest(artifact_copy)
-    manifest.changed(model={**manifest.model, "variant": "wan3-t2v"}).write(artifact_copy)
+    with_model(manifest, variant="wan3-t2v").write(artifact_copy)
     before = (artifact_copy / "manifest.json").read_bytes()
     assert run(commands.wanbuild, ["compile", "--artifact", str(artifact_copy)]) == 3
     assert (artifact_copy / "manifest.json").read_bytes() == before
@@ -181,8 +182,7 @@ def test_guidance_and_reference_images_are_passed_on(
     assert found == [((), 0), ((True,), 0), ((False,), 2)]
     manifest = read_manifest(toy_artifact)
     for scale in (0.0, 1.0, 1.5, 5.0):
-        defaults = {**manifest.model["defaults"], "guidance_scale": scale}
-        changed = manifest.changed(model={**manifest.model, "defaults": defaults})
+        changed = with_model(manifest, {"guidance_scale": scale})
         for request, expected in zip(compiled, (scale > 1, True, False), strict=True):
             assert [shape.guidance for shape in request.shapes(changed)] == [expected]
     assert [shape.num_references for shape in compiled[2].shapes(manifest)] == [2]

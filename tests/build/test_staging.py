@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.manifests import with_model
 from wanbuild.conversion import convert as convert_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
@@ -236,13 +237,12 @@ def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: 
 
 
 def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, toy_checkpoint: Path) -> None:
-    """A manifest that lacks what text alone does without fits; one that takes an image does not."""
+    """Other defaults change no program; a model that takes an image has others."""
     before = read_manifest(artifact_copy)
-    earlier = {name: fact for name, fact in before.model.items() if name not in ("inputs", "leading_latents")}
-    before.changed(model=earlier).write(artifact_copy)
+    with_model(before, {"num_steps": 3}).write(artifact_copy)
     kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     assert kept.profiles == before.profiles and kept.model == before.model
-    kept.changed(model={**kept.model, "inputs": {"image": "optional"}}).write(artifact_copy)
+    with_model(kept, inputs={"image": "optional"}).write(artifact_copy)
     after = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     assert not after.profiles and after.model == before.model
 

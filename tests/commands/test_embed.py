@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from helpers import UNPRIVILEGED
 from helpers.damage import edit, edit_environment, flip, linked, one_error
-from helpers.manifests import programs_of, without_profiles
+from helpers.manifests import programs_of, with_model, without_profiles
 from wanbuild.check import embed, verify
 from wanbuild.check.embed import embed_prompts, open_profile
 from wanbuild.cli import wanbuild
@@ -274,11 +274,7 @@ def test_record_embeds_the_negative_prompt(
     golden = verify.Golden("0" * 64, "1" * 64, (0.5,), {}, 1e-4)
     monkeypatch.setattr(verify, "_run", lambda *arguments: golden)
     manifest = read_manifest(listed)
-    changed = {
-        **manifest.model,
-        "defaults": {**manifest.model["defaults"], "negative_prompt": "blurry, dark"},
-    }
-    manifest.changed(model=changed).write(listed)
+    with_model(manifest, {"negative_prompt": "blurry, dark"}).write(listed)
     encoded.clear()
     verify.record(listed, lambda line: None)
     assert encoded == ["blurry, dark"] * 2

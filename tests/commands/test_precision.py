@@ -196,7 +196,7 @@ def test_mean_and_std_stay_in_float32(
     for dtype in ("float32", "bfloat16"):
         seen = Seen()
         monkeypatch.setattr(programs, "bind", lambda module, weights, seen=seen: seen)
-        width, height = (size * manifest.model["vae_spatial"] for size in (6, 4))
+        width, height = (size * manifest.model.vae_spatial for size in (6, 4))
         builder = ProgramBuilder(
             manifest,
             Shape(width, height, 5, 1, True),

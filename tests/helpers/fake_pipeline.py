@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.manifests import with_profiles
+from helpers.manifests import with_model, with_profiles
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
@@ -112,12 +112,14 @@ def make_two_experts(
         msgspec.structs.replace(old, guidance=guidance, index=index, options=options)
         for index, guidance in enumerate((True, False))
     ]
-    one, model = manifest.components["transformer"], manifest.model
-    defaults = {**model["defaults"], "guidance_scale": 4.0, "guidance_scale_2": 3.0}
-    with_profiles(manifest, profiles).changed(
+    one = manifest.components["transformer"]
+    with_model(
+        with_profiles(manifest, profiles),
+        {"guidance_scale": 4.0},
+        options={"guidance_scale_2": 3.0, "boundary": 0.875},
+    ).changed(
         components={
             **manifest.components,
             "transformer_2": Component("weights/transformer_2", one.parameters),
         },
-        model={**model, "defaults": defaults, "boundary_ratio": 0.875},
     ).write(artifact)

@@ -11,6 +11,7 @@ import msgspec
 
 from wanrun.artifact.layout import plan_layout
 from wanrun.artifact.manifest import Manifest, Tokenizer
+from wanrun.artifact.model import Defaults, Model
 from wanrun.artifact.parameters import Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.targets import Requirements, Target
@@ -20,7 +21,7 @@ def plain_manifest(**fields: Any) -> Manifest:
     """A manifest of nothing but these fields."""
     tokenizer = Tokenizer(file="tokenizer.json", sha256="", max_length=512, pad_id=0)
     nothing: dict[str, Any] = {
-        "model": {},
+        "model": plain_model(),
         "configs": {},
         "source": {"files": {}},
         "dtypes": {},
@@ -33,6 +34,33 @@ def plain_manifest(**fields: Any) -> Manifest:
         },
     }
     return Manifest(**{**nothing, **fields})
+
+
+def plain_model(**fields: Any) -> Model:
+    """A model of text to video with these fields."""
+    defaults = Defaults(
+        num_steps=40, guidance_scale=4.0, flow_shift=12.0, solver="unipc", fps=16, negative_prompt="blurry"
+    )
+    plain: dict[str, Any] = {
+        "variant": "wan2.1-t2v",
+        "text_width": 32,
+        "latent_channels": 16,
+        "vae_spatial": 8,
+        "vae_temporal": 4,
+        "size_multiple": 16,
+        "num_train_timesteps": 1000,
+        "defaults": defaults,
+        "options": {},
+        "task": "t2v",
+        "inputs": {},
+    }
+    return Model(**{**plain, **fields})
+
+
+def with_model(manifest: Manifest, defaults: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
+    """The manifest with these fields of its model, and these of its defaults."""
+    changed = msgspec.structs.replace(manifest.model.defaults, **(defaults or {}))
+    return manifest.changed(model=msgspec.structs.replace(manifest.model, defaults=changed, **fields))
 
 
 def plain_parameter(shape: tuple[int, ...], dtype: str) -> Parameter:

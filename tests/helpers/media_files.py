@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from helpers.manifests import with_profiles
+from helpers.manifests import with_model, with_profiles
 from wanrun.artifact.manifest import read_manifest
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -22,6 +22,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "vace": {
         "variant": "wan2.1-vace",
         "inputs": {"video": "optional", "mask": "optional", "reference_image": "optional"},
+        "options": {"conditioning_scale": 1.0},
     },
     "animate": {
         "variant": "wan2.2-animate",
@@ -31,6 +32,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
         },
         "leading_latents": 1,
         "face_size": 32,
+        "options": {"segment_overlap": 1},
     },
 }
 """What a manifest's model says of each task, besides what it says of the toy."""
@@ -46,13 +48,13 @@ def make_task(artifact: Path, task: str, references: Sequence[int] = (0,), num_f
         num_frames: frames of the profiles.
     """
     manifest = read_manifest(artifact)
-    model = {**manifest.model, "task": task, "leading_latents": 0, "size_multiple": 16, **TASKS[task]}
+    facts = {"task": task, "leading_latents": 0, "size_multiple": 16, **TASKS[task]}
     one = next(iter(manifest.profiles.values()))
     profiles = [
         msgspec.structs.replace(one, num_references=number, num_frames=num_frames, index=index)
         for index, number in enumerate(references)
     ]
-    with_profiles(manifest, profiles).changed(model=model).write(artifact)
+    with_model(with_profiles(manifest, profiles), **facts).write(artifact)
 
 
 def pixels(seed: int, width: int = 50, height: int = 38) -> np.ndarray:

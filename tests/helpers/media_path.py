@@ -86,7 +86,7 @@ class MediaPath:
         self._cli, self._folder, self.cases = cli, folder, cases
         self._width, self._height, self._frames = size
         self._scale = 3.0 if guidance else 1.0
-        self._variant = variants()[read_manifest(self.artifact).model["variant"]]
+        self._variant = variants()[read_manifest(self.artifact).model.variant]
         self.pipe = load_reference(checkpoint, self._variant.reference_class)
         self._ran: set[str] = set()
         self._made: dict[str, Made] = {}

@@ -47,7 +47,7 @@ class Toy:
         return next(iter(self._manifest.profiles.values())).num_references
 
     def builder(self, multiple: int = 1) -> ProgramBuilder:
-        spatial = 2 * self._manifest.model["vae_spatial"]
+        spatial = 2 * self._manifest.model.vae_spatial
         shape = Shape(5 * spatial, 3 * spatial, 9, 1, True, self._references)
         kernels = Kernels("cpu", "winograd", weight_bits=False, image_multiple=multiple)
         return ProgramBuilder(self._manifest, shape, BuildOptions(dtype="float32"), kernels)

@@ -91,7 +91,7 @@ def make(cli: Any, tmp_path: Path) -> Callable[..., tuple[np.ndarray, np.ndarray
 def test_the_profile_has_no_guidance(distilled: Path) -> None:
     manifest = read_manifest(distilled)
     assert list(manifest.profiles) == ["96x64x9-b1-nocfg"]
-    assert manifest.model["defaults"]["timesteps"] == [float(timestep) for timestep in LIGHTNING]
+    assert manifest.model.defaults.timesteps == tuple(map(float, LIGHTNING))
 
 
 @pytest.mark.parametrize("loop", LOOPS)

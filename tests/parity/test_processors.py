@@ -17,9 +17,11 @@ from diffusers.pipelines.wan.pipeline_wan_animate import CLIPImageProcessor, Wan
 from diffusers.pipelines.wan.pipeline_wan_vace import WanVACEPipeline
 from diffusers.utils import load_image, load_video
 from diffusers.video_processor import VideoProcessor
+from msgspec import structs
 from PIL import Image
 
 from helpers.pictures import ffmpeg, picture, pictures, pixels, write_variable, write_video
+from wanbuild.source.images import ImageProcessorConfig
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
@@ -80,12 +82,7 @@ def test_the_fill_is_lanczos() -> None:
     assert (processor.config.resample, processor.config.fill_color) == ("lanczos", 0)
 
 
-PUBLISHED = {
-    "mean": [0.48145466, 0.4578275, 0.40821073],
-    "std": [0.26862954, 0.26130258, 0.27577711],
-    "rescale_factor": 1 / 255,
-    "resample": 3,
-}
+PUBLISHED = ImageProcessorConfig().record
 
 
 @pytest.mark.parametrize("edges", [(224, 224), (32, 32), (33, 32), (32, 31), (30, 45), (31, 46)])
@@ -97,7 +94,7 @@ def test_clip_pixels(edges: tuple[int, int], tmp_path: Path) -> None:
     ).save_pretrained(tmp_path)
     reference = CLIPImageProcessor.from_pretrained(tmp_path)
     assert reference.backend == "pil"  # what transformers falls back to without torchvision
-    settings = {**PUBLISHED, "shortest_edge": edge, "crop": crop}
+    settings = structs.replace(PUBLISHED, shortest_edge=edge, crop=crop)
     images = [picture(*size, seed) for seed, size in enumerate(SIZES)]
     expected = reference(images=images, return_tensors="pt")["pixel_values"].movedim(1, -1).numpy()
     found = clip_pixels(images, settings)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from helpers.damage import linked
-from helpers.manifests import without_profiles
+from helpers.manifests import with_model, without_profiles
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -79,7 +79,7 @@ def test_two_experts(
     """Both run, also where the model's own boundary gives all steps to one."""
     artifact = linked(two_experts_artifact, tmp_path / "artifact")
     manifest = read_manifest(artifact)
-    manifest.changed(model={**manifest.model, "boundary_ratio": 0.1}).write(artifact)
+    with_model(manifest, options={**manifest.model.options, "boundary": 0.1}).write(artifact)
     code, checks, _ = verify(artifact, two_experts_checkpoint, "--steps", 2)
     assert code == 0 and list(checks) == sorted([*ALL, "transformer_2"])
     assert checks["final latents"]["error"] < LATENTS

@@ -131,7 +131,7 @@ def add_embeddings(
     Returns:
         The manifest with the embeddings listed.
     """
-    given = list(prompts) or [manifest.model["defaults"]["negative_prompt"]]
+    given = list(prompts) or [manifest.model.defaults.negative_prompt]
     cleaned = list(dict.fromkeys(clean_prompt(prompt) for prompt in given))
     tokens = _tokenize(artifact, manifest, cleaned, warn)
     lengths = dict(zip(cleaned, tokens.lengths, strict=True))

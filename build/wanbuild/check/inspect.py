@@ -66,7 +66,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     }
     return {
         "content_digest": manifest.content_digest,
-        "model": dict(manifest.model),
+        "model": msgspec.to_builtins(manifest.model),
         "source": dict(manifest.source),
         "loras": list(manifest.loras),
         "dtypes": msgspec.to_builtins(manifest.dtypes),
@@ -96,16 +96,14 @@ def _dtype_bytes(parameters: Any) -> Counter[str]:
 def table(manifest: Manifest) -> Iterator[str]:
     """The artifact in lines for a terminal."""
     data = summary(manifest)
-    defaults = data["model"]["defaults"]
-    yield f"variant         {data['model']['variant']} ({data['model']['task']})"
+    model, defaults = manifest.model, manifest.model.default_options()
+    yield f"variant         {model.variant} ({model.task})"
     yield f"content digest  {data['content_digest']}"
     source = data["source"]
     yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"
     guidance = f"guidance {defaults['guidance_scale']:g}"
     if "guidance_scale_2" in defaults:
-        guidance += (
-            f" and {defaults['guidance_scale_2']:g} below boundary {data['model']['boundary_ratio']:g}"
-        )
+        guidance += f" and {defaults['guidance_scale_2']:g} below boundary {defaults['boundary']:g}"
     steps = f"{defaults['num_steps']} steps"
     if "timesteps" in defaults:
         steps += f" at {', '.join(f'{timestep:g}' for timestep in defaults['timesteps'])}"

@@ -109,7 +109,7 @@ class Trial:
 
 
 def _variant(manifest: Manifest) -> Variant:
-    return variant_named(manifest.model["variant"], Path("the artifact"))
+    return variant_named(manifest.model.variant, Path("the artifact"))
 
 
 def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
@@ -189,7 +189,7 @@ class _Comparison:
         velocity = self._ours.velocity(
             latents, self._prompts, timestep, GUIDANCE_SCALE, transformer=name, inputs=trial.inputs
         )
-        held = int(bool(self._ours.manifest.model["expand_timesteps"]) and trial.media is not None)
+        held = int(self._ours.manifest.model.expand_timesteps and trial.media is not None)
         error = relative_error(velocity[:, :, held:], guided[:, :, held:])
         return Check(name, error, self._limits["component"])
 
@@ -270,7 +270,7 @@ class _Comparison:
     def _scheduler(self) -> SchedulerDefaults:
         """What the checkpoint's scheduler_config.json says."""
         manifest = self._ours.manifest
-        variant = variant_named(manifest.model["variant"], self._ours.artifact)
+        variant = variant_named(manifest.model.variant, self._ours.artifact)
         return read_scheduler(manifest.configs["scheduler"], default_shift=variant.flow_shift)
 
     def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
@@ -314,7 +314,7 @@ class _Comparison:
             "boundary": boundary,
             "guidance_scale_2": GUIDANCE_SCALE_2 if self._profile.guidance else 1.0,
         }
-        defaults = {**manifest.model["defaults"], "timesteps": None}
+        defaults = {**manifest.model.default_options(), "timesteps": None}
         _, parts = schedule({**defaults, **grid, "num_steps": steps, **options}, manifest)
         counts = [f"{part.last - part.first} of {part.transformer}" for part in parts]
         return options, f"{steps} steps, {' and '.join(counts)}, boundary {boundary:g}"

@@ -30,6 +30,8 @@ from wanbuild.staging import build_lock, building_folder, check_free_space, comm
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
 from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, Tokenizer
+from wanrun.artifact.model import Defaults as DefaultOptions
+from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
@@ -183,47 +185,52 @@ def _source_record(
 
 def _model_record(
     source: Source, variant: Variant, plans: Mapping[str, _Plan], request: ConvertRequest
-) -> dict[str, Any]:
+) -> Model:
     """Returns the facts and defaults that the runtime needs, which has no model code.
 
     Raises:
         UsageError: for defaults that this model cannot have.
     """
+    defaults = _default_options(source, variant, request)
+    everywhere = {name: defaults.pop(name) for name in DefaultOptions.__struct_fields__ if name in defaults}
+    if timesteps := everywhere.get("timesteps"):
+        everywhere["timesteps"] = tuple(timesteps)
+    processor = source.image_processor
+    return Model(
+        variant=variant.name,
+        text_width=plans["text_encoder"].config.d_model,
+        latent_channels=plans["vae"].config.z_dim,
+        vae_spatial=variant.vae_spatial,
+        vae_temporal=variant.vae_temporal,
+        size_multiple=variant.size_multiple,
+        leading_latents=variant.leading_latents,
+        num_train_timesteps=NUM_TRAIN_TIMESTEPS,
+        expand_timesteps=source.expand_timesteps,
+        defaults=DefaultOptions(**everywhere),
+        options=defaults,
+        image_processor=None if processor is None else processor.record,
+        task=variant.task,
+        inputs=dict(variant.inputs),
+        **variant.facts(plans["transformer"].config),
+    )
+
+
+def _default_options(source: Source, variant: Variant, request: ConvertRequest) -> dict[str, Any]:
+    """Returns the default of each option that has one in the manifest; UsageError as ``_model_record``."""
     scheduler = read_scheduler(source.scheduler_config, default_shift=variant.flow_shift)
     negative = variant.negative_prompt if request.negative_prompt is None else request.negative_prompt
-    scales = {
-        "guidance_scale": variant.guidance_scale,
-        "guidance_scale_2": variant.guidance_scale_2,
-        "conditioning_scale": variant.conditioning_scale,
-    }
+    boundary = {} if source.boundary_ratio is None else {"boundary": source.boundary_ratio}
     own = {
         "num_steps": variant.steps,
-        **{name: scale for name, scale in scales.items() if scale is not None},
+        "guidance_scale": variant.guidance_scale,
         "flow_shift": scheduler.flow_shift,
         "solver": scheduler.solver,
         "fps": variant.fps,
         "negative_prompt": negative,
+        **variant.options,
+        **boundary,
     }
-    defaults, boundary_ratio = request.defaults.applied(own, source.boundary_ratio)
-    images: dict[str, Any] = {}
-    if source.image_processor is not None:
-        images["image_processor"] = source.image_processor.as_json()
-    return {
-        "variant": variant.name,
-        "task": variant.task,
-        "inputs": dict(variant.inputs),
-        **images,
-        **variant.facts(plans["transformer"].config),
-        "latent_channels": plans["vae"].config.z_dim,
-        "vae_spatial": variant.vae_spatial,
-        "vae_temporal": variant.vae_temporal,
-        "size_multiple": variant.size_multiple,
-        "leading_latents": variant.leading_latents,
-        "num_train_timesteps": NUM_TRAIN_TIMESTEPS,
-        "boundary_ratio": boundary_ratio,
-        "expand_timesteps": source.expand_timesteps,
-        "defaults": defaults,
-    }
+    return request.defaults.applied(own)
 
 
 def _stored_config(component: SourceComponent) -> dict[str, Any]:
@@ -345,7 +352,7 @@ def _new_folder(artifact: Path) -> Iterator[Path]:
 
 def _manifest(
     source: Source,
-    model: dict[str, Any],
+    model: Model,
     small: _SmallFiles,
     plans: Mapping[str, _Plan],
     written: Mapping[str, WrittenComponent],

@@ -48,14 +48,15 @@ class Defaults:
         Raises:
             UsageError: for a value out of range, or values that contradict each other.
         """
-        self.applied({"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler"}, 0.5)
+        own = {"num_steps": 1, "guidance_scale": 2.0, "flow_shift": 1.0, "solver": "euler", "boundary": 0.5}
+        self.applied(own)
 
-    def applied(self, own: Mapping[str, Any], boundary: float | None) -> tuple[dict[str, Any], float | None]:
-        """Returns a model's defaults and boundary, with the given values in place.
+    def applied(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a model's defaults, with the given values in place.
 
         Args:
-            own: the variant's and the checkpoint's defaults, by the manifest's names.
-            boundary: the checkpoint's boundary; None with one transformer.
+            own: the variant's and the checkpoint's defaults, by the manifest's names; with two experts the
+                boundary is among them.
 
         Raises:
             UsageError: for a value out of range or without effect, or values that contradict each other.
@@ -63,10 +64,9 @@ class Defaults:
         with _as_defaults():
             given = self._given()
             timesteps = explicit_timesteps({}, given)
-        self._check_experts(own, boundary)
+        self._check_experts(own)
         if "guidance_scale" in given and "guidance_scale_2" in own:
             given.setdefault("guidance_scale_2", given["guidance_scale"])
-        boundary = given.pop("boundary", boundary)
         defaults = {**own, **given}
         if timesteps is not None:
             defaults |= {"timesteps": timesteps, "num_steps": len(timesteps)}
@@ -74,7 +74,7 @@ class Defaults:
             table = (defaults["solver"], defaults["num_steps"], defaults["flow_shift"], NUM_TRAIN_TIMESTEPS)
             solver_table(*table, timesteps)
             solver_table(*table)  # the grid that remains if a user drops the timesteps
-        return defaults, boundary
+        return defaults
 
     def _given(self) -> dict[str, Any]:
         """Returns the given values, checked, by the manifest's names."""
@@ -83,9 +83,9 @@ class Defaults:
         request = read_request([("prompt", ""), *values.items()], Request)
         return {name: getattr(request, name) for name in values}
 
-    def _check_experts(self, own: Mapping[str, Any], boundary: float | None) -> None:
+    def _check_experts(self, own: Mapping[str, Any]) -> None:
         for name in ("guidance_scale_2", "boundary"):
-            if getattr(self, name) is not None and boundary is None:
+            if getattr(self, name) is not None and "boundary" not in own:
                 raise UsageError(
                     f"the default {name} has no effect: this checkpoint has one transformer",
                     remedy="leave it out; it is for checkpoints of two experts",

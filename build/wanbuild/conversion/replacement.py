@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,15 +15,11 @@ from wanrun.errors import ArtifactError
 from wanrun.files import digest_found
 from wanrun.text.embeddings import embedding_file, embedding_key
 
-_PROGRAM_FACTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **dict.fromkeys(("variant", "task", "latent_channels", "vae_spatial", "vae_temporal", "face_size")),
-        "inputs": {},
-        "leading_latents": 0,
-        "expand_timesteps": False,
-    }
+_PROGRAM_FACTS = (
+    *("variant", "task", "inputs", "face_size", "text_width", "latent_channels", "vae_spatial"),
+    *("vae_temporal", "leading_latents", "expand_timesteps"),
 )
-"""The facts of a model that its programs depend on, and what it means that a manifest has none."""
+"""The facts of a model that its programs depend on."""
 
 
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
@@ -53,7 +47,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
             name: {path: parameter.layout for path, parameter in component.parameters.items()}
             for name, component in manifest.components.items()
         }
-        facts = {name: manifest.model.get(name, default) for name, default in _PROGRAM_FACTS.items()}
+        facts = {name: getattr(manifest.model, name) for name in _PROGRAM_FACTS}
         return facts, manifest.configs, manifest.dtypes, manifest.tokenizer.max_length, layouts
 
     if signature(previous) != signature(new):

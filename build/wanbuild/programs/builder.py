@@ -61,7 +61,7 @@ class ProgramBuilder:
     def __init__(self, manifest: Manifest, shape: Shape, options: BuildOptions, kernels: Kernels) -> None:
         self._kernels = kernels
         self._model, self._shape, self._options = manifest.model, shape, options
-        self._variant = variant_named(self._model.get("variant"), Path("the artifact"))
+        self._variant = variant_named(self._model.variant, Path("the artifact"))
         self._max_length = manifest.tokenizer.max_length
         self._configs: dict[str, Any] = {}
         self._modules: dict[str, Any] = {}
@@ -88,7 +88,7 @@ class ProgramBuilder:
     def _check_shape(self) -> None:
         model, shape = self._model, self._shape
         patch = self._configs["transformer"].patch_size
-        multiples = [model["vae_spatial"] * size for size in (patch[2], patch[1])]
+        multiples = [model.vae_spatial * size for size in (patch[2], patch[1])]
         for what, size, multiple in zip(
             ("width", "height"), (shape.width, shape.height), multiples, strict=True
         ):
@@ -96,7 +96,7 @@ class ProgramBuilder:
                 raise UsageError(
                     f"{what} {size} cannot be built", expected=f"a multiple of {multiple}", found=size
                 )
-        temporal = model["vae_temporal"]
+        temporal = model.vae_temporal
         below = max(shape.num_frames - 1, 0) // temporal * temporal + 1
         if shape.num_frames != below:
             raise UsageError(
@@ -125,7 +125,7 @@ class ProgramBuilder:
         if not 0 <= shape.num_references <= most:
             raise UsageError(
                 "--reference-images cannot be built",
-                expected=f"0 to {most}" if most else f"0: {model['variant']} takes no reference images",
+                expected=f"0 to {most}" if most else f"0: {model.variant} takes no reference images",
                 found=shape.num_references,
             )
         try:
@@ -141,7 +141,7 @@ class ProgramBuilder:
     @property
     def latent_shape(self) -> tuple[int, int, int]:
         """Latent frames, those in front too, rows and columns."""
-        spatial, temporal = self._model["vae_spatial"], self._model["vae_temporal"]
+        spatial, temporal = self._model.vae_spatial, self._model.vae_temporal
         frames = (self._shape.num_frames - 1) // temporal + 1 + self._leading
         return frames, self._shape.height // spatial, self._shape.width // spatial
 
@@ -238,7 +238,7 @@ class ProgramBuilder:
         return jax.ShapeDtypeStruct((prompts, self._max_length, width), self._dtype)
 
     def _latents(self) -> jax.ShapeDtypeStruct:
-        channels = self._model["latent_channels"]
+        channels = self._model.latent_channels
         return jax.ShapeDtypeStruct((self._shape.num_videos, channels, *self.latent_shape), jnp.float32)
 
     @functools.cached_property

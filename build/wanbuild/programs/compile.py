@@ -58,7 +58,7 @@ class CompileRequest:
 
     def shapes(self, manifest: Manifest) -> Iterator[Shape]:
         """Every combination of size, frame count and guidance, for the artifact of this manifest."""
-        variant = variant_named(manifest.model.get("variant"), self.artifact)
+        variant = variant_named(manifest.model.variant, self.artifact)
         for width, height in self.sizes or variant.sizes[:1]:
             for frames in self.frames or (variant.num_frames,):
                 for guidance in self.guidance or (has_guidance(manifest),):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from wanbuild.config import parse_config, read_json, shown
+from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import SourceError
 
 FILE = "preprocessor_config.json"
@@ -59,16 +60,17 @@ class ImageProcessorConfig:
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
     rescale_factor: float = 1 / 255
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the manifest's record."""
-        return {
-            "shortest_edge": self.size,
-            "crop": self.crop_size,
-            "mean": list(self.image_mean),
-            "std": list(self.image_std),
-            "rescale_factor": self.rescale_factor,
-            "resample": BICUBIC,
-        }
+    @property
+    def record(self) -> ImageProcessor:
+        """The manifest's record."""
+        return ImageProcessor(
+            shortest_edge=self.size,
+            crop=self.crop_size,
+            resample=BICUBIC,
+            rescale_factor=self.rescale_factor,
+            mean=self.image_mean,
+            std=self.image_std,
+        )
 
 
 def open_image_processor(folder: Path) -> ImageProcessorConfig:

@@ -72,7 +72,7 @@ def sample_media(
     Returns:
         The media; None for a model without any, or if all are left out.
     """
-    takes: Mapping[str, str] = manifest.model.get("inputs", {})
+    takes: Mapping[str, str] = manifest.model.inputs
     wanted = {
         name
         for name, needs in takes.items()
@@ -80,10 +80,10 @@ def sample_media(
     }
     if not wanted:
         return None
-    variant = variant_named(manifest.model["variant"], Path("the artifact"))
+    variant = variant_named(manifest.model.variant, Path("the artifact"))
     frames = variant.sample_frames(profile.num_frames)
     size = profile.width, profile.height
-    given = _samples(wanted, size, frames, profile.num_references, manifest.model.get("face_size", 0), seed)
+    given = _samples(wanted, size, frames, profile.num_references, manifest.model.face_size or 0, seed)
     return Media(**given, mode=mode)
 
 

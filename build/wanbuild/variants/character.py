@@ -141,6 +141,7 @@ ROWS = (
         condition_channels=True,
         encoded_images=1,
         leading_latents=1,
+        options=MappingProxyType({"segment_overlap": 1}),
         steps=20,
         guidance_scale=1.0,
         fps=30,

@@ -107,7 +107,7 @@ ROWS = (
             {**TEXT_TO_VIDEO, "transformer": ("diffusers.WanVACETransformer3DModel",)}
         ),
         inputs=takes(video=OPTIONAL, mask=OPTIONAL, reference_image=OPTIONAL),
-        conditioning_scale=1.0,
+        options=MappingProxyType({"conditioning_scale": 1.0}),
         flow_shift=16.0,
         sizes=((1280, 720), (832, 480)),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -97,7 +98,7 @@ ROWS = (
         condition_channels=True,
         steps=40,
         guidance_scale=3.5,
-        guidance_scale_2=3.5,
+        options=MappingProxyType({"guidance_scale_2": 3.5}),
         sizes=((1280, 720), (832, 480)),
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from wanbuild.variants.variant import TEXT_TO_VIDEO, TWO_EXPERTS, Variant
 
 ROWS = (
@@ -13,7 +15,7 @@ ROWS = (
         components=TWO_EXPERTS,
         steps=40,
         guidance_scale=4.0,
-        guidance_scale_2=3.0,
+        options=MappingProxyType({"guidance_scale_2": 3.0}),
         flow_shift=12.0,
         sizes=((1280, 720), (832, 480)),
     ),

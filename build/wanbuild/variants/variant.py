@@ -96,8 +96,8 @@ class Variant:
         expand_timesteps: whether there is a timestep per token.
         steps: default denoising steps.
         guidance_scale: default classifier-free guidance scale; of two experts, the high-noise one's.
-        guidance_scale_2: the low-noise expert's; None with one transformer.
-        conditioning_scale: default weight of the control video; None without one.
+        options: the defaults of the options that not every model has, except for the boundary, which is the
+            checkpoint's.
         flow_shift: shift of the sigmas if scheduler_config.json has none.
         fps: frames per second of the video.
         sizes: published (width, height) in pixels, the default first.
@@ -119,8 +119,7 @@ class Variant:
     expand_timesteps: bool = False
     steps: int = 50
     guidance_scale: float = 5.0
-    guidance_scale_2: float | None = None
-    conditioning_scale: float | None = None
+    options: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
     flow_shift: float = 5.0
     fps: int = 16
     sizes: tuple[tuple[int, int], ...] = ((832, 480), (1280, 720))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
@@ -28,6 +29,9 @@ MAX_BYTES = 2**26
 
 TRANSFORMERS = ("transformer", "transformer_2")
 """Component names of the experts, the high-noise one first; most models have the first alone."""
+
+EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
+"""The options of a model with two experts."""
 
 _DIGESTS = ("content_digest", "targets_digest")
 
@@ -66,7 +70,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Everything an artifact says about itself.
 
     Attributes:
-        model: variant, task and the facts and defaults the runtime needs.
+        model: the facts and defaults that the runtime needs.
         configs: each component's config as it was read.
         source: repository, revision, and a digest of every source file.
         loras: LoRAs merged at conversion.
@@ -87,7 +91,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     format: Literal["wan-artifact"] = FORMAT
     format_version: Literal[2] = FORMAT_VERSION
-    model: Mapping[str, Any]
+    model: Model
     configs: Mapping[str, Mapping[str, Any]]
     source: Mapping[str, Any]
     loras: tuple[Mapping[str, Any], ...]
@@ -113,6 +117,10 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     def _check_references(self) -> None:
         """Raises ValueError for a name that is not that of its record, or that leads nowhere."""
+        if TRANSFORMERS[1] in self.components:
+            for name in EXPERT_OPTIONS:
+                if type(self.model.options.get(name)) not in (int, float):
+                    raise ValueError(f"the model has two experts and no default {name}")
         for name, profile in self.profiles.items():
             if name != profile.name:
                 raise ValueError(f"profile {name} has the shape of {profile.name}")

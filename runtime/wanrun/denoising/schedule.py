@@ -79,7 +79,7 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     Raises:
         UsageError: if the solver has no such table.
     """
-    num_train_timesteps = manifest.model["num_train_timesteps"]
+    num_train_timesteps = manifest.model.num_train_timesteps
     table = solver_table(
         options["solver"],
         options["num_steps"],
@@ -137,12 +137,13 @@ def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | N
     Returns:
         The share of the training timesteps; None with one transformer.
     """
-    names, own = transformers(manifest), manifest.model["boundary_ratio"]
-    if len(names) == 1:
+    if len(transformers(manifest)) == 1:
         return None
-    options = {**manifest.model["defaults"], "timesteps": None, "boundary": own, **others, "num_steps": steps}
+    defaults = manifest.model.default_options()
+    own = defaults["boundary"]
+    options = {**defaults, "timesteps": None, **others, "num_steps": steps}
     table, parts = schedule(options, manifest)
     if steps == 1 or len(parts) == 2:
         return float(own)
     middle = steps // 2
-    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model["num_train_timesteps"]
+    return float(table.timesteps[middle - 1 : middle + 1].mean()) / manifest.model.num_train_timesteps

@@ -117,6 +117,6 @@ def _num_references(manifest: Manifest, given: Media | Inputs | None) -> int | N
     """How many reference images there are; None for a model that takes none, or where nothing is given."""
     if isinstance(given, Media):
         check_media(manifest, given)
-    if given is None or "reference_image" not in manifest.model.get("inputs", {}):
+    if given is None or "reference_image" not in manifest.model.inputs:
         return None
     return len(given.reference_image if isinstance(given, Media) else given.arrays.get("references", ()))

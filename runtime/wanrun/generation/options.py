@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.console import parse_size
-from wanrun.denoising.schedule import explicit_timesteps, transformers
+from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError, field
-from wanrun.generation.request import Request, rows
-from wanrun.media.types import MEDIA_KINDS, OVERLAPS
-
-EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
-"""Options that only a model with two experts has."""
-
-_OPTION_TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"conditioning_scale": ("vace", "VACE"), "segment_overlap": ("animate", "Animate")}
-)
-"""Options that only the models of one task have: the task, and what people call the models."""
+from wanrun.generation.request import Request, Row, rows
+from wanrun.media.types import MEDIA_KINDS
 
 _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "size", "num_frames", "num_videos", "fps"})
 """No options of the steps: media, whose digests are recorded, the profile's, and the file's."""
@@ -35,7 +25,7 @@ _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "size", "num_frames", "num_vide
 
 def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
     """Whether this guidance scale, the model's own where None, turns guidance on."""
-    return bool((manifest.model["defaults"]["guidance_scale"] if scale is None else scale) > 1)
+    return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
 
 
 def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Profile:
@@ -61,7 +51,7 @@ def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Prof
         None if request.size is None else parse_size(request.size),
         request.num_frames,
         request.num_videos,
-        num_references=references if "reference_image" in manifest.model.get("inputs", {}) else 0,
+        num_references=references if "reference_image" in manifest.model.inputs else 0,
     )
     guidance = has_guidance(manifest, request.guidance_scale)
     try:
@@ -82,19 +72,19 @@ def profile_options(profile: Profile) -> dict[str, Any]:
 
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
     """Latent frames in front of the video's own: Animate's of the image, VACE's of its references."""
-    return int(manifest.model.get("leading_latents", 0)) + profile.num_references
+    return manifest.model.leading_latents + profile.num_references
 
 
 def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
     """Shape (B, C, T, h, w) of a profile's latents, as diffusers takes them, with the leading ones."""
     model = manifest.model
-    frames = (profile.num_frames - 1) // model["vae_temporal"] + 1
+    frames = (profile.num_frames - 1) // model.vae_temporal + 1
     return (
         profile.num_videos,
-        model["latent_channels"],
+        model.latent_channels,
         frames + leading_latents(manifest, profile),
-        profile.height // model["vae_spatial"],
-        profile.width // model["vae_spatial"],
+        profile.height // model.vae_spatial,
+        profile.width // model.vae_spatial,
     )
 
 
@@ -123,17 +113,13 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
         UsageError: for an option of two experts with a single transformer, one of another kind of model, or a
             ``guidance_scale_2`` above 1 without guidance.
     """
-    for name in EXPERT_OPTIONS:
-        if getattr(request, name) is not None and len(transformers(manifest)) == 1:
+    for row in _absent(manifest):
+        if getattr(request, row.name) is not None:
+            expert = row.name in EXPERT_OPTIONS
+            why = "this model has one transformer" if expert else f"this is no {row.models} model"
+            models = f"models with {row.models}" if expert else f"{row.models} models"
             raise UsageError(
-                f"{field(name)} has no effect: this model has one transformer",
-                remedy="leave it out; it is for models with two experts",
-            )
-    for name, (task, models) in _OPTION_TASKS.items():
-        if getattr(request, name) is not None and manifest.model.get("task") != task:
-            raise UsageError(
-                f"{field(name)} has no effect: this is no {models} model",
-                remedy=f"leave it out; it is for {models} models",
+                f"{field(row.name)} has no effect: {why}", remedy=f"leave it out; it is for {models}"
             )
     scale, first = request.guidance_scale_2, field("guidance_scale")
     if scale is not None and scale > 1 and not guidance:
@@ -145,18 +131,21 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
         )
 
 
+def _absent(manifest: Manifest) -> tuple[Row, ...]:
+    """The options that other models have and this one has not."""
+    here = _NOT_RECORDED | manifest.model.options.keys()
+    return tuple(row for row in rows() if row.models and row.name not in here)
+
+
 def _own_options(manifest: Manifest) -> tuple[str, ...]:
     """The options that this model has, of those that are recorded with a video."""
-    absent = set() if len(transformers(manifest)) > 1 else set(EXPERT_OPTIONS)
-    absent |= {name for name, (task, _) in _OPTION_TASKS.items() if manifest.model.get("task") != task}
-    return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED | absent)
+    absent = _absent(manifest)
+    return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED and row not in absent)
 
 
 def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
     """What stands for the options that a request leaves out."""
-    model = manifest.model
-    defaults = {"conditioning_scale": 1.0, "segment_overlap": OVERLAPS[0], **model["defaults"]}
-    defaults["boundary"] = model.get("boundary_ratio")
+    defaults = manifest.model.default_options()
     if request.guidance_scale is not None:
         defaults["guidance_scale_2"] = request.guidance_scale
     return defaults
@@ -224,14 +213,6 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     options: dict[str, Any] = {
         name: defaults.get(name) if value is None else value for name, value in given.items()
     }
-    for name in EXPERT_OPTIONS:
-        if name in options and type(options[name]) not in (int, float):
-            raise ArtifactError(
-                f"the artifact has two experts and no {name}",
-                expected="a number",
-                found=repr(options[name]),
-                remedy="convert the checkpoint again",
-            )
     options.pop("timesteps")
     if (timesteps := explicit_timesteps(defaults, given)) is not None:
         options |= {"timesteps": timesteps, "num_steps": len(timesteps)}

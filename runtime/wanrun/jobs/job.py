@@ -211,7 +211,7 @@ class JobMaker:
         return {
             **draft.options,
             "content_digest": self.manifest.content_digest,
-            "fps": float(self.manifest.model["defaults"]["fps"] if fps is None else fps),
+            "fps": float(self.manifest.model.defaults.fps if fps is None else fps),
             "num_videos": draft.profile.num_videos,
             "wanrun": __version__,
             **facts,

@@ -120,7 +120,7 @@ class MediaSets:
 
     def _digest(self, media: MediaSet) -> Checked:
         facts = None
-        if self._manifest.model.get("inputs"):
+        if self._manifest.model.inputs:
             with self._timings.phase("read_media"):
                 from wanrun.media.prepare import media_facts  # imports Pillow
 
@@ -155,7 +155,7 @@ class MediaSets:
         return Checked(dict(inputs.facts), inputs.num_frames, segments)
 
     def _read(self, media: MediaSet) -> Inputs | None:
-        if not self._manifest.model.get("inputs"):
+        if not self._manifest.model.inputs:
             check_media(self._manifest, media.media)
             return None
         with self._timings.phase("read_media"):

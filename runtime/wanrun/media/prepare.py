@@ -40,7 +40,7 @@ def load_media(manifest: Manifest, profile: Profile, media: Media) -> Inputs:
     check_media(manifest, media)
     loader = _Loader(manifest, profile, media)
     load: Callable[[], Inputs] = {"vace": loader.vace, "animate": loader.animate}.get(
-        manifest.model["task"], loader.frames
+        manifest.model.task, loader.frames
     )
     return load()
 
@@ -60,7 +60,7 @@ def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[s
         UsageError: for what ``check_media`` refuses, and for a file that cannot be read.
     """
     check_media(manifest, media)
-    if manifest.model["task"] == "animate":  # how many frames are used of a folder, the pose video decides
+    if manifest.model.task == "animate":  # how many frames are used of a folder, the pose video decides
         return None
     digests: dict[str, list[str]] = {}
     for name, source in _given(media):
@@ -94,7 +94,7 @@ class _Loader:
         for name, image in images.items():
             arrays[name] = resized(image, self._width, self._height)[None]
         arrays |= self._pixels(images)
-        if images and self._model.get("inputs", {}).get("last_image") == "optional":
+        if images and self._model.inputs.get("last_image") == "optional":
             arrays["has_last_image"] = _flag("last_image" in images)
             arrays.setdefault("last_image", _constant(0, arrays["image"].shape))
         return Inputs(arrays, self._facts())
@@ -115,7 +115,7 @@ class _Loader:
                         self._image("reference_image", source),
                         self._width,
                         self._height,
-                        self._model["vae_spatial"],
+                        self._model.vae_spatial,
                         described(source, field("reference_image")),
                     )
                     for source in media.reference_image
@@ -139,7 +139,7 @@ class _Loader:
         }
         arrays["pose_video"], num_frames = self._poses(media.pose_video, replace)
         target = len(arrays["pose_video"])
-        face = self._model["face_size"]
+        face = self._face
         arrays["face_video"] = self._padded("face_video", media.face_video, target, face, face)
         background, mask = media.background_video, media.mask_video
         if replace:
@@ -152,6 +152,11 @@ class _Loader:
             arrays["mask_video"] = _constant(0, arrays["pose_video"].shape[:3])
         arrays["replace"] = _flag(replace)
         return Inputs(arrays, self._facts(), num_frames, media.segment_overlap)
+
+    @property
+    def _face(self) -> int:
+        assert self._model.face_size is not None
+        return self._model.face_size
 
     def _image(self, name: str, source: ImageSource) -> Image.Image:
         digest = hashlib.sha256()
@@ -173,9 +178,9 @@ class _Loader:
 
     def _pixels(self, images: Mapping[str, Image.Image]) -> dict[str, np.ndarray]:
         """What the image encoder takes, where there is one: images as they are read, by option."""
-        if not images or "image_processor" not in self._model:
+        settings = self._model.image_processor
+        if not images or settings is None:
             return {}
-        settings = self._model["image_processor"]
         pixels = [clip_pixels([image], settings, self._title(name)) for name, image in images.items()]
         return {"pixels": np.concatenate(pixels)}
 
@@ -191,7 +196,7 @@ class _Loader:
     def _check_vace_size(self, frame: Image.Image, name: str) -> None:
         """Raises UsageError unless frames of this size condition all of the video."""
         wanted = f"{self._width}x{self._height}"
-        multiple, spatial = self._model["size_multiple"], self._model["vae_spatial"]
+        multiple, spatial = self._model.size_multiple, self._model.vae_spatial
         width, height = vace_size(*frame.size, self._width, self._height, multiple, spatial)
         if (width, height) != (self._width, self._height):
             # The reference goes on with this size, which programs of the profile's cannot take.
@@ -228,7 +233,7 @@ class _Loader:
     def _poses(self, source: VideoSource, replace: bool) -> tuple[np.ndarray, int]:
         """uint8 (target, H, W, 3): the pose video, padded to whole segments; and how many frames it has."""
         title, pixels = self._title("pose_video"), self._width * self._height
-        frame_bytes = 3 * pixels + 3 * self._model["face_size"] ** 2 + (4 * pixels if replace else 0)
+        frame_bytes = 3 * pixels + 3 * self._face**2 + (4 * pixels if replace else 0)
         limit, step = MAX_BYTES // frame_bytes, -(-_STEP_BYTES // (3 * pixels))
         shape = self._height, self._width, 3
         # Grown in place, for its length is known at its end alone, and two copies would be twice the memory:
@@ -301,7 +306,7 @@ def _facts(manifest: Manifest, media: Media, digests: Mapping[str, list[str]]) -
         many = name == "reference_image"
         facts[name] = names[name] if many else names[name][0]
         facts[f"{name}_sha256"] = digests[name] if many else digests[name][0]
-    if manifest.model["task"] == "animate":
+    if manifest.model.task == "animate":
         facts["mode"] = media.mode or MODES[0]
     return facts
 

@@ -8,12 +8,12 @@ loads where torchvision is not installed. With torchvision up to 0.7 % of the sc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
+from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import UsageError
 
 _LANCZOS = Image.Resampling.LANCZOS
@@ -61,14 +61,13 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
 
 
 def clip_pixels(
-    images: Sequence[Image.Image], settings: Mapping[str, Any], name: str = "the image"
+    images: Sequence[Image.Image], settings: ImageProcessor, name: str = "the image"
 ) -> np.ndarray:
     """Scales the short edge, crops the centre and normalises: ``CLIPImageProcessor``.
 
     Args:
         images: N images of any size.
-        settings: ``shortest_edge`` and ``crop`` in pixels, ``resample`` (Pillow's number of the filter),
-            ``rescale_factor``, and ``mean`` and ``std`` by channel.
+        settings: sizes, filter and colours.
         name: what messages call the images.
 
     Returns:
@@ -77,16 +76,16 @@ def clip_pixels(
     Raises:
         UsageError: for an image so narrow that scaling its short edge would fill the memory.
     """
-    mean, std = (np.asarray(settings[key], np.float32) for key in ("mean", "std"))
+    mean, std = (np.asarray(colours, np.float32) for colours in (settings.mean, settings.std))
     pixels = np.stack([_centre(image, settings, name) for image in images])
     # Float64 for the product alone, and float32 after it, as transformers does.
-    rescaled = (pixels.astype(np.float64) * settings["rescale_factor"]).astype(np.float32)
+    rescaled = (pixels.astype(np.float64) * settings.rescale_factor).astype(np.float32)
     return (rescaled - mean) / std
 
 
-def _centre(image: Image.Image, settings: Mapping[str, Any], name: str) -> np.ndarray:
+def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarray:
     """uint8 (crop, crop, 3): the centre of an image whose short edge is scaled."""
-    edge = settings["shortest_edge"]
+    edge = settings.shortest_edge
     long_edge = int(edge * max(image.size) / min(image.size))
     if edge * long_edge > _MAX_STRETCHED_PIXELS:
         raise UsageError(
@@ -96,9 +95,9 @@ def _centre(image: Image.Image, settings: Mapping[str, Any], name: str) -> np.nd
             remedy="crop it",
         )
     size = (edge, long_edge) if image.width <= image.height else (long_edge, edge)
-    pixels = np.asarray(image.resize(size, Image.Resampling(settings["resample"])))
+    pixels = np.asarray(image.resize(size, Image.Resampling(settings.resample)))
     for axis in (0, 1):
-        pixels = _crop_or_pad(pixels, settings["crop"], axis)
+        pixels = _crop_or_pad(pixels, settings.crop, axis)
     return pixels
 
 

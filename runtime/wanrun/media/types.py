@@ -95,7 +95,7 @@ def check_media(manifest: Manifest, media: Media) -> None:
     """Checks that a task gets the media it needs and no others; reads none.
 
     Args:
-        manifest: ``model["inputs"]`` says which are required, optional, or needed to replace.
+        manifest: ``model.inputs`` says which are required, optional, or needed to replace.
         media: what is given.
 
     Raises:
@@ -109,8 +109,8 @@ def check_media(manifest: Manifest, media: Media) -> None:
 
 
 def _problems(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    inputs: Mapping[str, str] = manifest.model.get("inputs", {})
-    variant, animate = manifest.model["variant"], manifest.model["task"] == "animate"
+    inputs: Mapping[str, str] = manifest.model.inputs
+    variant, animate = manifest.model.variant, manifest.model.task == "animate"
     taken = ", ".join(field(name) for name in inputs) or "a prompt alone"
     replace = animate and media.mode == "replace"
     for name, kind in MEDIA_KINDS.items():

@@ -116,8 +116,8 @@ class EmbeddingFormat:
 
     def __init__(self, manifest: Manifest) -> None:
         self._text = text_digest(manifest)
-        self._max_length: int = manifest.tokenizer.max_length
-        self._width: int = manifest.configs[TEXT_ENCODER]["d_model"]
+        self._max_length = manifest.tokenizer.max_length
+        self._width = manifest.model.text_width
 
     @property
     def limit(self) -> int:

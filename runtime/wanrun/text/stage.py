@@ -11,7 +11,6 @@ from wanrun.loading.buffers import DTYPES
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.programs import Programs
 from wanrun.text.backends import TextBackend, embedding_stores, text_backend, text_programs
-from wanrun.text.embeddings import TEXT_ENCODER
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.tokenizer import ArtifactTokenizer
 from wanrun.timing import Timings
@@ -36,7 +35,7 @@ class TextStage:
         self, opened: OpenedArtifact, tokenizer: ArtifactTokenizer, backend: TextBackend, dtype: str
     ) -> None:
         self.tokenizer, self.backend, self._dtype = tokenizer, backend, DTYPES[dtype]
-        self._width = opened.manifest.configs[TEXT_ENCODER]["d_model"]
+        self._width = opened.manifest.model.text_width
         self._low_memory = opened.policy.low_memory
         self.prompts = PromptEncoder(
             tokenizer,

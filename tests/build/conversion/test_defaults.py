@@ -28,16 +28,16 @@ OWN: Mapping[str, Any] = {
     "fps": 16,
     "negative_prompt": "blurry",
 }
-OF_TWO: Mapping[str, Any] = {**OWN, "guidance_scale_2": 3.0}
+OF_TWO: Mapping[str, Any] = {**OWN, "guidance_scale_2": 3.0, "boundary": 0.875}
 LIGHTNING = ("steps=4", "guidance_scale=1", "solver=euler", "flow_shift=5", "timesteps=1000,937.5,833.33,625")
 
 
 def test_nothing_given() -> None:
     Defaults().check()
-    assert Defaults().applied(OWN, None) == (OWN, None)
-    assert Defaults().applied(OF_TWO, 0.875) == (OF_TWO, 0.875)
+    assert Defaults().applied(OWN) == OWN
+    assert Defaults().applied(OF_TWO) == OF_TWO
     # A checkpoint's own shift is its business, whatever a table would say of it.
-    assert Defaults().applied({**OWN, "flow_shift": 1e-40}, None)[0]["flow_shift"] == 1e-40
+    assert Defaults().applied({**OWN, "flow_shift": 1e-40})["flow_shift"] == 1e-40
 
 
 def test_a_distilled_model_s() -> None:
@@ -53,24 +53,28 @@ def test_a_distilled_model_s() -> None:
     Defaults(**given).check()
     changed = {"num_steps": 4, "guidance_scale": 1.0, "solver": "euler", "flow_shift": 5.0}
     expected = {**OWN, **changed, "timesteps": timesteps}
-    assert Defaults(**given).applied(OWN, None) == (expected, None)
+    assert Defaults(**given).applied(OWN) == expected
     # Guidance that is given alone is both experts', as on wanrun's command line.
-    assert Defaults(**given).applied(OF_TWO, 0.875) == ({**expected, "guidance_scale_2": 1.0}, 0.875)
+    assert Defaults(**given).applied(OF_TWO) == {
+        **expected,
+        "guidance_scale_2": 1.0,
+        "boundary": 0.875,
+    }
 
 
 def test_the_number_of_timesteps_is_that_of_the_steps() -> None:
-    assert Defaults(timesteps=(1000, 757, 522), solver="lcm").applied(OWN, None)[0]["num_steps"] == 3
+    assert Defaults(timesteps=(1000, 757, 522), solver="lcm").applied(OWN)["num_steps"] == 3
 
 
 def test_experts() -> None:
     given = Defaults(boundary=0, guidance_scale_2=2, fps=24)
-    defaults, boundary = given.applied(OF_TWO, 0.875)
-    assert (boundary, defaults["guidance_scale_2"], defaults["fps"]) == (0.0, 2.0, 24.0)
+    defaults = given.applied(OF_TWO)
+    assert (defaults["boundary"], defaults["guidance_scale_2"], defaults["fps"]) == (0.0, 2.0, 24.0)
     assert defaults["guidance_scale"] == 4.0
     for one in (Defaults(boundary=0.9), Defaults(guidance_scale_2=2.0)):
         one.check()  # only the checkpoint tells
         with pytest.raises(UsageError, match=r"has no effect: this checkpoint has one transformer; leave it"):
-            one.applied(OWN, None)
+            one.applied(OWN)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_refusals(given: Mapping[str, Any], message: str) -> None:
         Defaults(**given).check()
     assert message in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UsageError):
-        Defaults(**given).applied(OF_TWO, 0.875)
+        Defaults(**given).applied(OF_TWO)
 
 
 def test_what_fits_neither_with_the_checkpoint() -> None:
@@ -116,7 +120,7 @@ def test_what_fits_neither_with_the_checkpoint() -> None:
     given = Defaults(timesteps=[1000, 999.9999])
     given.check()
     with pytest.raises(UsageError, match="too near to one another"):
-        given.applied(OWN, None)
+        given.applied(OWN)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_the_manifest_and_what_shows_it(tmp_path: Path) -> None:
     arguments = ["convert", str(tmp_path / "toy"), "--artifact", str(artifact), "--default", "boundary=0.9"]
     assert run(commands.wanbuild, [*arguments, *given]) == 0
     manifest = read_manifest(artifact)
-    defaults = manifest.model["defaults"]
+    defaults = manifest.model.default_options()
     assert (
         defaults.items()
         >= {
@@ -182,19 +186,19 @@ def test_the_manifest_and_what_shows_it(tmp_path: Path) -> None:
             "guidance_scale_2": 1.0,
             "solver": "euler",
             "flow_shift": 5.0,
-            "timesteps": [1000.0, 937.5, 833.33, 625.0],
+            "timesteps": (1000.0, 937.5, 833.33, 625.0),
             "fps": 16,
         }.items()
     )
-    assert manifest.model["boundary_ratio"] == 0.9
-    _, ranges = schedule({**defaults, "boundary": 0.9}, manifest)
+    assert defaults["boundary"] == 0.9
+    _, ranges = schedule(defaults, manifest)
     assert [(part.first, part.last, part.guidance_scale) for part in ranges] == [(0, 2, 1.0), (2, 4, 1.0)]
     shown = CliRunner().invoke(commands.wanbuild, ["inspect", "--artifact", str(artifact)]).output
     assert "euler, 4 steps at 1000, 937.5, 833.33, 625, guidance 1 and 1 below boundary 0.9, shift 5" in shown
 
     plain = convert(ConvertRequest(tmp_path / "toy", tmp_path / "plain"))
     assert plain.content_digest != manifest.content_digest
-    assert "timesteps" not in plain.model["defaults"]
+    assert plain.model.defaults.timesteps is None
 
 
 def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,5 +215,6 @@ def test_a_recipe_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(commands.wanbuild, ["build", str(recipe)]) == 0
     manifest = read_manifest(tmp_path / "artifact")
     assert manifest.dtypes["transformer"].weights == "float32"
-    changed = {"guidance_scale": 1.0, "solver": "lcm", "flow_shift": 8.0, "num_steps": 3}
-    assert manifest.model["defaults"].items() >= {**changed, "timesteps": [1000.0, 757.0, 522.0]}.items()
+    changed: dict[str, Any] = {"guidance_scale": 1.0, "solver": "lcm", "flow_shift": 8.0, "num_steps": 3}
+    changed["timesteps"] = (1000.0, 757.0, 522.0)
+    assert manifest.model.default_options().items() >= changed.items()

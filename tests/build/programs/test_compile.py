@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROGRAMS
-from helpers.manifests import programs_of
+from helpers.manifests import plain_manifest, plain_model, programs_of
 from wanbuild.check import verify
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.builder import ProgramBuilder
@@ -140,7 +140,7 @@ def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | No
 def test_samples_of_few_frames(frames: int) -> None:
     """Two fewer than a segment has, so that it is filled up, and one at least."""
     inputs = {"image": "required", "pose_video": "required", "mask_video": "replace"}
-    manifest = types.SimpleNamespace(model={"variant": "wan2.2-animate", "inputs": inputs})
+    manifest = plain_manifest(model=plain_model(variant="wan2.2-animate", inputs=inputs, face_size=16))
     profile = types.SimpleNamespace(width=96, height=64, num_frames=frames, num_references=0)
     media = sample_media(manifest, profile, mode="replace")  # type: ignore[arg-type]
     assert media is not None

@@ -111,7 +111,7 @@ def test_the_defaults_of_a_variant_can_be_built(variant: Variant) -> None:
     assert variant.num_frames % variant.vae_temporal == 1
     step = [variant.vae_spatial * patch for patch in variant.patch[1:]]
     assert all(height % step[0] == 0 and width % step[1] == 0 for width, height in variant.sizes)
-    assert (variant.guidance_scale_2 is not None) == (len(variant.transformers) == 2)
+    assert ("guidance_scale_2" in variant.options) == (len(variant.transformers) == 2)
     assert all(
         width % variant.size_multiple == 0 == height % variant.size_multiple
         for width, height in variant.sizes
@@ -124,7 +124,10 @@ def test_the_defaults_of_a_variant_can_be_built(variant: Variant) -> None:
 def test_the_published_defaults() -> None:
     """Steps, guidance, shift, fps, frames and the first size, of the model cards."""
     assert {
-        name: (f.steps, f.guidance_scale, f.guidance_scale_2, f.flow_shift, f.fps, f.num_frames, f.sizes[0])
+        name: (
+            *(f.steps, f.guidance_scale, f.options.get("guidance_scale_2"), f.flow_shift),
+            *(f.fps, f.num_frames, f.sizes[0]),
+        )
         for name, f in variants().items()
     } == {
         "wan2.1-t2v": (50, 5.0, None, 5.0, 16, 81, (832, 480)),

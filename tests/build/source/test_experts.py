@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from helpers.manifests import with_model
 from helpers.original_checkpoint import original_keys
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -51,9 +52,9 @@ def stored(checkpoint: Path, component: str, key: str) -> np.ndarray:
 
 def test_the_manifest_of_two_experts(checkpoint: Path, tmp_path: Path) -> None:
     manifest = convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
-    assert manifest.model["variant"] == "wan2.2-t2v" and manifest.model["task"] == "t2v"
-    assert manifest.model["boundary_ratio"] == 0.875
-    defaults = manifest.model["defaults"]
+    assert manifest.model.variant == "wan2.2-t2v" and manifest.model.task == "t2v"
+    assert manifest.model.options["boundary"] == 0.875
+    defaults = manifest.model.default_options()
     assert (defaults["num_steps"], defaults["guidance_scale"], defaults["guidance_scale_2"]) == (40, 4.0, 3.0)
     first, second = (manifest.components[name] for name in EXPERTS)
     layouts = [{path: p.layout for path, p in expert.parameters.items()} for expert in (first, second)]
@@ -65,10 +66,9 @@ def test_the_manifest_of_two_experts(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_manifest_of_ti2v(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", "wan2.2-ti2v")
     model = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact")).model
-    assert (model["task"], model["latent_channels"], model["vae_spatial"]) == ("ti2v", 48, 16)
-    assert model["expand_timesteps"] is True and model["boundary_ratio"] is None
-    assert (model["defaults"]["fps"], model["defaults"]["num_steps"]) == (24, 50)
-    assert "guidance_scale_2" not in model["defaults"]
+    assert (model.task, model.latent_channels, model.vae_spatial) == ("ti2v", 48, 16)
+    assert model.expand_timesteps is True and not model.options
+    assert (model.defaults.fps, model.defaults.num_steps) == (24, 50)
 
 
 def test_every_byte_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_programs_of_another_variant_are_not_kept(artifact_copy: Path, toy_check
     request = ConvertRequest(toy_checkpoint, artifact_copy, dtypes, force=True)
     assert convert(request).profiles
     manifest = read_manifest(artifact_copy)
-    manifest.changed(model={**manifest.model, "variant": "wan2.2-t2v"}).write(artifact_copy)
+    with_model(manifest, variant="wan2.2-t2v").write(artifact_copy)
     assert not convert(request).profiles
 
 
@@ -184,11 +184,12 @@ def test_programs_of_another_variant_are_not_kept(artifact_copy: Path, toy_check
 def test_a_boundary_between(two_experts_artifact: Path, shift: float, steps: int) -> None:
     """Each expert has a step in a short run; the model's own boundary is kept where it does that."""
     manifest = read_manifest(two_experts_artifact)
-    defaults = {**manifest.model["defaults"], "flow_shift": shift}
-    manifest = manifest.changed(model={**manifest.model, "defaults": defaults})
-    own, found = manifest.model["boundary_ratio"], boundary_between(manifest, steps)
+    manifest = with_model(manifest, {"flow_shift": shift})
+    own, found = manifest.model.options["boundary"], boundary_between(manifest, steps)
     parts = {
-        boundary: schedule({**defaults, "num_steps": steps, "boundary": boundary}, manifest)[1]
+        boundary: schedule(
+            {**manifest.model.default_options(), "num_steps": steps, "boundary": boundary}, manifest
+        )[1]
         for boundary in (own, found)
     }
     assert len(parts[found]) == 2

@@ -19,6 +19,7 @@ from wanbuild.source.match import variant_of
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.published import PUBLISHED_IMAGE_PROCESSOR
 from wanbuild.variants.table import variants
+from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import SourceError
 
 PROCESSOR = f"image_processor/{FILE}"
@@ -194,22 +195,22 @@ def test_the_manifest_names_the_transformer_s_class(toy: Callable[..., Path], tm
 def test_what_the_runtime_is_told(toy: Callable[..., Path], tmp_path: Path, variant: str) -> None:
     model = convert(ConvertRequest(toy(variant), tmp_path / "artifact")).model
     row = variants()[variant]
-    assert (model["variant"], model["task"], model["inputs"]) == (variant, row.task, dict(row.inputs))
-    assert model["size_multiple"] == (32 if variant == "wan2.2-ti2v" else 16)
-    assert model["leading_latents"] == (1 if variant == "wan2.2-animate" else 0)
-    assert model.get("face_size") == (16 if variant == "wan2.2-animate" else None)
-    assert model["defaults"].get("conditioning_scale") == (1.0 if variant == "wan2.1-vace" else None)
+    assert (model.variant, model.task, model.inputs) == (variant, row.task, dict(row.inputs))
+    assert model.size_multiple == (32 if variant == "wan2.2-ti2v" else 16)
+    assert model.leading_latents == (1 if variant == "wan2.2-animate" else 0)
+    assert model.face_size == (16 if variant == "wan2.2-animate" else None)
+    assert model.options.get("conditioning_scale") == (1.0 if variant == "wan2.1-vace" else None)
     if row.encoded_images:
-        assert model["image_processor"] == {
-            "shortest_edge": 47,
-            "crop": 42,
-            "mean": PUBLISHED_IMAGE_PROCESSOR["image_mean"],
-            "std": PUBLISHED_IMAGE_PROCESSOR["image_std"],
-            "rescale_factor": PUBLISHED_IMAGE_PROCESSOR["rescale_factor"],
-            "resample": 3,
-        }
+        assert model.image_processor == ImageProcessor(
+            shortest_edge=47,
+            crop=42,
+            resample=3,
+            rescale_factor=PUBLISHED_IMAGE_PROCESSOR["rescale_factor"],
+            mean=tuple(PUBLISHED_IMAGE_PROCESSOR["image_mean"]),
+            std=tuple(PUBLISHED_IMAGE_PROCESSOR["image_std"]),
+        )
     else:
-        assert "image_processor" not in model
+        assert model.image_processor is None
 
 
 def test_an_image_encoder_with_its_projection(toy: Callable[..., Path], tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_the_processor_is_a_file_of_the_source(toy: Callable[..., Path], tmp_pat
     data = json.loads((folder / PROCESSOR).read_text())
     (folder / PROCESSOR).write_text(json.dumps({**data, "image_mean": [0.5, 0.5, 0.5]}))
     second = convert(ConvertRequest(folder, tmp_path / "b"))
-    assert second.model["image_processor"]["mean"] == [0.5, 0.5, 0.5]
+    assert second.model.image_processor.mean == (0.5, 0.5, 0.5)
     assert first.content_digest != second.content_digest
 
 

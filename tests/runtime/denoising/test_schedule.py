@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 
-from helpers.manifests import plain_manifest
+from helpers.manifests import plain_manifest, with_model
 from wanrun.artifact.parameters import Component
 from wanrun.denoising.schedule import ExpertRange, boundary_between, expert_ranges, schedule
 from wanrun.denoising.solvers import solver_table
@@ -16,15 +13,9 @@ from wanrun.errors import UsageError
 
 NAMES = ("transformer", "transformer_2")
 LIGHTNING = [1000, 937.5, 833.33, 625]
-DEFAULTS: Mapping[str, Any] = {"num_steps": 40, "guidance_scale": 4.0, "flow_shift": 5.0, "solver": "unipc"}
-TWO = plain_manifest(
-    model={
-        "defaults": {**DEFAULTS, "guidance_scale_2": 3.0},
-        "boundary_ratio": 0.875,
-        "num_train_timesteps": 1000,
-    },
-    components={name: Component(name, {}) for name in NAMES},
-)
+TWO = with_model(
+    plain_manifest(), {"flow_shift": 5.0}, options={"guidance_scale_2": 3.0, "boundary": 0.875}
+).changed(components={name: Component(name, {}) for name in NAMES})
 
 
 def test_the_boundary_may_be_at_a_timestep() -> None:
@@ -49,7 +40,7 @@ def test_one_transformer() -> None:
 
 
 def test_the_table_of_the_options() -> None:
-    options = {**TWO.model["defaults"], "boundary": 0.875, "num_steps": 6}
+    options = {**TWO.model.default_options(), "num_steps": 6}
     table, ranges = schedule(options, TWO)
     expected = solver_table("unipc", 6, 5.0)
     np.testing.assert_array_equal(table.coefficients, expected.coefficients)
@@ -60,7 +51,7 @@ def test_the_table_of_the_options() -> None:
 @pytest.mark.parametrize("solver", ["euler", "lcm"])
 def test_explicit_timesteps(solver: str) -> None:
     """Two steps of each expert, as the published distilled experts are run."""
-    options = {**TWO.model["defaults"], "boundary": 0.875, "solver": solver, "timesteps": LIGHTNING}
+    options = {**TWO.model.default_options(), "solver": solver, "timesteps": LIGHTNING}
     table, ranges = schedule(options, TWO)
     np.testing.assert_array_equal(table.timesteps, np.array(LIGHTNING, np.float32))
     assert [(part.transformer, part.first, part.last) for part in ranges] == [
@@ -79,13 +70,12 @@ def test_a_boundary_for_a_short_run(own: float, steps: int, expected: float) -> 
 
     The model's default timesteps are for another number of steps.
     """
-    model = {**TWO.model, "boundary_ratio": own}
-    distilled = {**model, "defaults": {**model["defaults"], "timesteps": LIGHTNING}}
-    for manifest in (TWO.changed(model=model), TWO.changed(model=distilled)):
+    plain = with_model(TWO, options={**TWO.model.options, "boundary": own})
+    for manifest in (plain, with_model(plain, {"timesteps": tuple(LIGHTNING)})):
         assert boundary_between(manifest, steps) == pytest.approx(expected)
 
 
 def test_a_boundary_for_another_solver() -> None:
     """Of 1000, 667, 334, 1: the boundary between the two in the middle."""
-    manifest = TWO.changed(model={**TWO.model, "boundary_ratio": 0.0})
+    manifest = with_model(TWO, options={**TWO.model.options, "boundary": 0.0})
     assert boundary_between(manifest, 4, solver="lcm", flow_shift=1.0) == pytest.approx(0.5005)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,27 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.manifests import built_with, plain_manifest
+from helpers.manifests import built_with, plain_manifest, with_model
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop, resolve_options
 from wanrun.generation.request import Request, read_request, rows
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_steps": 40,
-    "guidance_scale": 4.0,
-    "flow_shift": 12.0,
-    "solver": "unipc",
-    "fps": 16,
-    "negative_prompt": "blurry",
-}
 ONE = plain_manifest(
-    model={"defaults": DEFAULTS, "boundary_ratio": None},
     components={"transformer": Component("transformer", {})},
 )
-TWO = ONE.changed(
-    model={"defaults": {**DEFAULTS, "guidance_scale_2": 3.0}, "boundary_ratio": 0.875},
+TWO = with_model(ONE, options={"guidance_scale_2": 3.0, "boundary": 0.875}).changed(
     components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
 )
 
@@ -70,7 +59,7 @@ def test_defaults() -> None:
 
 
 LIGHTNING = [1000, 937.5, 833.33, 625]
-DISTILLED = ONE.changed(model={**ONE.model, "defaults": {**DEFAULTS, "num_steps": 4, "timesteps": LIGHTNING}})
+DISTILLED = with_model(ONE, {"num_steps": 4, "timesteps": tuple(LIGHTNING)})
 
 
 def test_default_timesteps() -> None:
@@ -150,54 +139,48 @@ def test_options_without_effect_are_refused() -> None:
     assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
 
 
-# What one task has.
+# What some models have.
 
 
-def of_task(task: str, **defaults: Any) -> Manifest:
-    return ONE.changed(model={**ONE.model, "task": task, "defaults": {**DEFAULTS, **defaults}})
+def having(**options: Any) -> Manifest:
+    return with_model(ONE, options=options)
 
 
-def test_options_of_one_task() -> None:
+def test_options_of_some_models() -> None:
     names = ("conditioning_scale", "segment_overlap")
-    for task, name, default, value in [
-        ("vace", "conditioning_scale", 1.0, 0.25),
-        ("vace", "conditioning_scale", 1.0, 0),
-        ("animate", "segment_overlap", 1, 5),
+    for name, default, value in [
+        ("conditioning_scale", 1.0, 0.25),
+        ("conditioning_scale", 1.0, 0),
+        ("segment_overlap", 1, 5),
     ]:
         (other,) = set(names) - {name}
-        plain = resolve(of_task(task), profile())
+        manifest = having(**{name: default})
+        plain = resolve(manifest, profile())
         assert plain[name] == default and other not in plain
         for nothing in ({}, dict.fromkeys(names)):
-            assert resolve(of_task(task), profile(), **nothing) == plain
-        found = resolve(of_task(task), profile(), **{name: value, other: None})
+            assert resolve(manifest, profile(), **nothing) == plain
+        found = resolve(manifest, profile(), **{name: value, other: None})
         assert found == {**plain, name: value} and type(found[name]) is type(default)
-    assert resolve(of_task("vace", conditioning_scale=0.5), profile())["conditioning_scale"] == 0.5
-    whole = of_task("vace", conditioning_scale=1)  # as JSON may have it
+    half = having(conditioning_scale=0.5)
+    assert resolve(half, profile())["conditioning_scale"] == 0.5
+    whole = having(conditioning_scale=1)  # as JSON may have it
     assert resolve(whole, profile(), conditioning_scale=0.5)["conditioning_scale"] == 0.5
-    assert (
-        resolve(of_task("vace"), profile(), conditioning_scale=np.float32(0.5))["conditioning_scale"] == 0.5
-    )
-    for task in ("t2v", "i2v", "flf2v", "ti2v"):
-        assert not {*names} & resolve(of_task(task), profile()).keys()
-    assert not {*names} & resolve(ONE, profile()).keys()  # an artifact that does not know its task
+    assert resolve(whole, profile(), conditioning_scale=np.float32(0.5))["conditioning_scale"] == 0.5
+    assert not {*names} & resolve(ONE, profile()).keys()
 
 
-def test_options_of_another_task_are_refused() -> None:
-    for name, task, models, value in [
-        ("conditioning_scale", "vace", "VACE", 1.0),
-        ("segment_overlap", "animate", "Animate", 1),
-    ]:
+def test_options_of_other_models_are_refused() -> None:
+    for name, models, value in [("conditioning_scale", "VACE", 1.0), ("segment_overlap", "Animate", 1)]:
         rest = f"has no effect: this is no {models} model; leave it out; it is for {models} models"
-        for other in {"t2v", "i2v", "flf2v", "ti2v", "vace", "animate"} - {task}:
-            manifest = of_task(other)
+        others = {"conditioning_scale": 1.0, "segment_overlap": 1}
+        others.pop(name)
+        for manifest in (ONE, having(**others)):
             assert refusal(UsageError, manifest, profile(), **{name: value}) == f"{name} {rest}"
-        assert refusal(UsageError, ONE, profile(), **{name: value}) == f"{name} {rest}"
 
 
 def test_the_latents_of_a_profile() -> None:
-    model = {"latent_channels": 16, "vae_temporal": 4, "vae_spatial": 8}
     for extra, references, frames in [({}, 0, 3), ({"leading_latents": 1}, 0, 4), ({}, 2, 5)]:
-        manifest = ONE.changed(model={**model, **extra})
+        manifest = with_model(ONE, **extra)
         where = msgspec.structs.replace(profile(), num_videos=2, num_references=references)
         assert latents_shape(manifest, where) == (2, 16, frames, 8, 12)
 

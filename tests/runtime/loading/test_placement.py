@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.damage import PROFILE
-from helpers.manifests import plain_manifest, plain_parameter, plain_program, programs_of
+from helpers.manifests import plain_manifest, plain_model, plain_parameter, plain_program, programs_of
 from wanbuild.components import KINDS
 from wanbuild.models.params import abstract_params, flatten
 from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
@@ -29,7 +29,8 @@ def of_bytes(nbytes: int) -> Component:
 
 
 def manifest_of(**components: Component) -> Manifest:
-    return plain_manifest(components=components)
+    options = {"guidance_scale_2": 3.0, "boundary": 0.875} if "transformer_2" in components else {}
+    return plain_manifest(components=components, model=plain_model(options=options))
 
 
 def taking(**inputs: Any) -> dict[str, Program]:

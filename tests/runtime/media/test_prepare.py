@@ -17,8 +17,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from helpers.damage import flag
+from helpers.manifests import plain_manifest, plain_model
 from helpers.pictures import picture, pictures, same, write_folder, write_video
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanrun.media import prepare as wanrun_inputs
@@ -39,14 +41,14 @@ INPUTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("background_video", "mask_video"), "replace"),
     },
 }
-CLIP = {
-    "shortest_edge": 30,
-    "crop": 30,
-    "mean": [0.48, 0.46, 0.41],
-    "std": [0.27, 0.26, 0.28],
-    "rescale_factor": 1 / 255,
-    "resample": 3,
-}
+CLIP = ImageProcessor(
+    shortest_edge=30,
+    crop=30,
+    resample=3,
+    rescale_factor=1 / 255,
+    mean=(0.48, 0.46, 0.41),
+    std=(0.27, 0.26, 0.28),
+)
 WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
 WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
 A, B = picture(90, 70, 1), picture(50, 80, 2)
@@ -54,17 +56,15 @@ MOVING = pictures(FRAMES, WIDTH, HEIGHT)
 
 
 def manifest_of(variant: str) -> Manifest:
-    model: dict[str, Any] = {
-        "variant": variant,
-        "task": variant.split("-")[1],
-        "inputs": INPUTS[variant],
-        "vae_spatial": 8,
-        "size_multiple": 16,
-        "face_size": FACE,
-    }
-    if variant in WITH_ENCODER:
-        model["image_processor"] = CLIP
-    return cast(Manifest, SimpleNamespace(model=model))
+    return plain_manifest(
+        model=plain_model(
+            variant=variant,
+            task=variant.split("-")[1],
+            inputs=INPUTS[variant],
+            face_size=FACE,
+            image_processor=CLIP if variant in WITH_ENCODER else None,
+        )
+    )
 
 
 def profile_of(num_references: int = 0, num_frames: int = FRAMES) -> Profile:
@@ -117,14 +117,6 @@ def test_what_is_not_taken_is_refused(variant: str) -> None:
     if variant != "wan2.2-animate":
         assert "--mode cannot be used" in check(variant, Media(mode="replace"))
         assert "--segment-overlap cannot be used" in check(variant, Media(segment_overlap=5))
-
-
-def test_an_artifact_without_the_record_takes_none() -> None:
-    manifest = manifest_of("wan2.1-t2v")
-    del cast(dict[str, Any], manifest.model)["inputs"]
-    check_media(manifest, Media())
-    with pytest.raises(UsageError, match="image cannot be used"):
-        check_media(manifest, Media(image=A))
 
 
 def test_all_problems_are_said_at_once() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from helpers.embeddings import PROMPT, random_rows, same
+from helpers.manifests import plain_model
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
@@ -164,7 +165,7 @@ def test_what_a_key_depends_on(manifest: Manifest, tmp_path: Path) -> None:
     assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
 
     same_key = manifest.changed(
-        loras=({"file": "x"},), times={"converted": "now"}, model={}, source={"files": {}}
+        loras=({"file": "x"},), times={"converted": "now"}, model=plain_model(), source={"files": {}}
     )
     assert embedding_key(same_key, "a fox", "float32") in keys
     cached = {EmbeddingCache(other, {}, folder=tmp_path).key("a fox", "float32") for other in others}
