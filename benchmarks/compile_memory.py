@@ -23,6 +23,7 @@ from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec, resolve_target
+from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants.table import variants
 from wanrun.artifact.jax_process import JaxFlags
@@ -54,8 +55,8 @@ def published_manifest(model: str) -> Manifest:
     )
     facts = Model(
         variant=row.name,
-        task=row.task,
-        inputs=dict(row.inputs),
+        task=row.task_record(parsed["transformer"]),
+        image_processor=ImageProcessorConfig().record if row.encoded_images else None,
         text_width=parsed["transformer"].text_dim,
         latent_channels=parsed["vae"].z_dim,
         vae_spatial=row.vae_spatial,
@@ -65,12 +66,11 @@ def published_manifest(model: str) -> Manifest:
         num_train_timesteps=1000,
         expand_timesteps=row.expand_timesteps,
         defaults=defaults,
-        options=row.options,
-        **row.facts(parsed["transformer"]),
+        options=dict(row.options),
     )
     return Manifest(
         model=facts,
-        configs=configs,
+        configs={name: dict(config) for name, config in configs.items()},
         source={"files": {}},
         loras=(),
         profiles={},
@@ -90,7 +90,7 @@ def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[Progr
     """Yields the programs of one generation, except the text encoder's, which all models share."""
     if "image_encoder" in manifest.components:
         yield builder.encode_image()
-    if manifest.model.inputs:
+    if manifest.model.task.inputs:
         yield builder.encode_video()
     yield from (builder.prepare(), builder.denoise_step(), builder.decode_video())
 

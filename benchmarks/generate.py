@@ -27,8 +27,8 @@ from pagecache import warm
 from peers import diffusers
 from wanbuild.toy.media import write_samples
 from wanbuild.variants.table import variants
-from wanbuild.variants.variant import OPTIONAL, REQUIRED
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.task import Input, MediaOption
 from wanrun.media.types import spelled
 
 PROMPT = "A red fox runs through fresh snow at dawn"
@@ -61,19 +61,25 @@ def main() -> None:
         run(options, options.folder or Path(temporary))
 
 
-def media_files(folder: Path, inputs: Mapping[str, str], options: argparse.Namespace) -> dict[str, Path]:
+def media_files(
+    folder: Path, inputs: Mapping[MediaOption, Input], options: argparse.Namespace
+) -> dict[str, Path]:
     """Writes an image or a folder of frames for each of a model's inputs; returns paths by option.
 
     References of a VACE model are left out, because its profile is built without them.
 
     Args:
         folder: the folder to write into.
-        inputs: the model's inputs, and when each is taken.
+        inputs: the model's inputs.
         options: the command line.
     """
     # VACE models exist to edit a video, so they are measured with one.
-    wanted = [REQUIRED, OPTIONAL] if options.optional or "video" in inputs else [REQUIRED]
-    names = [name for name, needs in inputs.items() if needs in wanted and name != "reference_image"]
+    optional = options.optional or "video" in inputs
+    names = [
+        name
+        for name, item in inputs.items()
+        if item.kind != "images" and item.mode is None and (item.required or optional)
+    ]
     width, height = map(int, options.size.split("x"))
     write_samples(folder, names, (width, height), options.frames, face=512)
     paths = {name: folder / name for name in names}

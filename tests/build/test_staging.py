@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.manifests import with_model
+from helpers.media_files import task_of
 from wanbuild.conversion import convert as convert_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.staging import build_lock, building_folder, check_free_space, commit
@@ -242,7 +243,7 @@ def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, t
     with_model(before, {"num_steps": 3}).write(artifact_copy)
     kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     assert kept.profiles == before.profiles and kept.model == before.model
-    with_model(kept, inputs={"image": "optional"}).write(artifact_copy)
+    with_model(kept, task=task_of("wan2.2-ti2v")).write(artifact_copy)
     after = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     assert not after.profiles and after.model == before.model
 

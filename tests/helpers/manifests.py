@@ -15,6 +15,7 @@ from wanrun.artifact.model import Defaults, Model
 from wanrun.artifact.parameters import Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.targets import Requirements, Target
+from wanrun.artifact.task import Task
 
 
 def plain_manifest(**fields: Any) -> Manifest:
@@ -51,8 +52,7 @@ def plain_model(**fields: Any) -> Model:
         "num_train_timesteps": 1000,
         "defaults": defaults,
         "options": {},
-        "task": "t2v",
-        "inputs": {},
+        "task": Task(name="t2v", inputs={}),
     }
     return Model(**{**plain, **fields})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,31 +12,38 @@ import numpy as np
 from PIL import Image
 
 from helpers.manifests import with_model, with_profiles
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.task import Task
 
-TASKS: Mapping[str, Mapping[str, Any]] = {
-    "t2v": {"variant": "wan2.1-t2v", "inputs": {}},
-    "i2v": {"variant": "wan2.2-i2v", "inputs": {"image": "required", "last_image": "optional"}},
-    "flf2v": {"variant": "wan2.1-flf2v", "inputs": {"image": "required", "last_image": "required"}},
-    "i2v21": {"variant": "wan2.1-i2v", "task": "i2v", "inputs": {"image": "required"}},
-    "ti2v": {"variant": "wan2.2-ti2v", "inputs": {"image": "optional"}},
-    "vace": {
-        "variant": "wan2.1-vace",
-        "inputs": {"video": "optional", "mask": "optional", "reference_image": "optional"},
-        "options": {"conditioning_scale": 1.0},
-    },
-    "animate": {
-        "variant": "wan2.2-animate",
-        "inputs": {
-            **dict.fromkeys(("image", "pose_video", "face_video"), "required"),
-            **dict.fromkeys(("background_video", "mask_video"), "replace"),
-        },
-        "leading_latents": 1,
-        "face_size": 32,
-        "options": {"segment_overlap": 1},
-    },
+TASKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "t2v": ("wan2.1-t2v", {}),
+    "i2v": ("wan2.2-i2v", {}),
+    "flf2v": ("wan2.1-flf2v", {}),
+    "i2v21": ("wan2.1-i2v", {}),
+    "ti2v": ("wan2.2-ti2v", {}),
+    "vace": ("wan2.1-vace", {"options": {"conditioning_scale": 1.0}}),
+    "animate": ("wan2.2-animate", {"leading_latents": 1}),
 }
-"""What a manifest's model says of each task, besides what it says of the toy."""
+"""The variant of each task, and what a manifest says of its model besides what it says of the toy."""
+
+FACE = 32
+"""Pixels of a side of a face."""
+
+
+def task_of(variant: str, face: int = FACE, encoder: bool = True) -> Task:
+    """What a manifest says of a variant's task.
+
+    Args:
+        variant: its name.
+        face: pixels of a side of a face.
+        encoder: whether images are for the image encoder too, where there is one.
+    """
+    task = variants()[variant].task_record(SimpleNamespace(motion_encoder_size=face))
+    if encoder:
+        return task
+    inputs = {name: msgspec.structs.replace(item, encoded=False) for name, item in task.inputs.items()}
+    return msgspec.structs.replace(task, inputs=inputs)
 
 
 def make_task(artifact: Path, task: str, references: Sequence[int] = (0,), num_frames: int = 9) -> None:
@@ -48,7 +56,9 @@ def make_task(artifact: Path, task: str, references: Sequence[int] = (0,), num_f
         num_frames: frames of the profiles.
     """
     manifest = read_manifest(artifact)
-    facts = {"task": task, "leading_latents": 0, "size_multiple": 16, **TASKS[task]}
+    variant, facts = TASKS[task]
+    task_record = task_of(variant, encoder=False)
+    facts = {"variant": variant, "task": task_record, "options": {}, "leading_latents": 0, **facts}
     one = next(iter(manifest.profiles.values()))
     profiles = [
         msgspec.structs.replace(one, num_references=number, num_frames=num_frames, index=index)

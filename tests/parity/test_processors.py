@@ -24,7 +24,7 @@ from helpers.pictures import ffmpeg, picture, pictures, pixels, write_variable, 
 from wanbuild.source.images import ImageProcessorConfig
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
-from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
+from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, scaled_size
 from wanrun.media.read_video import read_video
 from wanrun.media.windows import reflected
 
@@ -127,7 +127,7 @@ def test_reference_canvas(size: tuple[int, int], profile: tuple[int, int]) -> No
 
 def test_vace_video_and_mask() -> None:
     video, mask = pictures(5, 224, 150), pictures(5, 61, 97, 9)
-    assert vace_size(224, 150, 96, 64, 16) == (96, 48)
+    assert scaled_size(224, 150, 96, 64, 16) == (96, 48)
     expected_video, expected_mask, _ = vace(96, 64, video=video, mask=mask)
     frames = np.stack([resized(frame, 96, 48) for frame in video])
     np.testing.assert_array_equal(frames, as_uint8(expected_video[0].transpose(0, 1), -1))
@@ -135,14 +135,14 @@ def test_vace_video_and_mask() -> None:
     np.testing.assert_array_equal(frames, as_uint8(expected_mask[0].transpose(0, 1), 0))
 
 
-def test_vace_sizes() -> None:
+def test_scaled_sizes() -> None:
     random = np.random.default_rng(0)
     sizes = [(832, 480), (1280, 720), (1664, 960), (833, 485), (16, 2000), (96, 64), (100, 70), (48, 96)]
     sizes += [tuple(map(int, random.integers(16, 300, 2))) for _ in range(40)]
     checked = 0
     for width, height in sizes:
         for profile in PROFILES:
-            found = vace_size(width, height, *profile, 16)
+            found = scaled_size(width, height, *profile, 16)
             if 0 in found:
                 continue
             video, _, _ = vace(*profile, video=[Image.new("RGB", (width, height))])

@@ -97,7 +97,7 @@ def table(manifest: Manifest) -> Iterator[str]:
     """The artifact in lines for a terminal."""
     data = summary(manifest)
     model, defaults = manifest.model, manifest.model.default_options()
-    yield f"variant         {model.variant} ({model.task})"
+    yield f"variant         {model.variant} ({model.task.name})"
     yield f"content digest  {data['content_digest']}"
     source = data["source"]
     yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"

@@ -209,9 +209,7 @@ def _model_record(
         defaults=DefaultOptions(**everywhere),
         options=defaults,
         image_processor=None if processor is None else processor.record,
-        task=variant.task,
-        inputs=dict(variant.inputs),
-        **variant.facts(plans["transformer"].config),
+        task=variant.task_record(plans["transformer"].config),
     )
 
 

@@ -16,7 +16,7 @@ from wanrun.files import digest_found
 from wanrun.text.embeddings import embedding_file, embedding_key
 
 _PROGRAM_FACTS = (
-    *("variant", "task", "inputs", "face_size", "text_width", "latent_channels", "vae_spatial"),
+    *("variant", "task", "text_width", "latent_channels", "vae_spatial"),
     *("vae_temporal", "leading_latents", "expand_timesteps"),
 )
 """The facts of a model that its programs depend on."""

@@ -11,6 +11,7 @@ import numpy as np
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.task import Input, MediaOption
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
@@ -65,26 +66,31 @@ def sample_media(
     Args:
         manifest: the artifact's manifest.
         profile: sizes and frames. Images have another size; a video for VACE has the profile's.
-        mode: Animate's mode; None: ``animate``. There is one window, whose last frames are padded.
+        mode: Animate's mode; None: its default. There is one window, whose last frames are padded.
         without: names of optional inputs to leave out.
         seed: seed of the pictures.
 
     Returns:
         The media; None for a model without any, or if all are left out.
     """
-    takes: Mapping[str, str] = manifest.model.inputs
+    inputs = manifest.model.task.inputs
     wanted = {
         name
-        for name, needs in takes.items()
-        if needs == "required" or (needs == "optional" and name not in without) or needs == mode == "replace"
+        for name, item in inputs.items()
+        if item.mode in (None, mode) and (item.required or name not in without)
     }
     if not wanted:
         return None
     variant = variant_named(manifest.model.variant, Path("the artifact"))
     frames = variant.sample_frames(profile.num_frames)
     size = profile.width, profile.height
-    given = _samples(wanted, size, frames, profile.num_references, manifest.model.face_size or 0, seed)
+    given = _samples(wanted, size, frames, profile.num_references, _face_size(inputs), seed)
     return Media(**given, mode=mode)
+
+
+def _face_size(inputs: Mapping[MediaOption, Input]) -> int:
+    """Pixels of a side of the face video; 0 for a model that takes none."""
+    return inputs["face_video"].size or 0 if "face_video" in inputs else 0
 
 
 def _samples(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from msgspec import structs
 
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.vae import FRAMES_PER_LATENT
@@ -21,8 +22,21 @@ from wanbuild.variants.conditioner import (
     signed,
     still,
 )
-from wanbuild.variants.variant import CHANNELS, REPLACE, REQUIRED, WITH_IMAGES, Field, Variant, Way, takes
-from wanrun.media.types import MODES, Media
+from wanbuild.variants.variant import (
+    CHANNELS,
+    WITH_IMAGES,
+    Field,
+    Inputs,
+    Variant,
+    Way,
+    a_video,
+    an_image,
+    takes,
+)
+from wanrun.artifact.task import Modes, Windows
+from wanrun.media.types import Media
+
+MODES = Modes(names=("animate", "replace"), array="replace")
 
 PREVIOUS_FRAMES = 5
 """Frames of the previous window that ``encode_video`` takes; the last of them may be used."""
@@ -95,8 +109,10 @@ class Character(Variant):
         in_channels = ("in_channels", self.in_channels(latent_channels), AnimateConfig.in_channels)
         return [in_channels, ("latent_channels", latent_channels, CHANNELS)]
 
-    def facts(self, transformer: Any) -> dict[str, Any]:
-        return {"face_size": transformer.motion_encoder_size}
+    def inputs_for(self, transformer: Any) -> Inputs:
+        """The motion encoder takes square faces."""
+        face = structs.replace(self.inputs["face_video"], size=transformer.motion_encoder_size)
+        return {**self.inputs, "face_video": face}
 
     @property
     def least_frames(self) -> tuple[int, str]:
@@ -110,13 +126,14 @@ class Character(Variant):
     def reference_arguments(self, media: Media, numbers: Mapping[str, Any]) -> dict[str, Any]:
         given = super().reference_arguments(media, numbers)
         given["segment_frame_length"] = given.pop("num_frames")
-        given["prev_segment_conditioning_frames"] = media.segment_overlap
-        given["mode"] = media.mode or MODES[0]
+        assert self.windows is not None
+        given["prev_segment_conditioning_frames"] = media.segment_overlap or self.windows.overlaps[0]
+        given["mode"] = media.mode or MODES.names[0]
         return given
 
     @property
     def ways(self) -> Sequence[Way]:
-        return [(mode, {"mode": mode}) for mode in MODES]
+        return [(mode, {"mode": mode}) for mode in MODES.names]
 
     def sample_frames(self, num_frames: int) -> int:
         """Returns fewer frames than a window, so that its last frames are padded."""
@@ -132,16 +149,18 @@ ROWS = (
             {**WITH_IMAGES, "transformer": ("diffusers.WanAnimateTransformer3DModel",)}
         ),
         inputs=takes(
-            image=REQUIRED,
-            pose_video=REQUIRED,
-            face_video=REQUIRED,
-            background_video=REPLACE,
-            mask_video=REPLACE,
+            an_image("image", prepare="fit_on_black", encoded=True),
+            a_video("pose_video"),
+            a_video("face_video"),
+            a_video("background_video", mode="replace", default=0),
+            a_video("mask_video", mode="replace", prepare="greyscale", default=0),
+        ),
+        modes=MODES,
+        windows=Windows(
+            frames_of="pose_video", overlaps=(1, PREVIOUS_FRAMES), carried={"previous": "last_frames"}
         ),
         condition_channels=True,
-        encoded_images=1,
         leading_latents=1,
-        options=MappingProxyType({"segment_overlap": 1}),
         steps=20,
         guidance_scale=1.0,
         fps=30,

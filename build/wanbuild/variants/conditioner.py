@@ -23,6 +23,7 @@ from wanbuild.models.convolution import Algorithm
 from wanbuild.models.params import bind
 from wanbuild.models.vae import FRAMES_PER_LATENT, WanVAE
 from wanbuild.models.vae_config import VAEConfig
+from wanrun.artifact.task import Input, MediaOption
 
 FLAG = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -39,7 +40,7 @@ class Conditioner(ABC):
     Args:
         module: the abstract VAE.
         config: its configuration.
-        inputs: the model's media, and whether each is ``required``, as in the manifest.
+        inputs: the model's media, as in the manifest.
         width: pixels.
         height: pixels.
         num_frames: F.
@@ -51,7 +52,7 @@ class Conditioner(ABC):
 
     module: WanVAE
     config: VAEConfig
-    inputs: Mapping[str, str]
+    inputs: Mapping[MediaOption, Input]
     width: int
     height: int
     num_frames: int

@@ -13,7 +13,8 @@ import numpy as np
 
 from wanbuild.models.vae import FRAMES_PER_LATENT
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, Source, signed, still
-from wanbuild.variants.variant import OPTIONAL, TEXT_TO_VIDEO, Field, Variant, Way, takes
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Field, Variant, Way, a_video, takes
+from wanrun.artifact.task import Input
 from wanrun.media.types import Media
 
 
@@ -106,7 +107,11 @@ ROWS = (
         components=MappingProxyType(
             {**TEXT_TO_VIDEO, "transformer": ("diffusers.WanVACETransformer3DModel",)}
         ),
-        inputs=takes(video=OPTIONAL, mask=OPTIONAL, reference_image=OPTIONAL),
+        inputs=takes(
+            a_video("video", required=False, prepare="resize_same_aspect", default=0, flag="has_video"),
+            a_video("mask", required=False, beside="video", default=255),
+            reference_image=Input(kind="images", array="references", prepare="fit_on_white"),
+        ),
         options=MappingProxyType({"conditioning_scale": 1.0}),
         flow_shift=16.0,
         sizes=((1280, 720), (832, 480)),

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.variants.conditioner import Arrays, Conditioner, still
-from wanbuild.variants.variant import OPTIONAL, TEXT_TO_VIDEO, Variant, Way, takes
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Variant, Way, an_image, takes
+from wanrun.artifact.task import HeldFrame
 
 
 class FirstFrameConditioner(Conditioner):
@@ -53,7 +54,8 @@ ROWS = (
         task="ti2v",
         pipeline_class="WanPipeline",
         components=TEXT_TO_VIDEO,
-        inputs=takes(image=OPTIONAL),
+        inputs=takes(an_image("image", required=False)),
+        held=HeldFrame(condition="condition", latents="first_frame", mask="frame_mask"),
         expand_timesteps=True,
         fps=24,
         sizes=((1280, 704), (704, 1280)),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, mask_channels, over_pixels, signed
-from wanbuild.variants.variant import OPTIONAL, REQUIRED, TWO_EXPERTS, WITH_IMAGES, Variant, Way, takes
+from wanbuild.variants.variant import TWO_EXPERTS, WITH_IMAGES, Variant, Way, an_image, takes
 
 
 class ImageConditioner(Conditioner):
@@ -22,8 +22,8 @@ class ImageConditioner(Conditioner):
         arguments = {"image": self._frames(1)}
         if "last_image" in self.inputs:
             arguments["last_image"] = self._frames(1)
-            if self.inputs["last_image"] == "optional":
-                arguments["has_last_image"] = FLAG
+            if flag := self.inputs["last_image"].flag:
+                arguments[flag] = FLAG
         return arguments
 
     def condition(self, weights: Any, media: Arrays) -> dict[str, jax.Array]:
@@ -62,7 +62,7 @@ class ImageToVideo(Variant):
 
     @property
     def ways(self) -> Sequence[Way]:
-        if self.inputs.get("last_image") != OPTIONAL:
+        if "last_image" not in self.inputs or self.inputs["last_image"].required:
             return super().ways
         return [("first image", {"without": ("last_image",)}), ("both images", {})]
 
@@ -73,9 +73,8 @@ ROWS = (
         task="i2v",
         pipeline_class="WanImageToVideoPipeline",
         components=WITH_IMAGES,
-        inputs=takes(image=REQUIRED),
+        inputs=takes(an_image("image", encoded=True)),
         condition_channels=True,
-        encoded_images=1,
         steps=40,
     ),
     ImageToVideo(
@@ -83,9 +82,8 @@ ROWS = (
         task="flf2v",
         pipeline_class="WanImageToVideoPipeline",
         components=WITH_IMAGES,
-        inputs=takes(image=REQUIRED, last_image=REQUIRED),
+        inputs=takes(an_image("image", encoded=True), an_image("last_image", encoded=True)),
         condition_channels=True,
-        encoded_images=2,
         flow_shift=16.0,
         sizes=((1280, 720), (832, 480)),
     ),
@@ -94,7 +92,9 @@ ROWS = (
         task="i2v",
         pipeline_class="WanImageToVideoPipeline",
         components=TWO_EXPERTS,
-        inputs=takes(image=REQUIRED, last_image=OPTIONAL),
+        inputs=takes(
+            an_image("image"), an_image("last_image", required=False, default=0, flag="has_last_image")
+        ),
         condition_channels=True,
         steps=40,
         guidance_scale=3.5,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.artifact.task import HeldFrame, Input, MediaOption, Modes, Order, Task, Windows
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
@@ -59,9 +60,6 @@ WITH_IMAGES: Components = MappingProxyType(
 NO_WEIGHTS = frozenset({"scheduler", "tokenizer", IMAGE_PROCESSOR})
 """The components without weights: settings and tables."""
 
-REQUIRED, OPTIONAL, REPLACE = "required", "optional", "replace"
-"""When a task takes an input: always, optionally, or only in the mode ``replace``."""
-
 CHANNELS = 16
 """Latent channels if a config omits them: the default of the reference classes."""
 
@@ -72,9 +70,24 @@ Way = tuple[str, Mapping[str, Any]]
 """A way to use a model, as text for the comparison's table, and its arguments for ``sample_media``."""
 
 
-def takes(**when: str) -> Mapping[str, str]:
-    """Returns images and videos by name, and when each is taken."""
-    return MappingProxyType(when)
+Inputs = Mapping[MediaOption, Input]
+"""A variant's images and videos by option."""
+
+
+def takes(*inputs: Input, **others: Input) -> Inputs:
+    """Returns inputs by option. The option of a positional input is the name of its array."""
+    named = {**{item.array: item for item in inputs}, **others}
+    return MappingProxyType(cast("dict[MediaOption, Input]", named))
+
+
+def an_image(array: str, *, required: bool = True, **fields: Any) -> Input:
+    """Returns an image that programs take under this name."""
+    return Input(kind="image", array=array, required=required, **fields)
+
+
+def a_video(array: str, *, required: bool = True, **fields: Any) -> Input:
+    """Returns a video that programs take under this name."""
+    return Input(kind="video", array=array, required=required, **fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +96,17 @@ class Variant:
 
     Attributes:
         name: the name in ``--variant`` and the manifest.
-        task: the source of the video: ``t2v`` text, ``i2v`` an image, ``flf2v`` a first and a last frame,
-            ``ti2v`` text and optionally an image, ``vace`` a video to edit, ``animate`` a character and the
-            movements of another.
+        task: the manifest's name for the source of the video: ``t2v`` text, ``i2v`` an image, ``flf2v`` a
+            first and a last frame, ``ti2v`` text and optionally an image, ``vace`` a video to edit,
+            ``animate`` a character and the movements of another.
         pipeline_class: ``_class_name`` in model_index.json.
         components: name -> allowed library-qualified classes; all of them must exist, and no others.
-        inputs: images and videos by name, and when each is taken.
+        inputs: images and videos, and how each is prepared.
+        modes: the ways to use the model; None: one way.
+        windows: how a long video is made; None: a video has one shape.
+        held: the first latent frame, if it may be given.
         condition_channels: whether the transformer takes, besides the latents' channels, ``vae_temporal``
             mask channels and as many channels of given latents.
-        encoded_images: the number of images whose tokens the transformer embeds; two have positions.
         leading_latents: latent frames in front of the video's own.
         expand_timesteps: whether there is a timestep per token.
         steps: default denoising steps.
@@ -112,9 +127,11 @@ class Variant:
     task: str
     pipeline_class: str
     components: Components
-    inputs: Mapping[str, str] = field(default_factory=takes)
+    inputs: Inputs = field(default_factory=takes)
+    modes: Modes | None = None
+    windows: Windows | None = None
+    held: HeldFrame | None = None
     condition_channels: bool = False
-    encoded_images: int = 0
     leading_latents: int = 0
     expand_timesteps: bool = False
     steps: int = 50
@@ -150,6 +167,11 @@ class Variant:
         """Names of the transformers, the high-noise one first."""
         return tuple(name for name in TRANSFORMERS if name in self.components)
 
+    @property
+    def encoded_images(self) -> int:
+        """The number of images whose tokens the transformer embeds; two have positions."""
+        return sum(item.encoded for item in self.inputs.values())
+
     def in_channels(self, latent_channels: int) -> int:
         """Returns the transformer's input channels: the latents' and the condition's."""
         given = self.vae_temporal + latent_channels if self.condition_channels else 0
@@ -159,14 +181,29 @@ class Variant:
         """Returns the fields of the transformer's config that depend on the VAE's latent channels."""
         return [("in_channels", self.in_channels(latent_channels), CHANNELS)]
 
-    def facts(self, transformer: Any) -> dict[str, Any]:
-        """Returns the variant's additional facts for the manifest.
+    def inputs_for(self, transformer: Any) -> Inputs:
+        """Returns the inputs, with the sizes that this transformer's config needs."""
+        del transformer
+        return self.inputs
+
+    def task_record(self, transformer: Any) -> Task:
+        """Returns the manifest's record of the task.
 
         Args:
             transformer: the transformer's config.
         """
-        del transformer
-        return {}
+        order = Order(
+            once=("encode_image",) if self.encoded_images else (),
+            window=("encode_video",) if self.conditioner else (),
+        )
+        return Task(
+            name=self.task,
+            inputs=dict(self.inputs_for(transformer)),
+            modes=self.modes,
+            windows=self.windows,
+            held=self.held,
+            order=order,
+        )
 
     @property
     def conditioner(self) -> type[Conditioner] | None:

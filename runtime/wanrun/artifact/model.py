@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from wanrun.artifact.record import AtLeastOne, NotNegative, Record
+from wanrun.artifact.task import Task
 
 Number = int | float
 """As the JSON has it: 16 stays 16, so that a manifest that is read and written again has the same digest."""
@@ -73,11 +74,10 @@ class Model(Record, frozen=True, kw_only=True):
         num_train_timesteps: the timestep of pure noise.
         expand_timesteps: whether each latent frame has a timestep of its own.
         defaults: of the options that every model has.
-        options: the options that this model has and not every model, with their defaults.
+        options: the options that this model has and not every model, with their defaults; but the overlap
+            of windows, which is with these. A step that has an input of an option's name takes its value.
         image_processor: what prepares images for the image encoder; None where there is none.
-        task: what it makes a video of.
-        inputs: images and videos by option: ``required``, ``optional`` or ``replace``, which is a mode.
-        face_size: pixels of a side of the face video's frames; None without one.
+        task: which images and videos it takes, and what is done with them.
     """
 
     variant: str
@@ -92,11 +92,16 @@ class Model(Record, frozen=True, kw_only=True):
     defaults: Defaults
     options: Mapping[str, str | int | float]
     image_processor: ImageProcessor | None = None
-    task: str
-    inputs: Mapping[str, str]
-    face_size: AtLeastOne | None = None
+    task: Task
+
+    def __post_init__(self) -> None:
+        encoded = [name for name, item in self.task.inputs.items() if item.encoded]
+        if encoded and self.image_processor is None:
+            raise ValueError(f"{encoded[0]} is encoded, and there is no image processor")
 
     def default_options(self) -> dict[str, Any]:
-        """The default of every option that has one here, by name."""
-        everywhere = msgspec.structs.asdict(self.defaults)
-        return {**{name: value for name, value in everywhere.items() if value is not None}, **self.options}
+        """Returns the default of every option that has one here, by name; the model has these options."""
+        everywhere, windows = msgspec.structs.asdict(self.defaults), self.task.windows
+        overlap = {} if windows is None else {"segment_overlap": windows.overlaps[0]}
+        defaults = {name: value for name, value in everywhere.items() if value is not None}
+        return {**defaults, **overlap, **self.options}

@@ -15,7 +15,7 @@ from wanrun.console import parse_size
 from wanrun.errors import UsageError, field
 from wanrun.generation.options import has_guidance, profile_options
 from wanrun.generation.request import Request, read_request
-from wanrun.media.types import MEDIA_KINDS, OVERLAPS, Inputs, Media, check_media
+from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media
 
 
 def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
@@ -58,7 +58,7 @@ def media_of(request: Request) -> Media:
         **files,
         reference_image=tuple(map(Path, (images,) if isinstance(images, str) else images)),
         mode=request.mode,
-        segment_overlap=request.segment_overlap or OVERLAPS[0],
+        segment_overlap=request.segment_overlap,
     )
 
 
@@ -117,6 +117,8 @@ def _num_references(manifest: Manifest, given: Media | Inputs | None) -> int | N
     """How many reference images there are; None for a model that takes none, or where nothing is given."""
     if isinstance(given, Media):
         check_media(manifest, given)
-    if given is None or "reference_image" not in manifest.model.inputs:
+    counted = manifest.model.task.counted
+    if given is None or counted is None:
         return None
-    return len(given.reference_image if isinstance(given, Media) else given.arrays.get("references", ()))
+    name, item = counted
+    return len(getattr(given, name) if isinstance(given, Media) else given.arrays.get(item.array, ()))

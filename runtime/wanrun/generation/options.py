@@ -42,7 +42,8 @@ def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Prof
     Raises:
         ArtifactError: listing the built profiles, if none fits.
     """
-    images = request.reference_image
+    counted = manifest.model.task.counted
+    images = () if counted is None else getattr(request, counted[0])
     references = 1 if isinstance(images, str) else len(images)
     choose = partial(
         select_profile,
@@ -51,7 +52,7 @@ def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Prof
         None if request.size is None else parse_size(request.size),
         request.num_frames,
         request.num_videos,
-        num_references=references if "reference_image" in manifest.model.inputs else 0,
+        num_references=references,
     )
     guidance = has_guidance(manifest, request.guidance_scale)
     try:
@@ -71,7 +72,7 @@ def profile_options(profile: Profile) -> dict[str, Any]:
 
 
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
-    """Latent frames in front of the video's own: Animate's of the image, VACE's of its references."""
+    """Latent frames in front of the video's own: the model's, and one for each reference image."""
     return manifest.model.leading_latents + profile.num_references
 
 
@@ -133,7 +134,7 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
 
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """The options that other models have and this one has not."""
-    here = _NOT_RECORDED | manifest.model.options.keys()
+    here = _NOT_RECORDED | manifest.model.default_options().keys()
     return tuple(row for row in rows() if row.models and row.name not in here)
 
 

@@ -274,7 +274,7 @@ class Pipeline:
     def _resolved(self, session: Session, request: Request, inputs: Inputs | None) -> dict[str, Any]:
         """The options of a generation with all defaults filled in."""
         changes: dict[str, Any] = {"loop": request.loop or session.loop}
-        if inputs is not None and self.manifest.model.task == "animate":
+        if inputs is not None and self.manifest.model.task.windows is not None:
             changes["segment_overlap"] = inputs.segment_overlap
         return resolve_options(self.manifest, session.profile, structs.replace(request, **changes))
 
@@ -283,7 +283,7 @@ class Pipeline:
     ) -> dict[str, Any]:
         """What a video's metadata says of how it was made."""
         facts = {**options, **(inputs.facts if inputs else {}), "num_frames": frames.shape[1]}
-        if self.manifest.model.task == "animate":
+        if self.manifest.model.task.windows is not None:
             facts["segment_frames"] = profile.num_frames
         return {**facts, "content_digest": self.manifest.content_digest}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ class Draft:
     @property
     def media(self) -> MediaSet:
         """What the video is made from besides the prompt."""
-        return MediaSet(self.profile.name, self.entry.media)
+        overlap = self.options.get("segment_overlap")  # so that media with the default one are the same
+        return MediaSet(self.profile.name, replace(self.entry.media, segment_overlap=overlap))
 
 
 @dataclass(frozen=True)

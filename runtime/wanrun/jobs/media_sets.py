@@ -120,7 +120,7 @@ class MediaSets:
 
     def _digest(self, media: MediaSet) -> Checked:
         facts = None
-        if self._manifest.model.inputs:
+        if self._manifest.model.task.inputs:
             with self._timings.phase("read_media"):
                 from wanrun.media.prepare import media_facts  # imports Pillow
 
@@ -150,12 +150,12 @@ class MediaSets:
         segments = 1
         if inputs.num_frames is not None:
             segments = num_segments(
-                inputs.num_frames, self._profile(media).num_frames, media.media.segment_overlap
+                inputs.num_frames, self._profile(media).num_frames, inputs.segment_overlap
             )
         return Checked(dict(inputs.facts), inputs.num_frames, segments)
 
     def _read(self, media: MediaSet) -> Inputs | None:
-        if not self._manifest.model.inputs:
+        if not self._manifest.model.task.inputs:
             check_media(self._manifest, media.media)
             return None
         with self._timings.phase("read_media"):

@@ -30,7 +30,7 @@ def resized(image: Image.Image, width: int, height: int) -> np.ndarray:
 
 
 def greyscale(image: Image.Image, width: int, height: int) -> np.ndarray:
-    """The same, then converted to greyscale (ITU-R 601): Animate's processor of masks.
+    """The same, then converted to greyscale (ITU-R 601): ``WanAnimatePipeline``'s processor of masks.
 
     Returns:
         uint8 (height, width).
@@ -175,10 +175,10 @@ def _check_fits(image: Image.Image, width: int, height: int, name: str) -> None:
         )
 
 
-def vace_size(
+def scaled_size(
     width: int, height: int, profile_width: int, profile_height: int, multiple: int, spatial: int = 8
 ) -> tuple[int, int]:
-    """The size that VACE's ``preprocess_conditions`` scales a video's frames to.
+    """The size that a video's frames are scaled to: ``WanVACEPipeline.preprocess_conditions``.
 
     Frames with more pixels than the profile's are scaled to fit in it, smaller ones are not; the result is
     rounded down. Only a video whose size becomes the profile's conditions all of it.

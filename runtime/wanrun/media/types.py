@@ -1,4 +1,4 @@
-"""The images and videos that a generation is given, and which ones a task takes.
+"""The images and videos that a generation is given, and which ones a model takes.
 
 Neither NumPy nor Pillow is imported until something is loaded.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from wanrun.artifact.task import MediaOption
 from wanrun.errors import UsageError, field
 
 if TYPE_CHECKING:
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
     from wanrun.media.images import ImageSource
     from wanrun.media.read_video import VideoSource
 
-MODES = ("animate", "replace")
-"""Animate's, the default first: the character moves as in the video, or is put into it."""
-
-OVERLAPS = (1, 5)
-"""Frames that a segment of Animate may begin with of the one before, the default first: as it was trained."""
-
-MEDIA_KINDS: Mapping[str, str] = MappingProxyType(
+MEDIA_KINDS: Mapping[MediaOption, str] = MappingProxyType(
     {
         "image": "an image",
         "last_image": "an image",
@@ -47,17 +42,17 @@ class Media:
     An image is a file or a Pillow image; a video is a file, a folder of images, or a list of Pillow images.
 
     Attributes:
-        image: the first frame; for Animate the character.
+        image: the first frame, or a character to animate.
         last_image: the last frame.
-        video: what VACE edits.
-        mask: white where VACE makes something new, black where it keeps the video.
-        reference_image: what VACE takes subjects from.
+        video: what controls the result, or is edited.
+        mask: white where something new is made, black where the video is kept.
+        reference_image: what the video shows.
         pose_video: how the character moves; its length is the result's.
         face_video: what its face does.
-        background_video: where it is put, in mode replace.
+        background_video: where it is put.
         mask_video: white where it is put.
-        mode: animate, which is the default, or replace.
-        segment_overlap: frames that Animate's segments share, 1 or 5.
+        mode: one of the model's modes; its default where None.
+        segment_overlap: frames that windows share; the model's default where None.
     """
 
     image: ImageSource | None = None
@@ -70,7 +65,7 @@ class Media:
     background_video: VideoSource | None = None
     mask_video: VideoSource | None = None
     mode: str | None = None
-    segment_overlap: int = 1
+    segment_overlap: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +73,11 @@ class Inputs:
     """Media as the programs take them.
 
     Attributes:
-        arrays: by program input name; videos of Animate are padded to whole segments. Constant ones are
-            broadcast, and take no memory.
+        arrays: by program input name; where a video is made in windows, videos are padded to whole ones.
+            Constant ones are broadcast, and take no memory.
         facts: what a video's metadata records: per option the name and the sha256 of the content; the mode.
-        num_frames: frames of the result where the media decide it, which Animate's do.
-        segment_overlap: frames that Animate's segments share, for which the videos are padded.
+        num_frames: frames of the result where the media decide it, as they do where there are windows.
+        segment_overlap: frames that windows share, for which the videos are padded.
     """
 
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -91,52 +86,77 @@ class Inputs:
     segment_overlap: int = 1
 
 
+def chosen_mode(manifest: Manifest, media: Media) -> str | None:
+    """The mode to use the model in; None for a model that has none."""
+    modes = manifest.model.task.modes
+    return None if modes is None else media.mode or modes.names[0]
+
+
+def chosen_overlap(manifest: Manifest, media: Media) -> int:
+    """Frames that windows share; 1 for a model that makes none."""
+    windows = manifest.model.task.windows
+    return 1 if windows is None else media.segment_overlap or windows.overlaps[0]
+
+
 def check_media(manifest: Manifest, media: Media) -> None:
-    """Checks that a task gets the media it needs and no others; reads none.
+    """Checks that a model gets the media it needs and no others; reads none.
 
     Args:
-        manifest: ``model.inputs`` says which are required, optional, or needed to replace.
+        manifest: ``model.task`` says which are required, optional, or for one mode.
         media: what is given.
 
     Raises:
-        UsageError: naming all that are missing, not taken by this task, or contradict each other.
+        UsageError: naming all that are missing, not taken by this model, or contradict each other.
     """
-    problems = list(_problems(manifest, media))
+    problems = [*_wrong_inputs(manifest, media), *_useless_inputs(manifest, media)]
+    problems += _wrong_choices(manifest, media)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise UsageError("; ".join(problem.text for problem in problems))
 
 
-def _problems(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    inputs: Mapping[str, str] = manifest.model.inputs
-    variant, animate = manifest.model.variant, manifest.model.task == "animate"
-    taken = ", ".join(field(name) for name in inputs) or "a prompt alone"
-    replace = animate and media.mode == "replace"
+def _is_given(media: Media, name: MediaOption) -> bool:
+    return getattr(media, name) not in (None, ())
+
+
+def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
+    """What is missing, or not taken."""
+    inputs, variant, mode = manifest.model.task.inputs, manifest.model.variant, chosen_mode(manifest, media)
+    taken = ", ".join(field(name) for name in MEDIA_KINDS if name in inputs) or "a prompt alone"
     for name, kind in MEDIA_KINDS.items():
-        given = getattr(media, name) not in (None, ())
-        option, needs = field(name), inputs.get(name)
-        if given and needs is None:
-            yield UsageError(f"{option} cannot be used with {variant}", expected=taken, remedy="leave it out")
-        elif given and needs == "replace" and not replace:
-            mode = field("mode")
-            yield UsageError(
-                f"{option} has an effect with {mode} replace alone", remedy=f"pass {mode} replace"
-            )
-        elif not given and (needs == "required" or (needs == "replace" and replace)):
-            with_mode = f" with {field('mode')} replace" if needs == "replace" else ""
+        given, option, item = _is_given(media, name), field(name), inputs.get(name)
+        if item is None:
+            if given:
+                what = f"{option} cannot be used with {variant}"
+                yield UsageError(what, expected=taken, remedy="leave it out")
+        elif given and item.mode not in (None, mode):
+            wanted = f"{field('mode')} {item.mode}"
+            yield UsageError(f"{option} has an effect with {wanted} alone", remedy=f"pass {wanted}")
+        elif item.required and not given and item.mode in (None, mode):
+            with_mode = f" with {field('mode')} {item.mode}" if item.mode else ""
             yield UsageError(f"{option} is missing: {variant} needs it{with_mode}", expected=kind)
-    if media.mask is not None and media.video is None and "mask" in inputs:
-        video = field("video")
-        yield UsageError(f"{field('mask')} is of no use without {video}", remedy=f"pass {video} too")
-    if media.mode is not None and (not animate or media.mode not in MODES):
-        expected = " or ".join(MODES) if animate else None
-        option = field("mode")
-        what = f"{option} is unknown" if animate else f"{option} cannot be used with {variant}"
-        yield UsageError(what, expected=expected, found=media.mode if animate else None)
-    if media.segment_overlap not in (OVERLAPS if animate else OVERLAPS[:1]):
-        option = field("segment_overlap")
-        if animate:
-            yield UsageError(f"{option} is not possible", expected="1 or 5", found=media.segment_overlap)
-        else:
-            yield UsageError(f"{option} cannot be used with {variant}", remedy="leave it out")
+
+
+def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
+    """What has no effect without another input."""
+    for name, item in manifest.model.task.inputs.items():
+        if item.beside is not None and _is_given(media, name) and not _is_given(media, item.beside):
+            other = field(item.beside)
+            yield UsageError(f"{field(name)} is of no use without {other}", remedy=f"pass {other} too")
+
+
+def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
+    """A mode or an overlap that the model has not."""
+    task, variant = manifest.model.task, manifest.model.variant
+    mode, overlap = field("mode"), field("segment_overlap")
+    if media.mode is not None and task.modes is None:
+        yield UsageError(f"{mode} cannot be used with {variant}")
+    elif media.mode is not None and task.modes is not None and media.mode not in task.modes.names:
+        names = " or ".join(task.modes.names)
+        yield UsageError(f"{mode} is unknown", expected=names, found=media.mode)
+    if media.segment_overlap is not None and task.windows is None:
+        yield UsageError(f"{overlap} cannot be used with {variant}", remedy="leave it out")
+    elif task.windows is not None and media.segment_overlap not in (None, *task.windows.overlaps):
+        numbers = " or ".join(map(str, task.windows.overlaps))
+        yield UsageError(f"{overlap} is not possible", expected=numbers, found=media.segment_overlap)

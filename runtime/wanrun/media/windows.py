@@ -26,7 +26,7 @@ def padded_frames(num_frames: int, length: int, overlap: int) -> int:
     return num_segments(num_frames, length, overlap) * (length - overlap) + overlap
 
 
-def check_segments(num_frames: int, length: int, overlap: int, video: str = "the pose video") -> None:
+def check_segments(num_frames: int, length: int, overlap: int, video: str = "the video") -> None:
     """Checks that a video can be made in segments.
 
     Args:

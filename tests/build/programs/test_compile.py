@@ -14,6 +14,7 @@ import pytest
 
 from helpers.damage import PROGRAMS
 from helpers.manifests import plain_manifest, plain_model, programs_of
+from helpers.media_files import task_of
 from wanbuild.check import verify
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.builder import ProgramBuilder
@@ -139,8 +140,8 @@ def test_few_frames(tmp_path: Path, variant: str, frames: int, message: str | No
 @pytest.mark.parametrize("frames", [1, 5])
 def test_samples_of_few_frames(frames: int) -> None:
     """Two fewer than a segment has, so that it is filled up, and one at least."""
-    inputs = {"image": "required", "pose_video": "required", "mask_video": "replace"}
-    manifest = plain_manifest(model=plain_model(variant="wan2.2-animate", inputs=inputs, face_size=16))
+    facts = {"variant": "wan2.2-animate", "task": task_of("wan2.2-animate", encoder=False)}
+    manifest = plain_manifest(model=plain_model(**facts))
     profile = types.SimpleNamespace(width=96, height=64, num_frames=frames, num_references=0)
     media = sample_media(manifest, profile, mode="replace")  # type: ignore[arg-type]
     assert media is not None

@@ -52,7 +52,7 @@ def stored(checkpoint: Path, component: str, key: str) -> np.ndarray:
 
 def test_the_manifest_of_two_experts(checkpoint: Path, tmp_path: Path) -> None:
     manifest = convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
-    assert manifest.model.variant == "wan2.2-t2v" and manifest.model.task == "t2v"
+    assert manifest.model.variant == "wan2.2-t2v" and manifest.model.task.name == "t2v"
     assert manifest.model.options["boundary"] == 0.875
     defaults = manifest.model.default_options()
     assert (defaults["num_steps"], defaults["guidance_scale"], defaults["guidance_scale_2"]) == (40, 4.0, 3.0)
@@ -66,7 +66,7 @@ def test_the_manifest_of_two_experts(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_manifest_of_ti2v(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", "wan2.2-ti2v")
     model = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact")).model
-    assert (model.task, model.latent_channels, model.vae_spatial) == ("ti2v", 48, 16)
+    assert (model.task.name, model.latent_channels, model.vae_spatial) == ("ti2v", 48, 16)
     assert model.expand_timesteps is True and not model.options
     assert (model.defaults.fps, model.defaults.num_steps) == (24, 50)
 

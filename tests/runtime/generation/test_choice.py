@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from helpers.manifests import with_model
+from helpers.media_files import task_of
 from helpers.pictures import picture
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
@@ -30,7 +31,7 @@ def manifest(toy_artifact: Path) -> Manifest:
     unguided = structs.replace(small, guidance=False, index=4)
     references = structs.replace(small, num_references=2, index=5)
     profiles = {one.name: one for one in (small, large, long, pair, unguided, references)}
-    return with_model(manifest, inputs={"reference_image": "optional"}).changed(profiles=profiles)
+    return with_model(manifest, task=task_of("wan2.1-vace")).changed(profiles=profiles)
 
 
 SMALL, UNGUIDED, REFERENCES = "96x64x9-b1-cfg", "96x64x9-b1-nocfg", "96x64x9-b1-cfg-r2"

@@ -148,7 +148,7 @@ def test_the_media_of_a_request() -> None:
             "segment_overlap": 5,
         }
         assert media_of(Line(prompt="a", **{**fields, **other})) != media
-    assert media_of(Line(prompt="a", mode="replace")) == Media(mode="replace", segment_overlap=1)
+    assert media_of(Line(prompt="a", mode="replace")) == Media(mode="replace")
 
 
 BAD = [

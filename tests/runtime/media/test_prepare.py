@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,29 +18,25 @@ from PIL import Image, ImageOps
 
 from helpers.damage import flag
 from helpers.manifests import plain_manifest, plain_model
+from helpers.media_files import task_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.task import Input, MediaOption
 from wanrun.errors import UsageError
+from wanrun.media import preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.prepare import load_media, media_facts
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import check_segments, num_segments, padded_frames, reflected
 
-INPUTS: dict[str, dict[str, str]] = {
-    "wan2.1-t2v": {},
-    "wan2.1-i2v": {"image": "required"},
-    "wan2.1-flf2v": {"image": "required", "last_image": "required"},
-    "wan2.2-i2v": {"image": "required", "last_image": "optional"},
-    "wan2.2-ti2v": {"image": "optional"},
-    "wan2.1-vace": {"video": "optional", "mask": "optional", "reference_image": "optional"},
-    "wan2.2-animate": {
-        **dict.fromkeys(("image", "pose_video", "face_video"), "required"),
-        **dict.fromkeys(("background_video", "mask_video"), "replace"),
-    },
-}
+VARIANTS = (
+    *("wan2.1-t2v", "wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.1-vace"),
+    "wan2.2-animate",
+)
+INPUTS: Mapping[str, Mapping[MediaOption, Input]] = {name: task_of(name).inputs for name in VARIANTS}
 CLIP = ImageProcessor(
     shortest_edge=30,
     crop=30,
@@ -59,9 +55,7 @@ def manifest_of(variant: str) -> Manifest:
     return plain_manifest(
         model=plain_model(
             variant=variant,
-            task=variant.split("-")[1],
-            inputs=INPUTS[variant],
-            face_size=FACE,
+            task=task_of(variant, FACE),
             image_processor=CLIP if variant in WITH_ENCODER else None,
         )
     )
@@ -99,7 +93,7 @@ def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
 
 @pytest.mark.parametrize("variant", INPUTS)
 def test_what_is_required_is_enough(variant: str) -> None:
-    required = {name: A for name, needs in INPUTS[variant].items() if needs == "required"}
+    required = {name: A for name, item in INPUTS[variant].items() if item.required and item.mode is None}
     assert check(variant, Media(**required)) == ""  # type: ignore[arg-type]
     for name in required:
         without = {other: value for other, value in required.items() if other != name}
@@ -388,7 +382,7 @@ def test_the_digest_is_of_what_was_decoded(tmp_path: Path, monkeypatch: pytest.M
         B.save(path)
         return resized(image, width, height)
 
-    monkeypatch.setattr(wanrun_inputs, "resized", process)
+    monkeypatch.setattr(preparations, "resized", process)
     assert load("wan2.2-ti2v", Media(image=path)).facts["image_sha256"] == digest
 
 
@@ -420,7 +414,7 @@ def test_a_video_that_changes_while_it_is_read_is_refused(
             change(path)
         return resized(image, width, height)
 
-    monkeypatch.setattr(wanrun_inputs, "resized", process)
+    monkeypatch.setattr(preparations, "resized", process)
     line = refused("wan2.1-vace", Media(video=path))
     reason = "was changed while it was read" if change is os.utime else "cannot be read; found No such file"
     assert f"--video {path} {reason}" in line

@@ -1,0 +1,103 @@
+"""The preparations that a manifest may name: how an image or a frame becomes what the programs take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from wanrun.artifact.task import Preparation
+from wanrun.errors import UsageError
+from wanrun.media.processors import filled, greyscale, reference_canvas, resized, scaled_size
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What an image or a frame is brought to.
+
+    Attributes:
+        width: pixels.
+        height: pixels.
+        spatial: pixels of a latent cell.
+        multiple: pixels that widths and heights are multiples of.
+        title: what messages call the image or the video.
+    """
+
+    width: int
+    height: int
+    spatial: int
+    multiple: int
+    title: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A preparation.
+
+    Attributes:
+        process: takes an image in mode RGB, and gives an array (height, width, ...) of the canvas's size; it
+            raises UsageError for an image that cannot be brought to it.
+        channels: the axes after height and width.
+        dtype: of the array.
+    """
+
+    process: Callable[[Image.Image, Canvas], np.ndarray]
+    channels: tuple[int, ...] = (3,)
+    dtype: type[np.generic] = np.uint8
+
+    def shape(self, canvas: Canvas) -> tuple[int, ...]:
+        """Returns (height, width, ...) of the array."""
+        return (canvas.height, canvas.width, *self.channels)
+
+    def empty(self, count: int, canvas: Canvas) -> np.ndarray[Any, Any]:
+        """Returns room for this many images, (count, height, width, ...)."""
+        return np.empty((count, *self.shape(canvas)), self.dtype)
+
+
+def _resize(image: Image.Image, canvas: Canvas) -> np.ndarray:
+    return resized(image, canvas.width, canvas.height)
+
+
+def _resize_same_aspect(image: Image.Image, canvas: Canvas) -> np.ndarray:
+    """As ``_resize``; raises UsageError unless frames of this size condition all of the video."""
+    wanted = f"{canvas.width}x{canvas.height}"
+    size = scaled_size(*image.size, canvas.width, canvas.height, canvas.multiple, canvas.spatial)
+    if size != (canvas.width, canvas.height):
+        # The reference goes on with this size, which programs of the profile's cannot take.
+        width, height = size
+        other = f", or use a profile of {width}x{height}" if width and height else ""
+        raise UsageError(
+            f"the frames of {canvas.title} do not fit the profile",
+            expected=f"{wanted}, or larger ones of its aspect ratio",
+            found=f"{image.width}x{image.height}, which becomes {width}x{height}",
+            remedy=f"scale or crop the video to {wanted}{other}",
+        )
+    return resized(image, canvas.width, canvas.height)
+
+
+def _fit_on_black(image: Image.Image, canvas: Canvas) -> np.ndarray:
+    return filled(image, canvas.width, canvas.height, canvas.title)
+
+
+def _fit_on_white(image: Image.Image, canvas: Canvas) -> np.ndarray:
+    return reference_canvas(image, canvas.width, canvas.height, canvas.spatial, canvas.title)
+
+
+def _greyscale(image: Image.Image, canvas: Canvas) -> np.ndarray:
+    return greyscale(image, canvas.width, canvas.height)
+
+
+PREPARATIONS: Mapping[Preparation, Prepared] = MappingProxyType(
+    {
+        "resize": Prepared(_resize),
+        "resize_same_aspect": Prepared(_resize_same_aspect),
+        "fit_on_black": Prepared(_fit_on_black),
+        "fit_on_white": Prepared(_fit_on_white, dtype=np.float32),
+        "greyscale": Prepared(_greyscale, channels=()),
+    }
+)
+"""By the name in the manifest."""

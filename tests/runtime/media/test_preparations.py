@@ -1,0 +1,119 @@
+"""The table of preparations, and a model of none of our variants that is made of them alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.manifests import built_with, plain_manifest, plain_model
+from helpers.pictures import picture, pictures
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.task import Input, Modes, Order, Task, Windows
+from wanrun.errors import UsageError
+from wanrun.media.preparations import PREPARATIONS, Canvas
+from wanrun.media.prepare import load_media
+from wanrun.media.processors import filled, greyscale, reference_canvas, resized
+from wanrun.media.types import Inputs, Media
+
+WIDTH, HEIGHT = 64, 48
+CANVAS = Canvas(WIDTH, HEIGHT, spatial=8, multiple=16, title="the picture")
+
+
+@pytest.mark.parametrize("name", PREPARATIONS)
+def test_shape_and_dtype_are_as_the_table_says(name: Any) -> None:
+    prepared = PREPARATIONS[name]
+    found = prepared.process(picture(2 * WIDTH, 2 * HEIGHT), CANVAS)
+    assert found.shape == prepared.shape(CANVAS) and found.dtype == prepared.dtype
+    assert prepared.empty(3, CANVAS).shape == (3, *found.shape)
+
+
+def test_what_each_computes() -> None:
+    image = picture(90, 70)
+    for name, expected in (
+        ("resize", resized(image, WIDTH, HEIGHT)),
+        ("fit_on_black", filled(image, WIDTH, HEIGHT)),
+        ("fit_on_white", reference_canvas(image, WIDTH, HEIGHT)),
+        ("greyscale", greyscale(image, WIDTH, HEIGHT)),
+    ):
+        np.testing.assert_array_equal(PREPARATIONS[name].process(image, CANVAS), expected)  # type: ignore[index]
+
+
+def test_the_aspect_ratio_is_kept_or_refused() -> None:
+    process = PREPARATIONS["resize_same_aspect"].process
+    large = picture(2 * WIDTH, 2 * HEIGHT)
+    np.testing.assert_array_equal(process(large, CANVAS), resized(large, WIDTH, HEIGHT))
+    with pytest.raises(UsageError, match="the frames of the picture do not fit the profile"):
+        process(picture(200, 100), CANVAS)
+
+
+def load(task: Task, media: Media, num_references: int = 0, num_frames: int = 5) -> Inputs:
+    manifest: Manifest = plain_manifest(model=plain_model(task=task))
+    profile = Profile(WIDTH, HEIGHT, num_frames, 1, True, 0, built_with(), num_references)
+    return load_media(manifest, profile, media)
+
+
+ORDER = Order(window=("encode",))
+
+
+def test_a_model_that_no_variant_is() -> None:
+    """Other inputs under other names, in modes of their own: the record alone says it."""
+    task = Task(
+        name="new",
+        inputs={
+            "image": Input(kind="image", array="style", prepare="greyscale", size=24, default=7),
+            "last_image": Input(kind="image", array="end", prepare="fit_on_white", flag="has_end"),
+            "mask": Input(kind="video", array="depth", prepare="greyscale", mode="deep", required=True),
+            "reference_image": Input(kind="images", array="subjects", prepare="fit_on_black"),
+        },
+        modes=Modes(names=("flat", "deep"), array="how"),
+        order=ORDER,
+    )
+    plain = load(task, Media()).arrays
+    assert plain.keys() == {"style", "how"} and plain["how"] == 0
+    assert plain["style"].shape == (1, 24, 24) and (plain["style"] == 7).all()
+    media = Media(
+        image=picture(90, 70),
+        last_image=picture(30, 90),
+        mask=pictures(5, 40, 30),
+        reference_image=(picture(50, 50), picture(60, 20)),
+        mode="deep",
+    )
+    loaded = load(task, media, num_references=2)
+    arrays = loaded.arrays
+    assert {name: (array.shape, array.dtype.name) for name, array in arrays.items()} == {
+        "style": ((1, 24, 24), "uint8"),
+        "end": ((1, HEIGHT, WIDTH, 3), "float32"),
+        "has_end": ((), "int32"),
+        "depth": ((5, HEIGHT, WIDTH), "uint8"),
+        "subjects": ((2, HEIGHT, WIDTH, 3), "uint8"),
+        "how": ((), "int32"),
+    }
+    assert arrays["how"] == arrays["has_end"] == 1
+    assert loaded.facts["mode"] == "deep" and len(loaded.facts["reference_image_sha256"]) == 2
+    with pytest.raises(UsageError, match=r"mask is missing: .* needs it with mode deep"):
+        load(task, Media(mode="deep"))
+
+
+def test_windows_of_another_video() -> None:
+    """Any video may decide how long the others are, and a window may share any number of frames."""
+    task = Task(
+        name="new",
+        inputs={
+            "mask": Input(kind="video", array="depth", prepare="greyscale", default=9),
+            "video": Input(kind="video", array="motion", required=True),
+        },
+        windows=Windows(frames_of="video", overlaps=(2, 3), carried={"before": "end"}),
+        order=ORDER,
+    )
+    loaded = load(task, Media(video=pictures(9, 40, 30)), num_frames=7)
+    assert (loaded.num_frames, loaded.segment_overlap) == (9, 2)
+    assert loaded.arrays["motion"].shape == (12, HEIGHT, WIDTH, 3)
+    assert loaded.arrays["depth"].shape == (12, HEIGHT, WIDTH) and (loaded.arrays["depth"] == 9).all()
+    media = Media(video=pictures(9, 40, 30), mask=pictures(4, 40, 30), segment_overlap=3)
+    loaded = load(task, media, num_frames=7)
+    assert loaded.arrays["motion"].shape[:1] == loaded.arrays["depth"].shape[:1] == (11,)
+    with pytest.raises(UsageError, match="segment_overlap is not possible; expected 2 or 3; found 1"):
+        load(task, Media(video=pictures(9, 40, 30), segment_overlap=1))
