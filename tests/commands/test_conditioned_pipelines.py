@@ -18,7 +18,6 @@ from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.conditioning import WINDOWED
 from wanrun.generation.pipeline import Pipeline, load
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Media
@@ -226,4 +225,4 @@ def without(groups: Mapping[str, Mapping[str, Any]], program: str) -> dict[str, 
 
 def cut(arrays: Any, frames: int) -> dict[str, Any]:
     """The arrays with shorter videos, as of a profile of fewer frames."""
-    return {name: array[:frames] if name in WINDOWED else array for name, array in arrays.items()}
+    return {name: array[:frames] if name.endswith("_video") else array for name, array in arrays.items()}

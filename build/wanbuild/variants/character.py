@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +98,6 @@ class CharacterConditioner(Conditioner):
 @dataclass(frozen=True, kw_only=True)
 class Character(Variant):
     """A variant that animates a character, window by window."""
-
-    previous_frames: ClassVar[int] = PREVIOUS_FRAMES
 
     @property
     def conditioner(self) -> type[Conditioner]:

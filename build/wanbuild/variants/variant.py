@@ -146,9 +146,6 @@ class Variant:
     vae_spatial: int = 8
     vae_temporal: int = 4
 
-    previous_frames: ClassVar[int] = 0
-    """Frames of a window with which the next one may begin; 0 if a video is generated in one run."""
-
     reference_videos: ClassVar[int | None] = None
     """The reference's limit on videos per prompt; None for any number."""
 
@@ -166,6 +163,11 @@ class Variant:
     def transformers(self) -> tuple[str, ...]:
         """Names of the transformers, the high-noise one first."""
         return tuple(name for name in TRANSFORMERS if name in self.components)
+
+    @property
+    def previous_frames(self) -> int:
+        """The most frames of a window with which the next may begin; 0 if a video is generated in one run."""
+        return 0 if self.windows is None else max(self.windows.overlaps)
 
     @property
     def encoded_images(self) -> int:

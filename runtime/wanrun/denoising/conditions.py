@@ -14,7 +14,7 @@ class Conditions:
     """Inputs that images and videos add to one run of the denoising loop.
 
     Attributes:
-        prepare: inputs of the program ``prepare`` besides the embeddings.
+        prepare: inputs of the programs before an expert's steps, besides the embeddings.
         steps: inputs of every step.
         held: latents (C, 1, h, w) of a first frame that is not denoised; None if all frames are.
     """

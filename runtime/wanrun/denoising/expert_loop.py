@@ -70,11 +70,19 @@ class ExpertLoop:
         names: the transformer components, the high-noise one first.
         placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
             in host memory; ``one``: one on the device, the other is read again at the boundary.
+        before: the programs that run before an expert's steps, in order.
     """
 
-    def __init__(self, programs: Programs, profile: Profile, names: Sequence[str], placement: str) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        profile: Profile,
+        names: Sequence[str],
+        placement: str,
+        before: Sequence[str],
+    ) -> None:
         self._programs, self._profile = programs, profile
-        self._names, self._placement = tuple(names), placement
+        self._names, self._placement, self._before = tuple(names), placement, tuple(before)
 
     def __call__(self, run: Denoising, noise: np.ndarray, conditions: Conditions) -> np.ndarray:
         """Runs the experts' ranges in order.
@@ -147,12 +155,13 @@ class ExpertLoop:
 
     def _prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
         """Returns the inputs that every step of an expert takes."""
-        prepare = self._bound("prepare", steps.transformer)
+        programs = [self._bound(name, steps.transformer) for name in self._before]
+        given = {"embeddings": run.embeddings, **conditions.prepare}
+        constant: dict[str, Any] = {}
         with run.timings.phase("prepare"):
-            constant = {
-                **prepare(embeddings=run.embeddings, **conditions.prepare),
-                **conditions.steps,
-            }
+            for program in programs:
+                constant |= program(**{**given, **constant})
+        constant |= conditions.steps
         if self._profile.guidance:
             constant["guidance_scale"] = np.float32(steps.guidance_scale)
         return constant

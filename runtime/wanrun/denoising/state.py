@@ -42,14 +42,14 @@ def start_state(noise: np.ndarray, programs: Iterable[Program]) -> dict[str, Any
                     found=repr(avals),
                     remedy="run wanbuild compile",
                 )
-    state = {name: _zeros(avals) for name, avals in carried.items() if name != "latents"}
+    state = {name: zeros(avals) for name, avals in carried.items() if name != "latents"}
     return {"latents": noise.astype(_dtype(carried["latents"]), copy=False), **state}
 
 
-def _zeros(avals: Any) -> Any:
-    """Returns zeros for a manifest's avals: text, or nested dicts of text."""
+def zeros(avals: Any) -> Any:
+    """Returns zeros for a manifest's avals: text such as ``float32[2,3]``, or nested dicts of text."""
     if isinstance(avals, Mapping):
-        return {name: _zeros(item) for name, item in avals.items()}
+        return {name: zeros(item) for name, item in avals.items()}
     return np.zeros(aval(avals)[1], _dtype(avals))
 
 

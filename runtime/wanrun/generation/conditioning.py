@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -12,28 +12,25 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.state import zeros
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.last_encoded import LastEncoded
-from wanrun.generation.options import latents_shape
+from wanrun.generation.last_encoded import Encoded, LastEncoded
 from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import Window
 from wanrun.timing import Timings
 
-WINDOWED = ("pose_video", "face_video", "background_video", "mask_video")
-"""Videos of any length, of which a window is taken."""
-
 
 class Conditioning:
-    """Runs ``encode_image`` and ``encode_video``.
+    """Runs the programs that encode images and videos, as the model's task orders them.
 
     Args:
         programs: the profile's, with their weights.
         manifest: the artifact's manifest.
         profile: the profile.
         last: keeps what the last inputs gave, for the next prompt.
-        low_memory: whether the image encoder is let go of when it has run.
+        low_memory: whether what encodes once is let go of when it has run.
     """
 
     def __init__(
@@ -45,22 +42,21 @@ class Conditioning:
         low_memory: bool = False,
     ) -> None:
         self._programs, self._manifest, self._profile = programs, manifest, profile
+        self._model, self._task = manifest.model, manifest.model.task
         self._last, self._low_memory = last, low_memory
-        self._encoders = [name for name in ("encode_image", "encode_video") if name in programs]
+        encoders = (*self._task.order.once, *self._task.order.window)
+        self._encoders = tuple(name for name in encoders if name in programs)
+        self._all_built = len(self._encoders) == len(encoders)
         self._digests = tuple(programs[name].sha256 for name in self._encoders)
 
     @property
     def needed(self) -> bool:
-        """Whether every step needs a condition. Only TI2V can run without one."""
-        return "condition" in self._step.inputs and "frame_mask" not in self._step.inputs
+        """Whether every step needs a condition, whatever is given."""
+        return self._task.always_encodes
 
     @property
     def _step(self) -> Program:
         return next(self._programs[name] for name in LOOP_PROGRAMS.values() if name in self._programs)
-
-    @property
-    def _prepare(self) -> Program:
-        return self._programs["prepare"]
 
     def request_weights(self) -> list[Future[Any]]:
         """Starts to read what encodes images and videos."""
@@ -79,7 +75,7 @@ class Conditioning:
         Args:
             media: as files or in memory; None where there are none.
             inputs: the same read already, instead.
-            overlap: frames that segments share; the media's or inputs' own where None.
+            overlap: frames that windows share; the media's or inputs' own where None.
             timings: where the time is recorded.
 
         Raises:
@@ -113,16 +109,16 @@ class Conditioning:
         """Conditions of black images, by running all programs: for a warm-up."""
         if not self._encoders:
             return self._without()
+        media = {item.array for item in self._task.inputs.values()}
         arrays: dict[str, np.ndarray] = {}
-        for name in self._encoders:
+        for name in (*self._encoders, *self._task.order.expert):
             program = self._programs[name]
             for key in program.avals["inputs"]:  # which leaves out the weights
-                dtype, shape = program.array(key)
-                arrays[key] = np.zeros(shape, dtype)
-        if "face_video" in self._prepare.inputs:
-            dtype, shape = self._prepare.array("face_video")
-            arrays["face_video"] = np.zeros(shape, dtype)
-        return self._conditions(arrays, self._encode(arrays, {}, None, overlap=1), scale=1.0)
+                if name in self._encoders or key in media:
+                    dtype, shape = program.array(key)
+                    arrays[key] = np.zeros(shape, dtype)
+        once = self._encode_once(arrays)
+        return self._conditions(arrays, Encoded(once, self._encode_window(arrays, once, {}, 1)), {})
 
     def __call__(
         self,
@@ -130,8 +126,8 @@ class Conditioning:
         *,
         timings: Timings,
         window: Window | None = None,
-        previous: Any = None,
-        scale: float = 1.0,
+        carried: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Conditions:
         """Encodes images and videos.
 
@@ -139,8 +135,9 @@ class Conditioning:
             inputs: what was read of them; None for text alone.
             timings: where the time is recorded.
             window: which part of the videos, for a model that makes long ones in parts; the first where None.
-            previous: the frames before the window, float32 (5, H, W, 3) in [-1, 1]; None for the first.
-            scale: of the control blocks, for a model that has them.
+            carried: what the window before leaves to this one, by program input; None for the first.
+            options: of the generation, of which the steps take those that they have an input for; the model's
+                defaults where there are none.
 
         Raises:
             ArtifactError: if a program or weights cannot be loaded, or the profile has no such program.
@@ -148,24 +145,33 @@ class Conditioning:
         """
         if inputs is None or not inputs.arrays:
             return self._without()
-        if "encode_video" not in self._encoders:
+        if not self._all_built:
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
             )
-        arrays: dict[str, Any] = dict(inputs.arrays)
-        start, stop = (0, self._profile.num_frames) if window is None else (window.start, window.stop)
-        arrays |= {name: arrays[name][start:stop] for name in WINDOWED if name in arrays}
+        arrays = self._of_window(inputs, window)
         self._check(arrays)
+        first = window is None or not window.start
         known = self._last.find(inputs, self._digests)
-        if known is not None and not start:
-            return self._conditions(arrays, known, scale)
-        tokens = {} if known is None else {key: known[key] for key in known if key != "condition"}
+        if known is not None and first:
+            return self._conditions(arrays, known, options or {})
         with timings.phase("encode_media"):
-            encoded = self._encode(arrays, tokens, previous, inputs.segment_overlap)
-        if not start:
+            once = self._encode_once(arrays) if known is None else known.once
+            of_window = self._encode_window(arrays, once, carried or {}, inputs.segment_overlap)
+        encoded = Encoded(once, of_window)
+        if first:
             self._last.keep(inputs, self._digests, encoded)
-        return self._conditions(arrays, encoded, scale)
+        return self._conditions(arrays, encoded, options or {})
+
+    def _of_window(self, inputs: Inputs, window: Window | None) -> dict[str, Any]:
+        """The arrays, and of the videos the frames of a window."""
+        arrays: dict[str, Any] = dict(inputs.arrays)
+        if self._task.windows is None:
+            return arrays
+        frames = slice(self._profile.num_frames) if window is None else slice(window.start, window.stop)
+        videos = [item.array for item in self._task.inputs.values() if item.kind == "video"]
+        return {**arrays, **{name: arrays[name][frames] for name in videos if name in arrays}}
 
     def _check(self, arrays: Mapping[str, Any]) -> None:
         """Raises UsageError for arrays of another shape than the programs take."""
@@ -183,53 +189,66 @@ class Conditioning:
                         remedy="load them with this pipeline's manifest and profile",
                     )
 
-    def _encode(
-        self, arrays: Mapping[str, Any], tokens: Mapping[str, Any], previous: Any, overlap: int
-    ) -> dict[str, Any]:
-        """What the encoding programs return, on the device; the image tokens may be known already."""
+    def _run(self, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+        """What programs return, on the device: each takes what is given, and what those before it made."""
         import jax
 
-        flags = {"overlap": np.int32(overlap), "later": np.int32(previous is not None)}
-        video = self._programs["encode_video"]
-        if previous is None and "previous" in video.inputs:
-            dtype, shape = video.array("previous")
-            previous = np.zeros(shape, dtype)
-        encoded = dict(tokens)
-        if not tokens and "encode_image" in self._encoders:
-            encoded |= self._programs.bound("encode_image")(pixels=arrays["pixels"])
-            jax.block_until_ready(encoded)
-            if self._low_memory:
-                self._programs.release("image_encoder")
-        encode_video = self._programs.bound("encode_video")
-        encoded |= encode_video(**{**arrays, **flags, "previous": previous})
-        return jax.block_until_ready(encoded)  # type: ignore[no-any-return]
+        made: dict[str, Any] = {}
+        for name in names:
+            made |= self._programs.bound(name)(**{**given, **made})
+        return jax.block_until_ready(made)  # type: ignore[no-any-return]
 
-    def _conditions(self, arrays: Mapping[str, Any], encoded: Mapping[str, Any], scale: float) -> Conditions:
-        prepare = {name: value for name, value in encoded.items() if name != "condition"}
-        if "face_video" in self._prepare.inputs:
-            prepare["face_video"] = arrays["face_video"]
-        steps = {"condition": encoded["condition"]}
-        if "conditioning_scale" in self._step.inputs:
-            dtype, shape = self._step.array("conditioning_scale")
-            steps["conditioning_scale"] = np.full(shape, scale, dtype)
+    def _encode_once(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """What is the same for all windows."""
+        names = self._task.order.once
+        made = self._run(names, arrays)
+        if self._low_memory:
+            for component in {component for name in names for component in self._programs.components(name)}:
+                self._programs.release(component)
+        return made
+
+    def _encode_window(
+        self, arrays: Mapping[str, Any], once: Mapping[str, Any], carried: Mapping[str, Any], overlap: int
+    ) -> dict[str, Any]:
+        """What is a window's own."""
+        given, names = {**arrays, **once, **carried}, self._task.order.window
+        if self._task.windows is not None:
+            given |= {"overlap": np.int32(overlap), "later": np.int32(bool(carried))}
+            for program in (self._programs[name] for name in names):
+                for key in self._task.windows.carried.keys() & set(program.inputs) - carried.keys():
+                    dtype, shape = program.array(key)
+                    given[key] = np.zeros(shape, dtype)
+        return self._run(names, given)
+
+    def _conditions(
+        self, arrays: Mapping[str, Any], encoded: Encoded, options: Mapping[str, Any]
+    ) -> Conditions:
+        """What was made, for the programs that take it."""
+        made = {**encoded.once, **encoded.window}
+        expert = {key for name in self._task.order.expert for key in self._programs[name].inputs}
+        prepare = {key: value for key, value in {**arrays, **made}.items() if key in expert}
+        steps = {key: value for key, value in made.items() if key in self._step.inputs}
+        for name, default in self._model.options.items():
+            if name in self._step.inputs:
+                dtype, shape = self._step.array(name)
+                steps[name] = np.full(shape, options.get(name, default), dtype)
         held = None
-        if "frame_mask" in self._step.inputs:
-            held = np.asarray(encoded["condition"]["first_frame"])
-            steps["frame_mask"] = self._frame_mask(held=True)
+        if (frame := self._task.held) is not None:
+            held = np.asarray(made[frame.condition][frame.latents])
+            steps[frame.mask] = self._frame_mask(frame.mask, held=True)
         return Conditions(prepare, self._programs.put(steps), held)
 
-    def _frame_mask(self, held: bool) -> np.ndarray:
+    def _frame_mask(self, name: str, held: bool) -> np.ndarray:
         """Zero for a frame that is held, float32 (T,)."""
-        dtype, shape = self._step.array("frame_mask")
+        dtype, shape = self._step.array(name)
         mask = np.ones(shape, dtype)
         mask[:1] = not held
         return mask
 
     def _without(self) -> Conditions:
         """Text alone: none, or a frame that is not held."""
-        if "frame_mask" not in self._step.inputs:
+        if (frame := self._task.held) is None:
             return Conditions()
-        _, channels, _, h, w = latents_shape(self._manifest, self._profile)
-        nothing = {"first_frame": np.zeros((channels, 1, h, w), np.float32)}
-        steps = {"condition": nothing, "frame_mask": self._frame_mask(held=False)}
+        nothing = zeros(self._step.avals["inputs"][frame.condition])
+        steps = {frame.condition: nothing, frame.mask: self._frame_mask(frame.mask, held=False)}
         return Conditions(steps=self._programs.put(steps))

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wanrun.media.types import Inputs
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoding programs made, on the device, by the names of their outputs.
+
+    Attributes:
+        once: what is the same for all windows.
+        window: what is the first window's own.
+    """
+
+    once: Mapping[str, Any]
+    window: Mapping[str, Any]
 
 
 class LastEncoded:
@@ -17,9 +31,9 @@ class LastEncoded:
     """
 
     def __init__(self) -> None:
-        self._entry: tuple[weakref.ref[Inputs], tuple[str, ...], Mapping[str, Any]] | None = None
+        self._entry: tuple[weakref.ref[Inputs], tuple[str, ...], Encoded] | None = None
 
-    def find(self, inputs: Inputs, programs: Sequence[str]) -> Mapping[str, Any] | None:
+    def find(self, inputs: Inputs, programs: Sequence[str]) -> Encoded | None:
         """What these programs made of this object, if that was the last."""
         entry = self._entry
         if entry is None:
@@ -27,7 +41,7 @@ class LastEncoded:
         last, made_by, encoded = entry
         return encoded if last() is inputs and made_by == tuple(programs) else None
 
-    def keep(self, inputs: Inputs, programs: Sequence[str], encoded: Mapping[str, Any]) -> None:
+    def keep(self, inputs: Inputs, programs: Sequence[str], encoded: Encoded) -> None:
         """Takes the place of what was kept before."""
         self._entry = weakref.ref(inputs), tuple(programs), encoded
 

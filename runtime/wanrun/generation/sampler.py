@@ -41,9 +41,9 @@ class Sampler:
     ) -> None:
         self._programs, self._profile, self._conditioning = programs, profile, conditioning
         self._expert_loop, self._shape = expert_loop, latents_shape(manifest, profile)
-        self._leading = leading_latents(manifest, profile)
+        self._leading, self._task = leading_latents(manifest, profile), manifest.model.task
 
-    def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Any]:
+    def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Mapping[str, Any]]:
         """Decodes latents, one video at a time.
 
         Args:
@@ -51,17 +51,17 @@ class Sampler:
             timings: where the time is recorded.
 
         Returns:
-            Frames, uint8 (B, F, H, W, 3), and where a later window may need them the last ones of the only
-            video, float32 (5, H, W, 3) in [-1, 1], on the device; else None.
+            Frames, uint8 (B, F, H, W, 3), and all that the programs made of the last video, on the device.
         """
-        decode_video = self._programs.bound("decode_video")
+        programs = [self._programs.bound(name) for name in self._task.order.after]
         with timings.phase("decode"):
-            frames, last = [], None
+            frames, made = [], dict[str, Any]()
             for one in latents[:, :, self._leading :]:
-                video = decode_video(latents=one)
-                frames.append(np.asarray(video["frames"]))
-                last = video.get("last_frames")
-            return np.stack(frames), last
+                made = {"latents": one}
+                for program in programs:
+                    made |= program(**made)
+                frames.append(np.asarray(made["frames"]))
+            return np.stack(frames), made
 
     def __call__(
         self,
@@ -87,14 +87,10 @@ class Sampler:
         """
         noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
         parts: list[np.ndarray] = []
-        final, previous = np.empty(0), None
+        final, carried = np.empty(0), dict[str, Any]()
         for window in self._windows(inputs, overlap):
             conditions = self._conditioning(
-                inputs,
-                timings=run.timings,
-                window=window,
-                previous=previous,
-                scale=options.get("conditioning_scale", 1.0),
+                inputs, timings=run.timings, window=window, carried=carried, options=options
             )
             start = latents if latents is not None and not parts else noise(self._shape)
             done, count = len(parts), 1 if window is None else window.count
@@ -103,13 +99,21 @@ class Sampler:
                 run.on_step(done * steps + step, count * steps)
 
             final = self._expert_loop(replace(run, on_step=on_step, draw=noise), start, conditions)
-            frames, previous = self.decode(final, run.timings)
+            frames, made = self.decode(final, run.timings)
+            carried = self._carried(made)
             parts.append(frames[:, overlap if parts else 0 :])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return whole[:, : None if inputs is None else inputs.num_frames], final
 
+    def _carried(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """What a window leaves to the next, by the input that takes it."""
+        windowing = self._task.windows
+        return {} if windowing is None else {key: made[name] for key, name in windowing.carried.items()}
+
     def _windows(self, inputs: Inputs | None, overlap: int) -> Sequence[Window | None]:
         """The windows of a long video; one that is none where the profile makes all of it."""
-        if inputs is None or "pose_video" not in inputs.arrays:
+        windowing = self._task.windows
+        if inputs is None or windowing is None:
             return [None]
-        return windows(len(inputs.arrays["pose_video"]), self._profile.num_frames, overlap)
+        deciding = inputs.arrays[self._task.inputs[windowing.frames_of].array]
+        return windows(len(deciding), self._profile.num_frames, overlap)

@@ -99,7 +99,8 @@ class Session:
         shared.weights.keep_on_host(self._experts if kind == "host" else ())
         self.programs = Programs(profile, shared.executables, shared.weights)
         self.text = shared.texts.of(self.programs, profile.options.dtype)
-        self._expert_loop = ExpertLoop(self.programs, profile, self._experts, kind)
+        self._order = manifest.model.task.order
+        self._expert_loop = ExpertLoop(self.programs, profile, self._experts, kind, self._order.expert)
         self.conditioning = Conditioning(
             self.programs, manifest, profile, shared.last_encoded, policy.low_memory
         )
@@ -137,7 +138,7 @@ class Session:
             waiting += text.backend.request(text.tokenizer(missing).lengths)
         if conditioned:  # after the text's, which is encoded first
             waiting += self.conditioning.request_programs()
-        waiting += self.programs.request(programs=["prepare", LOOP_PROGRAMS[self.loop]])
+        waiting += self.programs.request(programs=[*self._order.expert, LOOP_PROGRAMS[self.loop]])
         when_done(waiting, timings.mark_ready)
         if missing:
             with timings.phase("text"):
@@ -174,7 +175,9 @@ class Session:
 
     def load_behind(self) -> None:
         """Asks for what comes after the last step, and raises what has failed of it."""
-        unfinished(self.programs.request(programs=["decode_video"], components=["vae"]))
+        programs = self._order.after
+        components = [name for program in programs for name in self.programs.components(program)]
+        unfinished(self.programs.request(programs=programs, components=components))
 
     def velocity(
         self, latents: np.ndarray, embeddings: np.ndarray, timestep: float, steps: ExpertRange, inputs: Any

@@ -7,14 +7,14 @@ import weakref
 
 import numpy as np
 
-from wanrun.generation.last_encoded import LastEncoded
+from wanrun.generation.last_encoded import Encoded, LastEncoded
 from wanrun.media.types import Inputs
 
 PROGRAMS = ("image", "video")
 
 
 def test_the_key_is_the_object_and_the_programs() -> None:
-    last, inputs, encoded = LastEncoded(), Inputs({"image": np.zeros(3)}), {"condition": 1}
+    last, inputs, encoded = LastEncoded(), Inputs({"image": np.zeros(3)}), Encoded({}, {"condition": 1})
     assert last.find(inputs, PROGRAMS) is None
     last.keep(inputs, PROGRAMS, encoded)
     assert last.find(inputs, list(PROGRAMS)) is encoded
@@ -26,7 +26,7 @@ def test_the_key_is_the_object_and_the_programs() -> None:
 
 def test_one_entry() -> None:
     last, first, second = LastEncoded(), Inputs(), Inputs()
-    last.keep(first, PROGRAMS, {"condition": 1})
+    last.keep(first, PROGRAMS, Encoded({}, {"condition": 1}))
     last.keep(second, PROGRAMS, {"condition": 2})
     assert last.find(first, PROGRAMS) is None
     assert last.find(second, PROGRAMS) == {"condition": 2}
