@@ -84,7 +84,7 @@ class Profile(Record, frozen=True):
         guidance: whether classifier-free guidance is on, as one doubled batch.
         index: position in the order of building; the first is the default.
         options: what it was built with.
-        num_references: reference images of a VACE model, each a latent frame in front of the video's.
+        num_references: reference images, each a latent frame in front of the video's.
     """
 
     width: AtLeastOne

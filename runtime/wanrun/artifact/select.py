@@ -30,7 +30,7 @@ def select_profile(
         num_frames: frames, or None.
         num_videos: videos per prompt.
         guidance: whether guidance is on.
-        num_references: reference images, of a VACE model.
+        num_references: reference images.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.

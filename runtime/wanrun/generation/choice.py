@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from wanrun.artifact.select import select_profile
 from wanrun.console import parse_size
 from wanrun.errors import UsageError, field
 from wanrun.generation.options import has_guidance, profile_options
-from wanrun.generation.request import Request, read_request
+from wanrun.generation.request import Request, Row, read_request, rows
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media
 
 
@@ -49,17 +49,19 @@ def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None
     return media_of(request)
 
 
+def media_files(request: Request) -> Iterator[tuple[Row, tuple[Path, ...]]]:
+    """The options of a request that are media, each with its files; those that take several come last."""
+    for row in sorted(rows(), key=lambda row: row.many):
+        if row.name in MEDIA_KINDS:
+            value = getattr(request, row.name) or ()
+            yield row, tuple(map(Path, (value,) if isinstance(value, str) else value))
+
+
 def media_of(request: Request) -> Media:
     """The media that a request names, as files."""
-    single = (name for name in MEDIA_KINDS if name != "reference_image")
-    files = {name: Path(path) for name in single if (path := getattr(request, name)) is not None}
-    images = request.reference_image
-    return Media(
-        **files,
-        reference_image=tuple(map(Path, (images,) if isinstance(images, str) else images)),
-        mode=request.mode,
-        segment_overlap=request.segment_overlap,
-    )
+    named = {row.name: files if row.many else files[0] for row, files in media_files(request) if files}
+    given: dict[str, Any] = {**named, "mode": request.mode, "segment_overlap": request.segment_overlap}
+    return Media(**given)
 
 
 def chosen_profile(

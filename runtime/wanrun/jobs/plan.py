@@ -221,7 +221,9 @@ def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> N
         ArtifactError: for a profile or a form of the loop that is not built.
     """
     own = {name for entry in entries for name in _differs(entry.line, shared.line)}
-    if not own & {"size", "num_frames", "num_videos", "guidance_scale", "reference_image", "loop"}:
+    counted = maker.manifest.model.task.counted
+    images = set() if counted is None else {counted[0]}
+    if not own & {"size", "num_frames", "num_videos", "guidance_scale", "loop", *images}:
         # Whether the default number of steps suits the loop is a matter of the lines without steps.
         default = shared.line.num_steps is None and shared.line.timesteps is None
         changes = {"num_steps": 1} if default and own & {"num_steps", "timesteps"} else {}

@@ -18,14 +18,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from wanrun.errors import UsageError, field, quoted, shortened
-from wanrun.generation.choice import media_of
+from wanrun.generation.choice import media_files, media_of
 from wanrun.generation.request import Request, read_request, rows
-from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.media.types import Media
 
 _MAX_BYTES = 64 << 20  # a prompts file of this size is something else
-
-_FILES = tuple(name for name in MEDIA_KINDS if name != "reference_image")
-"""The media of which there is one each."""
 
 
 class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,12 +66,8 @@ class Entry:
     @property
     def media_files(self) -> Iterator[tuple[str, Path]]:
         """What the media are read from, with the names of the options."""
-        for name in _FILES:
-            if getattr(self.line, name) is not None:
-                yield name, Path(getattr(self.line, name))
-        images = self.line.reference_image
-        for path in (images,) if isinstance(images, str) else images:
-            yield "reference_image", Path(path)
+        for row, paths in media_files(self.line):
+            yield from ((row.name, path) for path in paths)
 
 
 def key_of(name: str) -> str:

@@ -90,7 +90,7 @@ class ProfileChoices(TypedDict, total=False):
         num_frames: frames; None: the first built profile's.
         num_videos: videos per prompt, 1 by default.
         guidance: whether classifier-free guidance is on; None: as the model is published.
-        num_references: reference images of a VACE model, 0 by default.
+        num_references: reference images, 0 by default.
         target: a target's name; None: the target that matches this machine.
     """
 

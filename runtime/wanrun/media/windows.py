@@ -1,4 +1,4 @@
-"""A long video of Animate is made in segments of one static shape, each begun with the end of the one before.
+"""A long video is made in segments of one static shape, each begun with the end of the one before.
 
 The arithmetic is that of ``WanAnimatePipeline.__call__``.
 """
