@@ -29,7 +29,6 @@ from wanbuild.toy.media import write_samples
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.task import Input, MediaOption
-from wanrun.media.types import spelled
 
 PROMPT = "A red fox runs through fresh snow at dawn"
 
@@ -104,7 +103,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     _timed(
         *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--steps", options.steps, "--overwrite"),
         *("--size", options.size, "--frames", options.frames),
-        *(word for name, path in media.items() for word in (spelled(name, "--"), path)),
+        *(word for name, path in media.items() for word in (f"--{name.replace('_', '-')}", path)),
         *("--output", folder / "out.npy", "--timing", "--timing-json", timing),
     )
     figures["wanrun"] = json.loads(timing.read_text())
