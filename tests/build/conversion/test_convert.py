@@ -1,4 +1,4 @@
-"""Conversion against a naive one: all is loaded with torch, renamed and stacked by hand, cast by torch."""
+"""Conversion against a naive one: all is loaded, renamed, stacked and cast by hand."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import jax
+import ml_dtypes
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
+from helpers.naive_conversion import assert_equals_naive
 from helpers.original_checkpoint import original_keys
+from helpers.tensor_files import load_file, save_file
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
@@ -30,187 +30,34 @@ from wanrun.errors import SourceError
 COMPONENTS = ("transformer", "vae", "text_encoder")
 DEFAULT: dict[str, str | None] = {}
 ALL_FLOAT32: dict[str, str | None] = dict.fromkeys((*COMPONENTS, "image_encoder"), "float32")
-SOURCE_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-State = dict[str, torch.Tensor]
-
-
-# --- the naive conversion ---------------------------------------------------------------------------------
+SOURCE_DTYPES: Mapping[str, Any] = MappingProxyType(
+    {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+)
 
 
-def load_state(folder: Path) -> State:
-    state: State = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        state |= load_file(file)
-    return state
-
-
-def rename_transformer(key: str) -> str:
-    for old, new in (
-        (".to_out.0.", ".to_out."),
-        (".ffn.net.0.proj.", ".ffn.up."),
-        (".ffn.net.2.", ".ffn.down."),
-        (".image_embedder.ff.net.0.proj.", ".image_embedder.up."),
-        (".image_embedder.ff.net.2.", ".image_embedder.down."),
-        ("vace_blocks.0.proj_in.", "vace_proj_in."),
-        (".act_fn.", "."),
-    ):
-        key = key.replace(old, new)
-    return key.replace(".", "/")
-
-
-def rename_image_encoder(key: str) -> str:
-    for old, new in (
-        ("vision_model.", ""),
-        ("embeddings.", ""),
-        ("position_embedding.weight", "position_embedding"),
-        ("pre_layrnorm", "pre_norm"),
-        ("post_layernorm", "post_norm"),
-        ("encoder.layers.", "blocks."),
-        ("layer_norm1", "attn_norm"),
-        ("layer_norm2", "mlp_norm"),
-        ("self_attn.", ""),
-        ("mlp.", ""),
-        ("_proj.", "."),
-    ):
-        key = key.replace(old, new)
-    return key.replace(".", "/")
-
-
-def rename_text_encoder(key: str) -> str:
-    if key == "shared.weight":
-        return "shared"
-    for old, new in (
-        ("encoder.block.", "blocks."),
-        ("layer.0.SelfAttention.relative_attention_bias.weight", "relative_attention_bias"),
-        ("layer.0.SelfAttention.", ""),
-        ("layer.0.layer_norm", "attn_norm"),
-        ("layer.1.DenseReluDense.", ""),
-        ("layer.1.layer_norm", "ff_norm"),
-        ("encoder.final_layer_norm", "final_norm"),
-    ):
-        key = key.replace(old, new)
-    return key.replace(".", "/")
-
-
-def rename_vae(key: str) -> str:
-    return (
-        key.replace(".upsamplers.0.", ".upsampler.").replace(".resample.1.", ".resample.").replace(".", "/")
-    )
-
-
-def layout_transformer(path: str, x: torch.Tensor) -> torch.Tensor:
-    if re.fullmatch(r"motion_encoder/(res_blocks/\d+/)?conv\w*/weight", path):
-        return torch.einsum("oihw->hwio", x).contiguous()
-    return x.flatten(1) if re.fullmatch(r"\w*patch_embedding/weight|face_encoder/conv\w+/weight", path) else x
-
-
-def layout_vae(path: str, x: torch.Tensor) -> torch.Tensor:
-    if path.endswith("gamma"):
-        return x.flatten()
-    if path.endswith("bias"):
-        return x
-    if all(size == 1 for size in x.shape[2:]):  # a 1x1 convolution is a matrix
-        return x.flatten(1)
-    return torch.einsum("oi...->...io", x).contiguous()
-
-
-def layout_text_encoder(path: str, x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-RENAME: dict[str, Callable[[str], str]] = {
-    "transformer": rename_transformer,
-    "transformer_2": rename_transformer,
-    "vae": rename_vae,
-    "text_encoder": rename_text_encoder,
-    "image_encoder": rename_image_encoder,
-}
-LAYOUT: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
-    "transformer": layout_transformer,
-    "transformer_2": layout_transformer,
-    "vae": layout_vae,
-    "text_encoder": layout_text_encoder,
-    "image_encoder": layout_transformer,
-}
-# What stays in float32 where the weights are bfloat16.
-TRANSFORMER_KEPT = re.compile(r".*norm.*|condition_embedder/.*|.*scale_shift_table|.*motion_synthesis_weight")
-KEPT = {
-    "transformer": TRANSFORMER_KEPT,
-    "transformer_2": TRANSFORMER_KEPT,
-    "vae": re.compile(r".*"),
-    "text_encoder": re.compile(r".*norm.*|.*relative_attention_bias"),
-    "image_encoder": re.compile(r".*norm.*|class_embedding|position_embedding"),
-}
-
-
-def naive(component: str, folder: Path, all_float32: bool) -> dict[str, torch.Tensor]:
-    """Parameter by path; the layers of a stack, in order, along a new first axis."""
-    layers: dict[str, dict[int, torch.Tensor]] = {}
-    result: dict[str, torch.Tensor] = {}
-    for key, value in load_state(folder).items():
-        path = RENAME[component](key)
-        match = re.fullmatch(r"(blocks|vace_blocks|face_adapter)/(\d+)/(.+)", path)
-        path = f"{match[1]}/{match[3]}" if match else path
-        kept = all_float32 or KEPT[component].fullmatch(path)
-        value = LAYOUT[component](path, value).to(torch.float32 if kept else torch.bfloat16)
-        if match:
-            layers.setdefault(path, {})[int(match[2])] = value
-        else:
-            result[path] = value
-    for path, rows in layers.items():
-        stack = np.stack([rows[i].view(bits_of(rows[i].dtype)).numpy() for i in range(len(rows))])
-        result[path] = torch.from_numpy(stack).view(rows[0].dtype)
-    return result
-
-
-def bits_of(dtype: torch.dtype) -> torch.dtype:
-    return torch.int32 if dtype.itemsize == 4 else torch.int16
-
-
-def assert_equals_naive(artifact: Path, checkpoint: Path, all_float32: bool) -> None:
-    """Every component, as plain Orbax restores it, bit for bit."""
-    manifest = read_manifest(artifact)
-    assert set(manifest.components) == {path.parent.name for path in checkpoint.glob("*/*.safetensors")}
-    for name, component in manifest.components.items():
-        expected = naive(name, checkpoint / name, all_float32)
-        leaves = jax.tree_util.tree_leaves_with_path(
-            ocp.PyTreeCheckpointer().restore(artifact / component.folder)
-        )
-        found = {"/".join(key.key for key in path): leaf for path, leaf in leaves}
-        assert found.keys() == expected.keys() == component.parameters.keys()
-        for path, value in expected.items():
-            assert found[path].dtype.name == str(value.dtype).removeprefix("torch."), path
-            assert found[path].shape == tuple(value.shape), path
-            bits = value.contiguous().view(bits_of(value.dtype)).numpy()
-            assert found[path].tobytes() == bits.tobytes(), path
-
-
-def wild_values(shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def wild_values(shape: tuple[int, ...], dtype: np.dtype, random: np.random.Generator) -> np.ndarray:
     """Random bit patterns: every exponent, subnormal numbers, both signs, ties; all finite in bfloat16."""
-    bits = bits_of(dtype)
-    largest = {torch.float32: 0x7F7F7FFF, torch.float16: 0x7BFF, torch.bfloat16: 0x7F7F}[dtype]
-    value = torch.randint(0, largest + 1, shape, dtype=bits, generator=generator)
-    if dtype == torch.float32:  # half of them exactly between two bfloat16 numbers
-        ties = torch.rand(shape, generator=generator) < 0.5
-        value = torch.where(ties, (value & 0x7FFF0000) | 0x8000, value).clamp(max=largest)
-    sign = torch.randint(0, 2, shape, dtype=torch.bool, generator=generator)
-    return torch.where(sign, value | torch.iinfo(bits).min, value).view(dtype)
+    largest = {"float32": 0x7F7F7FFF, "float16": 0x7BFF, "bfloat16": 0x7F7F}[dtype.name]
+    bits = np.dtype(f"u{dtype.itemsize}")
+    value = random.integers(0, largest + 1, shape, bits)
+    if dtype == np.float32:  # half of them exactly between two bfloat16 numbers
+        ties = np.minimum((value & 0x7FFF0000) | 0x8000, largest)
+        value = np.where(random.random(shape) < 0.5, ties, value).astype(bits)
+    sign = random.integers(0, 2, shape, bits) << (8 * dtype.itemsize - 1)
+    return (value | sign).view(dtype)
 
 
 def write_wild(checkpoint: Path, variant: str, dtype: str, shards: int) -> None:
     """A toy whose every tensor holds random bit patterns; ``mixed`` has three dtypes in each file."""
     write_toy(checkpoint, variant, seed=3, dtype="float32" if dtype == "mixed" else dtype, shards=shards)
-    generator = torch.Generator().manual_seed(5)
+    random = np.random.default_rng(5)
+    kept = [SOURCE_DTYPES[dtype]] if dtype in SOURCE_DTYPES else list(SOURCE_DTYPES.values())
     for file in checkpoint.rglob("*.safetensors"):
         state = load_file(file)
-        kept = [SOURCE_DTYPES[dtype]] if dtype in SOURCE_DTYPES else list(SOURCE_DTYPES.values())
-        if dtype == "mixed":
-            kinds = itertools.cycle(SOURCE_DTYPES.values())
-            state = {key: value.to(next(kinds)) for key, value in state.items()}
-        assert {value.dtype for value in state.values()} == set(kept[: len(state)])
-        wild = {key: wild_values(x.shape, x.dtype, generator) for key, x in state.items()}
-        save_file(wild, file, metadata={"format": "pt"})
+        if dtype != "mixed":
+            assert {value.dtype for value in state.values()} == set(map(np.dtype, kept))
+        kinds = map(np.dtype, itertools.cycle(kept))
+        save_file({key: wild_values(x.shape, next(kinds), random) for key, x in state.items()}, file)
     assert len(list((checkpoint / "transformer").glob("*.safetensors"))) == shards
 
 
@@ -332,9 +179,9 @@ def test_what_changes_the_digest(converted: Path, toy_checkpoint: Path, tmp_path
     add("negative prompt", toy_checkpoint, negative_prompt="blurred")
     shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
     state = load_file(file := tmp_path / "checkpoint" / "vae" / "diffusion_pytorch_model.safetensors")
-    bits = state["decoder.conv_out.bias"].view(torch.int32)
+    bits = state["decoder.conv_out.bias"].view(np.int32)
     bits[1] ^= 1  # the last bit of one weight
-    save_file(state, file, metadata={"format": "pt"})
+    save_file(state, file)
     changed = add("one bit", tmp_path / "checkpoint")
     assert len(set(digests.values())) == len(digests)
     before, after = (
@@ -350,8 +197,8 @@ def test_what_changes_the_digest(converted: Path, toy_checkpoint: Path, tmp_path
 def set_weight(checkpoint: Path, component: str, key: str, value: float) -> None:
     (file,) = (checkpoint / component).glob("*.safetensors")
     state = load_file(file)
-    state[key].view(-1)[-1] = value
-    save_file(state, file, metadata={"format": "pt"})
+    state[key].reshape(-1)[-1] = value
+    save_file(state, file)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +231,7 @@ def test_all_misfits_are_listed(toy_checkpoint: Path, tmp_path: Path) -> None:
         (file,) = (checkpoint / component).glob("*.safetensors")
         state = load_file(file)
         state[f"{dropped}_old"] = state.pop(dropped)
-        save_file(state, file, metadata={"format": "pt"})
+        save_file(state, file)
     with pytest.raises(SourceError, match="does not fit its config") as caught:
         convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
     for part in (

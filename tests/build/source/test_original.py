@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from helpers.damage import one_error
 from helpers.original_checkpoint import original_config, original_keys
+from helpers.tensor_files import State, load_file, save_file
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
@@ -21,8 +22,6 @@ from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import SourceError
-
-State = dict[str, torch.Tensor]
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -80,10 +79,10 @@ def test_it_converts_to_the_same_artifact(
         values = load_file(stored)
         for key in ("scale_shift_table", "blocks.1.attn2.to_out.0.bias", "blocks.2.norm2.weight"):
             old = {"scale_shift_table": "head.modulation", "blocks.2.norm2.weight": "blocks.2.norm3.weight"}
-            value = values[prefix + old.get(key, "blocks.1.cross_attn.o.bias")].numpy()
+            value = values[prefix + old.get(key, "blocks.1.cross_attn.o.bias")]
             assert transformer.entry(key).shape == value.shape
             assert (transformer.array(key) == value).all()
-            part = torch.empty(8, dtype=torch.uint8).numpy()
+            part = np.empty(8, np.uint8)
             transformer.read(key, 4, part)
             assert part.tobytes() == value.tobytes()[4:12]
 
@@ -129,14 +128,14 @@ def test_a_config_from_shapes_alone(tmp_path: Path) -> None:
 
 def test_dtypes_may_be_mixed(checkpoint: Path, tmp_path: Path) -> None:
     """Each tensor is read in the dtype it has: as when all had been widened to float32 before."""
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
 
     def mix(state: State) -> None:
-        state |= {key: value.to(dtypes[i % 3]) for i, (key, value) in enumerate(state.items())}
+        state |= {key: value.astype(dtypes[i % 3]) for i, (key, value) in enumerate(state.items())}
 
     def widen(state: State) -> None:
         mix(state)
-        state |= {key: value.float() for key, value in state.items()}
+        state |= {key: value.astype(np.float32) for key, value in state.items()}
 
     other = shutil.copytree(checkpoint, tmp_path / "other")
     mixed = rewrite(checkpoint, "", "transformer/wan.safetensors", mix)
@@ -169,7 +168,7 @@ def test_shards_in_the_original_naming(tmp_path: Path, toy_checkpoint: Path) -> 
 # --- refused ------------------------------------------------------------------------------------------------
 
 
-def add(**tensors: torch.Tensor) -> Callable[[State], object]:
+def add(**tensors: np.ndarray) -> Callable[[State], object]:
     return lambda state: state.update({key.replace("__", "."): value for key, value in tensors.items()})
 
 
@@ -177,8 +176,8 @@ def drop(keys: Iterable[str]) -> Callable[[State], object]:
     return lambda state: [state.pop(key) for key in keys]
 
 
-BIAS = torch.linspace(-1, 1, 40)
-FP8 = BIAS.to(torch.float8_e4m3fn)
+BIAS = np.linspace(-1, 1, 40, dtype=np.float32)
+FP8 = BIAS.astype(ml_dtypes.float8_e4m3fn)
 
 
 @pytest.mark.parametrize(
