@@ -28,6 +28,23 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="wanrun-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-torch",
+        action="store_true",
+        help="Let imports of torch, diffusers, transformers, peft and accelerate fail, also in subprocesses.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-torch"):
+        from helpers.without_torch import sitecustomize
+
+        assert not sitecustomize.PACKAGES & sys.modules.keys()
+        folders = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has an empty cache of its own."""
@@ -87,6 +104,22 @@ def ti2v_artifact(ti2v_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
         build_artifact(ti2v_checkpoint, folder, size=(160, 96), num_frames=13)
 
     return shared(tmp_path_factory, "ti2v-artifact", build)
+
+
+@pytest.fixture(scope="session")
+def bfloat16_vae_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default build of the toy, but for a VAE in bfloat16, stored and computed; one frame of 32x16."""
+
+    def build(folder: Path) -> None:
+        from wanbuild.conversion.convert import ConvertRequest, convert
+        from wanbuild.programs.compile import CompileRequest, compile_artifact
+        from wanbuild.programs.options import BuildOptions
+
+        convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
+        options = BuildOptions(vae_dtype="bfloat16", loop="step")
+        compile_artifact(CompileRequest(folder, ["cpu"], [(32, 16)], [1], options=options), print)
+
+    return shared(tmp_path_factory, "bfloat16-vae-artifact", build)
 
 
 @pytest.fixture(scope="session")

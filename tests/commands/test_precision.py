@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import wanrun
+from helpers.artifacts import shared
 from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -57,20 +58,13 @@ class Generated:
 @pytest.fixture(scope="module")
 def coarse(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The float32 toy with latents and history kept in bfloat16: only the loop's programs are compiled."""
-    folder = Path(shutil.copytree(toy_artifact, tmp_path_factory.mktemp("coarse") / "artifact"))
     options = BuildOptions(dtype="float32", scheduler_dtype="bfloat16")
-    compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], options=options), print)
-    return folder
 
+    def build(folder: Path) -> None:
+        shutil.copytree(toy_artifact, folder)
+        compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], options=options), print)
 
-@pytest.fixture(scope="module")
-def bfloat16_vae(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default build, but for a VAE that is stored and computed in bfloat16; one frame of 32x16."""
-    folder = tmp_path_factory.mktemp("vae") / "artifact"
-    convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
-    options = BuildOptions(vae_dtype="bfloat16", loop="step")
-    compile_artifact(CompileRequest(folder, ["cpu"], [(32, 16)], [1], options=options), print)
-    return folder
+    return shared(tmp_path_factory, "coarse-artifact", build)
 
 
 def generate(artifact: Path) -> Generated:
@@ -89,12 +83,12 @@ def made(coarse: Path, toy_artifact: Path) -> Mapping[str, Generated]:
     return {"bfloat16": generate(coarse), "float32": generate(toy_artifact)}
 
 
-def test_dtypes_are_recorded(toy_artifact: Path, coarse: Path, bfloat16_vae: Path) -> None:
+def test_dtypes_are_recorded(toy_artifact: Path, coarse: Path, bfloat16_vae_artifact: Path) -> None:
     assert recorded(read_manifest(toy_artifact), "96x64x9-b1-cfg") == ALL_FLOAT32
     scheduler = ALL_FLOAT32 | {"scheduler_dtype": "bfloat16"}
     assert recorded(read_manifest(coarse), "96x64x9-b1-cfg") == scheduler
     everything_else = dict.fromkeys(ALL_FLOAT32, "bfloat16") | {"scheduler_dtype": "float32"}
-    assert recorded(read_manifest(bfloat16_vae), "32x16x1-b1-cfg") == everything_else
+    assert recorded(read_manifest(bfloat16_vae_artifact), "32x16x1-b1-cfg") == everything_else
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -135,36 +129,6 @@ def test_bfloat16_latents_are_near_float32(made: Mapping[str, Generated]) -> Non
     # leaves room for the history and the transformer's gain; sums in bfloat16 do not fit it, at 6.4e-3. Below
     # is half of the last rounding alone, 8e-4 on average.
     assert ROUNDING / 5 < error < np.sqrt(STEPS + 1) * ROUNDING
-
-
-def test_a_bfloat16_vae_decodes(bfloat16_vae: Path, toy_checkpoint: Path) -> None:
-    parameters = read_manifest(bfloat16_vae).components["vae"].parameters
-    convolutions = {p.layout.dtype for path, p in parameters.items() if "conv" in path}
-    assert convolutions == {"bfloat16"}
-    latents = initial_noise(3, (1, 16, 1, 2, 4))
-    with wanrun.load(bfloat16_vae, embeddings="none", lazy=True) as pipeline:
-        frames = pipeline.decode(latents)
-    assert frames.shape == (1, 1, 16, 32, 3) and frames.dtype == np.uint8
-    error = frames[0] / 127.5 - 1 - decoded_by_reference(toy_checkpoint, latents)
-    levels = np.sqrt(np.mean(np.square(error))) * 127.5
-    print(f"{levels:.2f} levels")
-    # Seen 0.49, of which rounding to uint8 is 0.29; the rest is 0.3 % of the range's half, 127 levels.
-    assert 0.3 < levels < 1
-
-
-def decoded_by_reference(checkpoint: Path, latents: np.ndarray) -> np.ndarray:
-    """Frames (T, H, W, 3) in [-1, 1] of latents (1, C, T, h, w), by diffusers in float32."""
-    import torch
-    from diffusers import AutoencoderKLWan
-
-    vae = AutoencoderKLWan.from_pretrained(str(checkpoint / "vae"), local_files_only=True).eval()
-    mean, std = (
-        torch.tensor(values).reshape(1, -1, 1, 1, 1)
-        for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    with torch.no_grad():
-        video = vae.decode(torch.from_numpy(latents) * std + mean, return_dict=False)[0]
-    return video[0].permute(1, 2, 3, 0).clamp(-1, 1).numpy()
 
 
 class Seen:

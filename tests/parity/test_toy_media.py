@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from helpers.published_shapes import reference_shapes
@@ -107,9 +109,6 @@ GIVEN: Mapping[str, Mapping[str, Callable[[int], Any]]] = {
 @pytest.mark.parametrize("variant", GIVEN)
 def test_what_is_given_shows_in_the_result(tmp_path: Path, variant: str) -> None:
     """Each input by itself moves the latents by more than 1 % of them: parity is tested far below it."""
-    import diffusers
-    import torch
-
     write_toy(tmp_path / "toy", variant)
     name = TOY_VARIANTS[variant].index["_class_name"]
     name = "WanImageToVideoPipeline" if variant == "wan2.2-ti2v" else name

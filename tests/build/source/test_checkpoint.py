@@ -424,18 +424,12 @@ def test_files_may_be_links_into_a_cache(sharded: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])
-def test_schedulers_as_diffusers_saves_them(tmp_path: Path, solver: str) -> None:
-    import diffusers
-
+def test_published_schedulers(solver: str) -> None:
     config = SCHEDULER_CONFIGS[solver]
-    cls = getattr(diffusers, config["_class_name"])
-    cls.from_config(dict(config)).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "scheduler_config.json").read_text())
-    assert {k: v for k, v in saved.items() if k != "_diffusers_version"} == dict(config)
-    assert read_scheduler(saved) == SchedulerDefaults(solver, 3.0)  # type: ignore[arg-type]
+    assert read_scheduler(config) == SchedulerDefaults(solver, 3.0)  # type: ignore[arg-type]
     field = "shift" if solver == "euler" else "flow_shift"
-    assert read_scheduler({**saved, field: 7.5}).flow_shift == 7.5
-    assert read_scheduler({**saved, field: 12}, default_shift=5.0).flow_shift == 12.0
+    assert read_scheduler({**config, field: 7.5}).flow_shift == 7.5
+    assert read_scheduler({**config, field: 12}, default_shift=5.0).flow_shift == 12.0
 
 
 @pytest.mark.parametrize(

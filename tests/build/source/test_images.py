@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from helpers.image_processors import PROCESSOR_FORMS, write_processor
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.images import FILE, ImageProcessorConfig, open_image_processor
@@ -249,48 +250,19 @@ def test_the_processor_is_a_file_of_the_source(toy: Callable[..., Path], tmp_pat
 # The image processor's settings.
 
 
-def _write(folder: Path, content: Change) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / FILE).write_text(json.dumps(content))
-    return folder
-
-
 def test_a_processor_as_published(tmp_path: Path) -> None:
-    assert open_image_processor(_write(tmp_path, dict(PUBLISHED_IMAGE_PROCESSOR))) == ImageProcessorConfig()
+    assert (
+        open_image_processor(write_processor(tmp_path, dict(PUBLISHED_IMAGE_PROCESSOR)))
+        == ImageProcessorConfig()
+    )
 
 
-def test_a_processor_as_transformers_saves_it(tmp_path: Path) -> None:
-    from transformers import CLIPImageProcessor
-
-    settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "rescale_factor": 0.5}
-    CLIPImageProcessor(size={"shortest_edge": 50}, crop_size=42, **settings).save_pretrained(tmp_path)
-    expected = ImageProcessorConfig(50, 42, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 0.5)
-    assert open_image_processor(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"size": 50, "crop_size": 42},
-        {"size": {"shortest_edge": 50}, "crop_size": {"height": 42, "width": 42}},
-        {"size": 50, "crop_size": 42, "feature_extractor_type": "CLIPFeatureExtractor"},
-        {"size": {"shortest_edge": 50, "longest_edge": None}, "crop_size": 42, "do_pad": None},
-        {"size": 50, "crop_size": 42, "do_resize": True, "resample": 3, "_valid_processor_keys": ["images"]},
-        {"size": 50, "crop_size": 42, "image_processor_type": "CLIPImageProcessorFast", "device": None},
-    ],
-)
+@pytest.mark.parametrize("content", PROCESSOR_FORMS)
 def test_older_and_newer_forms(tmp_path: Path, content: Change) -> None:
-    """What is left out has the class's default, which the reference itself states."""
-    from transformers import CLIPImageProcessor
-
-    found = open_image_processor(_write(tmp_path, content))
-    reference = CLIPImageProcessor(size=content["size"], crop_size=content["crop_size"])
-    assert found.size == reference.size["shortest_edge"] == 50
-    assert found.crop_size == reference.crop_size["height"] == 42
-    assert list(found.image_mean) == list(reference.image_mean)
-    assert list(found.image_std) == list(reference.image_std)
-    assert found.rescale_factor == reference.rescale_factor
-    assert reference.resample == 3
+    """What is left out has the class's default: CLIP's mean and deviation, and 1/255."""
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    expected = ImageProcessorConfig(50, 42, mean, std, 1 / 255)
+    assert open_image_processor(write_processor(tmp_path, content)) == expected
 
 
 @pytest.mark.parametrize(
@@ -319,7 +291,7 @@ def test_older_and_newer_forms(tmp_path: Path, content: Change) -> None:
     ],
 )
 def test_a_processor_that_does_something_else(tmp_path: Path, change: Change, message: str) -> None:
-    folder = _write(tmp_path, {**PUBLISHED_IMAGE_PROCESSOR, **change})
+    folder = write_processor(tmp_path, {**PUBLISHED_IMAGE_PROCESSOR, **change})
     _refused(lambda: open_image_processor(folder), message)
 
 
