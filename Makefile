@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# Two commands do all the set-up: `make demo` and `make test`; `make test-fast` is for the one who edits.
 # PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
 # demo's model, one that `wanbuild toy --help` lists.
 PYTHON ?= python3
@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
 SETUP := pyproject.toml constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-fast lint format clean
 
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
@@ -37,12 +37,19 @@ demo: $(VENV)/.installed-build
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
-lint: $(VENV)/.installed-test
+# Without torch, which need not be installed. What is compiled for it is kept for the next time.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" \
+		--without-torch --ignore tests/parity tests
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed-test
+format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -55,7 +62,11 @@ $(VENV)/.installed-build: $(VENV)/bin/python $(SETUP)
 	$(PIP) -e ".[build]"
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/bin/python $(SETUP)
+$(VENV)/.installed-dev: $(VENV)/bin/python $(SETUP)
+	$(PIP) -e ".[dev]"
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed-dev
 	$(PIP) -e ".[test]"
 	touch $@
 
