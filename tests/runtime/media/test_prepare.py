@@ -9,19 +9,15 @@ import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from helpers.damage import flag
-from helpers.manifests import plain_manifest, plain_model
-from helpers.media_files import task_of
+from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
-from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.task import Input, MediaOption
 from wanrun.errors import UsageError
@@ -29,56 +25,14 @@ from wanrun.media import preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.prepare import load_media, media_facts
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized
-from wanrun.media.types import Inputs, Media, check_media
-from wanrun.media.windows import check_segments, num_segments, padded_frames, reflected
+from wanrun.media.types import Inputs, Media
 
-VARIANTS = (
-    *("wan2.1-t2v", "wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.1-vace"),
-    "wan2.2-animate",
-)
-INPUTS: Mapping[str, Mapping[MediaOption, Input]] = {name: task_of(name).inputs for name in VARIANTS}
-CLIP = ImageProcessor(
-    shortest_edge=30,
-    crop=30,
-    resample=3,
-    rescale_factor=1 / 255,
-    mean=(0.48, 0.46, 0.41),
-    std=(0.27, 0.26, 0.28),
-)
-WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
-WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
 A, B = picture(90, 70, 1), picture(50, 80, 2)
 MOVING = pictures(FRAMES, WIDTH, HEIGHT)
 
 
-def manifest_of(variant: str) -> Manifest:
-    return plain_manifest(
-        model=plain_model(
-            variant=variant,
-            task=task_of(variant, FACE),
-            image_processor=CLIP if variant in WITH_ENCODER else None,
-        )
-    )
-
-
-def profile_of(num_references: int = 0, num_frames: int = FRAMES) -> Profile:
-    return cast(
-        Profile,
-        SimpleNamespace(width=WIDTH, height=HEIGHT, num_frames=num_frames, num_references=num_references),
-    )
-
-
 def load(variant: str, media: Media, profile: Profile | None = None) -> Inputs:
     return load_media(manifest_of(variant), profile or profile_of(), media)
-
-
-def check(variant: str, media: Media) -> str:
-    """What is wrong with media, as the command line spells it; empty where nothing is."""
-    try:
-        check_media(manifest_of(variant), media)
-    except UsageError as error:
-        return error.spelled(flag)
-    return ""
 
 
 def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
@@ -86,57 +40,6 @@ def refused(variant: str, media: Media, profile: Profile | None = None) -> str:
         load_media(manifest_of(variant), profile or profile_of(), media)
     assert "\n" not in str(caught.value)
     return caught.value.spelled(flag)
-
-
-# -- which media a task takes
-
-
-@pytest.mark.parametrize("variant", INPUTS)
-def test_what_is_required_is_enough(variant: str) -> None:
-    required = {name: A for name, item in INPUTS[variant].items() if item.required and item.mode is None}
-    assert check(variant, Media(**required)) == ""  # type: ignore[arg-type]
-    for name in required:
-        without = {other: value for other, value in required.items() if other != name}
-        found = check(variant, Media(**without))  # type: ignore[arg-type]
-        assert found.startswith(f"--{name.replace('_', '-')} is missing: {variant} needs it")
-
-
-@pytest.mark.parametrize("variant", INPUTS)
-def test_what_is_not_taken_is_refused(variant: str) -> None:
-    everything = {name for inputs in INPUTS.values() for name in inputs}
-    for name in everything - INPUTS[variant].keys():
-        value = (A,) if name == "reference_image" else A
-        found = check(variant, Media(**{name: value}))  # type: ignore[arg-type]
-        assert f"--{name.replace('_', '-')} cannot be used with {variant}" in found
-    if variant != "wan2.2-animate":
-        assert "--mode cannot be used" in check(variant, Media(mode="replace"))
-        assert "--segment-overlap cannot be used" in check(variant, Media(segment_overlap=5))
-
-
-def test_all_problems_are_said_at_once() -> None:
-    found = check("wan2.1-flf2v", Media(video="v.mp4", mode="animate"))
-    for option in ("--image is missing", "--last-image is missing", "--video cannot", "--mode cannot"):
-        assert option in found
-
-
-def test_a_mask_needs_a_video() -> None:
-    assert "--mask is of no use without --video" in check("wan2.1-vace", Media(mask=MOVING))
-    assert check("wan2.1-vace", Media(mask=MOVING, video=MOVING)) == ""
-
-
-def test_replace_needs_background_and_mask() -> None:
-    animate = Media(image=A, pose_video=MOVING, face_video=MOVING)
-    both = replace(animate, background_video=MOVING, mask_video=MOVING)
-    assert check("wan2.2-animate", replace(both, mode="replace")) == ""
-    assert check("wan2.2-animate", replace(animate, mode="animate")) == ""
-    found = check("wan2.2-animate", replace(both, mask_video=None, mode="replace"))
-    assert found.startswith("--mask-video is missing") and "with --mode replace" in found
-    for mode in (None, "animate"):
-        found = check("wan2.2-animate", replace(both, mode=mode))
-        assert "--background-video has an effect with --mode replace alone" in found
-        assert "--mask-video has an effect" in found
-    assert "found turn" in check("wan2.2-animate", replace(animate, mode="turn"))
-    assert "expected 1 or 5; found 3" in check("wan2.2-animate", replace(animate, segment_overlap=3))
 
 
 # -- image to video
@@ -296,34 +199,6 @@ def test_animate_refuses_what_would_fill_the_memory(monkeypatch: pytest.MonkeyPa
 def test_a_narrow_picture_is_refused() -> None:
     assert "--image is too narrow" in refused("wan2.2-animate", animate(image=picture(1, 100)))
     assert "--image is too narrow" in refused("wan2.1-i2v", Media(image=picture(1, 80_000)))
-
-
-# -- segments
-
-
-@pytest.mark.parametrize("overlap", [1, 5])
-@pytest.mark.parametrize("length", [13, 17, 77])
-def test_segments_are_the_references(length: int, overlap: int) -> None:
-    """The formulas of WanAnimatePipeline.__call__."""
-    for frames in range(overlap + 1, 4 * length):
-        rest = (frames - overlap) % (length - overlap)
-        target = frames if rest == 0 else frames + (length - overlap) - rest
-        assert padded_frames(frames, length, overlap) == target
-        assert num_segments(frames, length, overlap) == target // (length - overlap)
-        check_segments(frames, length, overlap)
-
-
-@pytest.mark.parametrize(("length", "overlap"), [(1, 1), (5, 5), (9, 5), (2, 1)])
-def test_segments_too_short_to_overlap_are_refused(length: int, overlap: int) -> None:
-    with pytest.raises(UsageError, match="too short to share"):
-        check_segments(40, length, overlap)
-
-
-def test_reflection() -> None:
-    assert reflected(5, 10) == [0, 1, 2, 3, 4, 3, 2, 1, 0, 1]
-    assert reflected(2, 5) == [0, 1, 0, 1, 0]
-    assert reflected(7, 3) == [0, 1, 2]
-    assert reflected(1, 1) == [0]
 
 
 # -- what the metadata records

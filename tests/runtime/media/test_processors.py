@@ -1,0 +1,149 @@
+"""Images as the programs take them, by values that a reader can check; parity holds them to the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.pictures import picture
+from wanrun.errors import UsageError
+from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
+
+RED = (200, 100, 50)
+CLIP = {"mean": [0.5, 0.25, 0.0], "std": [0.5, 0.25, 1.0], "rescale_factor": 1 / 255, "resample": 3}
+
+
+def plain(width: int, height: int) -> Image.Image:
+    """One colour, which no filter changes."""
+    return Image.new("RGB", (width, height), RED)
+
+
+def where_red(canvas: np.ndarray) -> tuple[slice, slice]:
+    """The rectangle of a canvas that has the colour; nothing else may have it."""
+    red = (canvas == RED).all(-1)
+    rows, columns = np.flatnonzero(red.any(1)), np.flatnonzero(red.any(0))
+    found = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    assert red[found].all() and red.sum() == red[found].size
+    return found
+
+
+def test_an_image_of_the_size_is_not_changed() -> None:
+    image = picture(40, 24)
+    assert np.array_equal(resized(image, 40, 24), np.asarray(image))
+    assert np.array_equal(filled(image, 40, 24), np.asarray(image))
+    assert np.array_equal(greyscale(image, 40, 24), np.asarray(image.convert("L")))
+
+
+def test_resized_whatever_the_aspect_ratio() -> None:
+    found = resized(plain(90, 20), 16, 48)
+    assert found.shape == (48, 16, 3) and found.dtype == np.uint8
+    assert (found == RED).all()
+
+
+def test_greyscale_is_itu_r_601() -> None:
+    found = greyscale(plain(9, 9), 4, 2)
+    assert found.shape == (2, 4)
+    assert (found == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [
+        ((80, 20), (slice(10, 22), slice(0, 48))),  # 48x12, in the middle of 32 rows
+        ((20, 80), (slice(0, 32), slice(20, 28))),  # 8x32
+        ((24, 16), (slice(0, 32), slice(0, 48))),
+    ],
+)
+def test_filled_is_centred_on_black(size: tuple[int, int], place: tuple[slice, slice]) -> None:
+    canvas = filled(plain(*size), 48, 32)
+    assert canvas.shape == (32, 48, 3)
+    assert where_red(canvas) == place
+    canvas[place] = 0
+    assert not canvas.any()
+
+
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [
+        ((80, 40), (slice(4, 28), slice(0, 48))),  # 48x24
+        ((87, 47), (slice(4, 28), slice(0, 48))),  # cut to multiples of 8 first
+        ((16, 32), (slice(0, 32), slice(16, 32))),
+    ],
+)
+def test_a_reference_is_centred_on_white(size: tuple[int, int], place: tuple[slice, slice]) -> None:
+    canvas = reference_canvas(plain(*size), 48, 32)
+    assert canvas.shape == (32, 48, 3) and canvas.dtype == np.float32
+    red = np.broadcast_to(np.array(RED) / 127.5 - 1, canvas[place].shape)
+    np.testing.assert_allclose(canvas[place], red, atol=1e-6)
+    canvas[place] = 1
+    assert (canvas == 1).all()
+
+
+def test_bilinear_scaling_of_a_reference() -> None:
+    """Twice as wide: a quarter and three quarters of the neighbours, and the edges as they are."""
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:, 4:] = 255
+    canvas = reference_canvas(Image.fromarray(pixels), 16, 16)
+    expected = np.repeat([-1.0, -0.5, 0.5, 1.0], [7, 1, 1, 7])
+    np.testing.assert_allclose(canvas[5, :, 0], expected, atol=1e-6)
+
+
+def test_clip_pixels_crop_the_centre() -> None:
+    pixels = np.zeros((6, 12, 3), np.uint8)
+    pixels[:, 3:9] = RED
+    (found,) = clip_pixels([Image.fromarray(pixels)], {**CLIP, "shortest_edge": 6, "crop": 6})
+    expected = (np.array(RED) / 255 - CLIP["mean"]) / CLIP["std"]
+    assert found.shape == (6, 6, 3) and found.dtype == np.float32
+    np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-6)
+
+
+def test_clip_pixels_pad_with_black_before_they_are_normalised() -> None:
+    (found,) = clip_pixels([plain(10, 4)], {**CLIP, "shortest_edge": 4, "crop": 7})
+    black, red = (
+        (np.array([0, 0, 0]) - CLIP["mean"]) / CLIP["std"],
+        (np.array(RED) / 255 - CLIP["mean"]) / CLIP["std"],
+    )
+    for rows, value in (
+        (found[:2], black),
+        (found[2:6], red),
+        (found[6:], black),
+    ):  # the larger half in front
+        np.testing.assert_allclose(rows, np.broadcast_to(value, rows.shape), atol=1e-6)
+
+
+def test_clip_pixels_scale_the_short_edge() -> None:
+    images = [picture(40, 20), picture(20, 40)]
+    found = clip_pixels(images, {**CLIP, "shortest_edge": 10, "crop": 10})
+    scaled = np.asarray(images[0].resize((20, 10), Image.Resampling.BICUBIC))[:, 5:15] / 255
+    np.testing.assert_allclose(found[0], (scaled - CLIP["mean"]) / CLIP["std"], atol=1e-6)
+    assert found.shape == (2, 10, 10, 3)
+
+
+def test_what_is_too_narrow_or_small_is_refused() -> None:
+    narrow = plain(1, 400)
+    for call in (
+        lambda: filled(narrow, 64, 48, "--image"),
+        lambda: reference_canvas(plain(8, 4000), 64, 48, name="--image"),
+        lambda: clip_pixels([plain(1, 400_000)], {**CLIP, "shortest_edge": 224, "crop": 224}, "--image"),
+    ):
+        with pytest.raises(UsageError, match=r"--image is too narrow; expected sides .*; crop it"):
+            call()
+    with pytest.raises(
+        UsageError, match="--image is too small; expected 8 pixels a side or more; found 90x7"
+    ):
+        reference_canvas(plain(90, 7), 64, 48, name="--image")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((96, 64), (96, 64)),
+        ((200, 130), (96, 48)),  # 200x128 scaled by 0.48, and 61 rows are 48
+        ((100, 50), (96, 48)),  # smaller: only cut to multiples
+        ((64, 200), (16, 64)),
+        ((1920, 1280), (96, 64)),
+    ],
+)
+def test_vace_sizes(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert vace_size(*size, 96, 64, 16) == expected

@@ -1,0 +1,68 @@
+"""Windows of a long video: how many there are, where each begins, and what is too short for any."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from wanrun.errors import UsageError
+from wanrun.media.windows import (
+    Window,
+    check_segments,
+    num_segments,
+    padded_frames,
+    reflected,
+    windows,
+)
+
+
+def test_windows_share_frames() -> None:
+    assert windows(33, 13, 3) == [Window(0, 3, 0, 13), Window(1, 3, 10, 23), Window(2, 3, 20, 33)]
+    assert windows(13, 13, 5) == [Window(0, 1, 0, 13)]
+
+
+@pytest.mark.parametrize("overlap", [1, 5])
+@pytest.mark.parametrize("frames", [6, 13, 14, 77, 200])
+def test_windows_cover_a_padded_video_exactly(frames: int, overlap: int) -> None:
+    total = padded_frames(frames, 13, overlap)
+    found = windows(total, 13, overlap)
+    assert found[0].start == 0 and found[-1].stop == total >= frames
+    assert total - frames < 13 - overlap  # no window is of padding alone
+    for one, following in itertools.pairwise(found):
+        assert one.stop - following.start == overlap
+    assert [(one.index, one.count, one.stop - one.start) for one in found] == [
+        (index, len(found), 13) for index in range(len(found))
+    ]
+
+
+@pytest.mark.parametrize("overlap", [1, 5])
+@pytest.mark.parametrize("length", [13, 17, 77])
+def test_segments_are_the_references(length: int, overlap: int) -> None:
+    """The formulas of WanAnimatePipeline.__call__."""
+    for frames in range(overlap + 1, 4 * length):
+        rest = (frames - overlap) % (length - overlap)
+        target = frames if rest == 0 else frames + (length - overlap) - rest
+        assert padded_frames(frames, length, overlap) == target
+        assert num_segments(frames, length, overlap) == target // (length - overlap)
+        check_segments(frames, length, overlap)
+
+
+@pytest.mark.parametrize(("length", "overlap"), [(1, 1), (5, 5), (9, 5), (2, 1)])
+def test_segments_too_short_to_overlap_are_refused(length: int, overlap: int) -> None:
+    with pytest.raises(UsageError, match="too short to share"):
+        check_segments(40, length, overlap)
+
+
+def test_reflection() -> None:
+    assert reflected(5, 10) == [0, 1, 2, 3, 4, 3, 2, 1, 0, 1]
+    assert reflected(2, 5) == [0, 1, 0, 1, 0]
+    assert reflected(7, 3) == [0, 1, 2]
+    assert reflected(1, 1) == [0]
+
+
+def test_a_video_of_shared_frames_alone_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"the face video is too short; expected more than 5 frame\(s\); found 5"
+    ):
+        check_segments(5, 13, 5, "the face video")
