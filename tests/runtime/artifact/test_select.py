@@ -1,0 +1,170 @@
+"""The profile and the target of a run: what was asked for, or one line that says what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from wanrun.artifact import select
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import select_profile, select_target
+from wanrun.errors import ArtifactError, Mismatch
+
+HERE = Path("artifact")
+
+
+def profile(
+    index: int,
+    size: tuple[int, int],
+    frames: int,
+    videos: int = 1,
+    guidance: bool = True,
+    references: int = 0,
+) -> Profile:
+    width, height = size
+    name = f"{width}x{height}x{frames}-{videos}-{guidance}-{references}"
+    return cast(
+        Profile,
+        SimpleNamespace(
+            name=name,
+            index=index,
+            width=width,
+            height=height,
+            num_frames=frames,
+            num_videos=videos,
+            guidance=guidance,
+            num_references=references,
+        ),
+    )
+
+
+SMALL, LARGE, LONG = profile(2, (96, 64), 9), profile(0, (160, 96), 9), profile(1, (96, 64), 13)
+WITHOUT, TWO = profile(3, (96, 64), 9, guidance=False), profile(4, (96, 64), 9, videos=2)
+REFERENCES = profile(5, (96, 64), 9, references=2)
+
+
+def manifest_of(*profiles: Profile) -> Manifest:
+    return cast(Manifest, SimpleNamespace(profiles={profile.name: profile for profile in profiles}))
+
+
+ALL = manifest_of(SMALL, LARGE, LONG, WITHOUT, TWO, REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ({}, LARGE),  # the first built, whatever the order of names
+        ({"size": (96, 64)}, LONG),
+        ({"size": (96, 64), "num_frames": 9}, SMALL),
+        ({"num_frames": 13}, LONG),
+        ({"guidance": False}, WITHOUT),
+        ({"num_videos": 2}, TWO),
+        ({"num_references": 2}, REFERENCES),
+    ],
+)
+def test_the_profile_that_was_asked_for(asked: Mapping[str, Any], chosen: Profile) -> None:
+    assert select_profile(ALL, HERE, **asked) is chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"size": (64, 96)}, "64x96, any number of frames, 1 video(s), guidance on"),
+        ({"size": (160, 96), "num_frames": 13}, "160x96, 13 frames, 1 video(s), guidance on"),
+        ({"num_videos": 3}, "any size, any number of frames, 3 video(s), guidance on"),
+        ({"num_videos": 2, "guidance": False}, "any size, any number of frames, 2 video(s), guidance off"),
+    ],
+)
+def test_what_is_not_built_is_refused(asked: Mapping[str, Any], wanted: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        select_profile(manifest_of(SMALL, LARGE, TWO), HERE, **asked)
+    assert str(caught.value) == (
+        f"no profile is built for {wanted}; expected one of {LARGE.name}, {SMALL.name}, {TWO.name}; "
+        "choose one of these, or add one with wanbuild compile"
+    )
+
+
+def test_references_are_named_where_there_are_any() -> None:
+    with pytest.raises(
+        ArtifactError, match=r"3 reference image\(s\); .* wanbuild compile --reference-images 3"
+    ):
+        select_profile(manifest_of(SMALL), HERE, num_references=3)
+    with pytest.raises(ArtifactError, match=r"guidance off, 0 reference image\(s\);.*wanbuild compile$"):
+        select_profile(manifest_of(REFERENCES), HERE, guidance=False)
+
+
+def test_nothing_is_built() -> None:
+    with pytest.raises(ArtifactError, match="artifact has no profiles; run wanbuild compile"):
+        select_profile(manifest_of(), HERE)
+
+
+# -- the target
+
+
+PROFILE = profile(0, (96, 64), 9)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a manifest of targets by name, each with the facts of this machine that differ."""
+
+    def make(**mismatches: Sequence[str]) -> Any:
+        targets = {
+            name: SimpleNamespace(environment={"named": name}, executables={PROFILE.name: {}}, programs=True)
+            for name in mismatches
+        }
+
+        def differing(environment: Mapping[str, str]) -> list[Mismatch]:
+            return [Mismatch(fact, "a", "b", "mend it") for fact in mismatches[environment["named"]]]
+
+        monkeypatch.setattr(select, "host_mismatches", differing)
+        monkeypatch.setattr(select, "unusable_devices", lambda environment: [])
+        return SimpleNamespace(targets=targets, programs=lambda target, profile: target.programs)
+
+    return make
+
+
+def test_the_target_that_fits(machine: Any) -> None:
+    manifest = machine(a=["CPU"], b=[], c=["CPU", "RAM"])
+    for name in (None, "local", "b"):
+        found = select_target(manifest, PROFILE, name)
+        assert (found.name, found.mismatches) == ("b", ())
+        assert found.target is manifest.targets["b"]
+
+
+def test_the_nearest_is_told_and_may_be_used(machine: Any) -> None:
+    manifest = machine(a=["CPU", "RAM"], b=["CPU"])
+    with pytest.raises(ArtifactError, match=r"target b was not built for this machine: CPU: expected a"):
+        select_target(manifest, PROFILE)
+    found = select_target(manifest, PROFILE, allow_compile=True)
+    assert (found.name, [fact.what for fact in found.mismatches]) == ("b", ["CPU"])
+    with pytest.raises(ArtifactError, match=r"target a was not built .*CPU: .*; RAM: "):
+        select_target(manifest, PROFILE, "a")
+
+
+def test_a_target_that_is_not_built(machine: Any) -> None:
+    with pytest.raises(ArtifactError, match=r"target v5e is not built; expected one of a, b; .*--target v5e"):
+        select_target(machine(a=[], b=[]), PROFILE, "v5e")
+
+
+def test_a_target_that_has_the_executables_is_preferred(machine: Any) -> None:
+    manifest = machine(a=[], b=[])
+    manifest.targets["a"].executables = {}
+    assert select_target(manifest, PROFILE).name == "b"
+    with pytest.raises(ArtifactError, match=r"profile .* is not compiled for target a; run wanbuild compile"):
+        select_target(manifest, PROFILE, "a")
+    assert select_target(manifest, PROFILE, "a", allow_compile=True).name == "a"
+
+
+def test_a_target_without_the_profile_s_programs_is_none(machine: Any) -> None:
+    manifest = machine(a=[], b=["CPU"])
+    manifest.targets["a"].programs = False
+    assert select_target(manifest, PROFILE, allow_compile=True).name == "b"
+    manifest.targets["b"].programs = False
+    with pytest.raises(ArtifactError, match="has no executables for any target; run wanbuild compile"):
+        select_target(manifest, PROFILE)

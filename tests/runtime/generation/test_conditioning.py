@@ -1,0 +1,247 @@
+"""Images and videos become conditions: what runs, what is kept for the next prompt, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from helpers.fake_programs import FakeProgram, FakePrograms
+from helpers.media_tasks import manifest_of
+from helpers.pictures import picture
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.conditioning import Conditioning
+from wanrun.generation.last_encoded import LastEncoded
+from wanrun.media.types import Inputs, Media
+from wanrun.media.windows import Window
+from wanrun.timing import Timings
+
+FRAMES = 9
+IMAGE, VIDEO, PIXELS = (1, 4, 6, 3), (FRAMES, 4, 6, 3), (1, 5, 5, 3)
+
+
+def encode_image(pixels: np.ndarray) -> dict[str, Any]:
+    return {"image_tokens": pixels.sum()}
+
+
+def encode_video(**arrays: Any) -> dict[str, Any]:
+    given = {name: value for name, value in arrays.items() if name in ("image", "pose_video")}
+    return {"condition": {"sum": sum(int(value.sum()) for value in given.values())}}
+
+
+def step(*inputs: str, **arrays: tuple[str, tuple[int, ...]]) -> FakeProgram:
+    return FakeProgram(("transformer", "latents", *inputs, *arrays), arrays)
+
+
+def image_programs() -> FakePrograms:
+    """Those of an image-to-video model with an image encoder."""
+    return FakePrograms(
+        encode_image=FakeProgram(("image_encoder", "pixels"), {"pixels": ("uint8", PIXELS)}, encode_image),
+        encode_video=FakeProgram(("vae", "image"), {"image": ("uint8", IMAGE)}, encode_video),
+        prepare=FakeProgram(("transformer", "embeddings", "image_tokens")),
+        denoise_step=step("condition"),
+    )
+
+
+def animate_programs() -> FakePrograms:
+    """Those of a model that makes long videos in windows."""
+    arrays = {"pose_video": ("uint8", VIDEO), "previous": ("float32", (5, 4, 6, 3))}
+    flags = {"overlap": ("int32", ()), "later": ("int32", ())}
+    return FakePrograms(
+        encode_image=FakeProgram(("image_encoder", "pixels"), {"pixels": ("uint8", PIXELS)}, encode_image),
+        encode_video=FakeProgram(("vae", *arrays, *flags), {**arrays, **flags}, encode_video),
+        prepare=FakeProgram(("transformer", "image_tokens", "face_video"), {"face_video": ("uint8", VIDEO)}),
+        denoise_loop=step("condition"),
+    )
+
+
+def held_programs() -> FakePrograms:
+    """Those of a model whose first frame may be held: TI2V."""
+
+    def encode(image: np.ndarray, **_: Any) -> dict[str, Any]:
+        return {"condition": {"first_frame": np.full((16, 1, 6, 8), image.mean(), np.float32)}}
+
+    return FakePrograms(
+        encode_video=FakeProgram(("vae", "image"), {"image": ("uint8", IMAGE)}, encode),
+        prepare=FakeProgram(("transformer", "embeddings")),
+        denoise_step=step("condition", frame_mask=("float32", (3,))),
+    )
+
+
+@pytest.fixture
+def timings() -> Timings:
+    return Timings()
+
+
+def conditioning_of(
+    programs: FakePrograms, variant: str = "wan2.1-i2v", low_memory: bool = False
+) -> Conditioning:
+    model = {**manifest_of(variant).model, "vae_temporal": 4, "latent_channels": 16}
+    profile = SimpleNamespace(
+        name="64x48x9", width=64, height=48, num_frames=FRAMES, num_videos=1, num_references=0
+    )
+    manifest = cast(Any, SimpleNamespace(model=model))
+    last = LastEncoded()
+    return Conditioning(cast(Any, programs), manifest, cast(Any, profile), last, low_memory=low_memory)
+
+
+def image_inputs(value: int = 1) -> Inputs:
+    return Inputs({"image": np.full(IMAGE, value, np.uint8), "pixels": np.full(PIXELS, value, np.uint8)})
+
+
+def video_inputs(frames: int = 25) -> Inputs:
+    """Videos whose every frame has its number."""
+    numbered = np.broadcast_to(np.arange(frames, dtype=np.uint8)[:, None, None, None], (frames, *VIDEO[1:]))
+    return Inputs(
+        {"pixels": np.ones(PIXELS, np.uint8), "pose_video": numbered, "face_video": numbered + 100},
+        num_frames=frames,
+        segment_overlap=1,
+    )
+
+
+def test_an_image_becomes_tokens_and_a_condition(timings: Timings) -> None:
+    programs, inputs = image_programs(), image_inputs(3)
+    conditions = conditioning_of(programs)(inputs, timings=timings)
+    assert programs.names == ["encode_image", "encode_video"]
+    assert conditions.prepare == {"image_tokens": 3 * np.prod(PIXELS)}
+    assert conditions.steps == {"condition": {"sum": 3 * np.prod(IMAGE)}}
+    assert conditions.held is None
+    assert [span.phase for span in timings.labelled_spans] == ["encode_media"]
+
+
+def test_the_same_inputs_are_encoded_once(timings: Timings) -> None:
+    programs = image_programs()
+    conditioning, one, two = conditioning_of(programs), image_inputs(1), image_inputs(1)
+    first = conditioning(one, timings=timings)
+    assert conditioning(one, timings=timings) == first
+    assert len(programs.calls) == 2
+    conditioning(two, timings=timings)  # equal, and another object: it may change
+    conditioning(one, timings=timings)
+    assert len(programs.calls) == 6
+
+
+def test_what_is_kept_goes_with_the_inputs(timings: Timings) -> None:
+    """Another object at the same address is not taken for them."""
+    programs = image_programs()
+    conditioning, inputs = conditioning_of(programs), image_inputs(1)
+    conditioning(inputs, timings=timings)
+    del inputs
+    gc.collect()
+    conditions = conditioning(image_inputs(2), timings=timings)
+    assert conditions.steps == {"condition": {"sum": 2 * np.prod(IMAGE)}}
+
+
+@pytest.mark.parametrize("low_memory", [True, False])
+def test_low_memory_lets_go_of_the_image_encoder(timings: Timings, low_memory: bool) -> None:
+    programs = image_programs()
+    conditioning_of(programs, low_memory=low_memory)(image_inputs(), timings=timings)
+    assert programs.names == ["encode_image", *(["release"] if low_memory else []), "encode_video"]
+    assert ("release", "image_encoder") in programs.calls or not low_memory
+
+
+def test_a_window_gets_its_part_of_the_videos(timings: Timings) -> None:
+    programs, inputs = animate_programs(), video_inputs()
+    conditioning = conditioning_of(programs, "wan2.2-animate")
+    first = conditioning(inputs, timings=timings, window=Window(0, 3, 0, 9))
+    last_frames = np.ones((5, 4, 6, 3), np.float32)
+    third = conditioning(inputs, timings=timings, window=Window(2, 3, 16, 25), previous=last_frames)
+    # The image is encoded once, the video for each window.
+    assert programs.names == ["encode_image", "encode_video", "encode_video"]
+    (_, one), (_, three) = programs.calls[1:]
+    assert one["pose_video"][:, 0, 0, 0].tolist() == list(range(9))
+    assert three["pose_video"][:, 0, 0, 0].tolist() == list(range(16, 25))
+    assert (one["later"], three["later"]) == (0, 1) and one["overlap"] == 1
+    assert not one["previous"].any() and three["previous"] is last_frames
+    assert first.prepare["face_video"][:, 0, 0, 0].tolist() == list(range(100, 109))
+    assert third.prepare["face_video"][0, 0, 0, 0] == 116
+    # The next prompt finds the first window's.
+    conditioning(inputs, timings=timings, window=Window(0, 3, 0, 9))
+    assert len(programs.calls) == 3
+
+
+def test_a_frame_that_is_held(timings: Timings) -> None:
+    programs = held_programs()
+    conditioning = conditioning_of(programs, "wan2.2-ti2v")
+    inputs = Inputs({"image": np.full(IMAGE, 2, np.uint8)})
+    conditions = conditioning(inputs, timings=timings)
+    assert conditions.steps["frame_mask"].tolist() == [0, 1, 1]
+    assert conditions.held is not None and (conditions.held == 2).all()
+    without = conditioning(None, timings=timings)  # the same program, and nothing to hold
+    assert without.steps["frame_mask"].tolist() == [1, 1, 1] and without.held is None
+    assert without.steps["condition"]["first_frame"].shape == (16, 1, 6, 8)
+    assert not without.steps["condition"]["first_frame"].any()
+
+
+def test_the_scale_of_control_blocks(timings: Timings) -> None:
+    programs = image_programs()
+    programs.programs["denoise_step"] = step("condition", conditioning_scale=("float32", (2,)))
+    conditioning, inputs = conditioning_of(programs), image_inputs()
+    for scale in (0.5, 1.0):  # of what is kept too
+        steps = conditioning(inputs, timings=timings, scale=scale).steps
+        assert steps["conditioning_scale"].tolist() == [scale, scale]
+        assert steps["conditioning_scale"].dtype == np.float32
+
+
+def test_text_alone_has_no_conditions(timings: Timings) -> None:
+    programs = FakePrograms(prepare=FakeProgram(("transformer",)), denoise_step=step())
+    conditioning = conditioning_of(programs, "wan2.1-t2v")
+    for inputs in (None, Inputs()):
+        conditions = conditioning(inputs, timings=timings)
+        assert (conditions.prepare, conditions.steps, conditions.held) == ({}, {}, None)
+    assert not conditioning.needed
+    with pytest.raises(ArtifactError, match="profile 64x48x9 has no program for images and videos; build it"):
+        conditioning(image_inputs(), timings=timings)
+
+
+@pytest.mark.parametrize(
+    ("programs", "needed"), [(image_programs, True), (animate_programs, True), (held_programs, False)]
+)
+def test_only_a_held_frame_can_be_left_out(programs: Callable[[], FakePrograms], needed: bool) -> None:
+    assert conditioning_of(programs()).needed == needed
+
+
+def test_inputs_of_another_profile_are_refused(timings: Timings) -> None:
+    wrong = Inputs({**image_inputs().arrays, "image": np.zeros((1, 8, 6, 3), np.uint8)})
+    programs = image_programs()
+    with pytest.raises(UsageError, match=r"expected image of shape \(1, 4, 6, 3\); found \(1, 8, 6, 3\)"):
+        conditioning_of(programs)(wrong, timings=timings)
+    assert programs.calls == []
+
+
+def test_media_are_read_or_given_as_inputs(timings: Timings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wanrun.media import prepare
+
+    read = image_inputs()
+    seen: list[Media] = []
+
+    def load_media(manifest: Any, profile: Any, media: Media) -> Inputs:
+        seen.append(media)
+        return read
+
+    monkeypatch.setattr(prepare, "load_media", load_media)
+    conditioning, media = conditioning_of(image_programs()), Media(image=picture(9, 9))
+    assert conditioning.read(media, None, None, timings) is read and seen == [media]
+    assert conditioning.read(None, read, None, timings) is read and len(seen) == 1
+    with pytest.raises(UsageError, match="media and inputs exclude each other"):
+        conditioning.read(media, read, None, timings)
+    with pytest.raises(UsageError, match="segment_overlap is not that of the inputs; expected 1; found 5"):
+        conditioning.read(None, read, 5, timings)
+    with pytest.raises(UsageError, match=r"image is missing: wan2\.1-i2v needs it"):
+        conditioning.read(None, None, None, timings)
+    assert conditioning_of(held_programs(), "wan2.2-ti2v").read(None, None, None, timings) is None
+    assert len(seen) == 1
+
+
+def test_what_is_asked_for() -> None:
+    programs = image_programs()
+    conditioning = conditioning_of(programs)
+    conditioning.request_weights()
+    conditioning.request_programs()
+    assert programs.calls == [
+        ("request", ([], ["image_encoder", "vae"])),
+        ("request", (["encode_image", "encode_video"], [])),
+    ]

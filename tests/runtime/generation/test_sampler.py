@@ -1,0 +1,159 @@
+"""From noise to frames: one run of the loop, or one a window of a long video, begun where the last ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from helpers.fake_programs import FakeProgram, FakePrograms
+from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.noise import Noise
+from wanrun.generation.sampler import Sampler
+from wanrun.media.types import Inputs
+from wanrun.timing import Timings
+
+SHAPE = (1, 2, 3, 4, 5)
+LENGTH = 9
+"""Frames of a window."""
+
+
+def decode(latents: np.ndarray) -> dict[str, np.ndarray]:
+    """Frames that have the latents' last value, and the number of latent frames in the first."""
+    frames = np.full((LENGTH, 4, 6, 3), int(latents.flat[-1]), np.uint8)
+    frames[0] = latents.shape[1]
+    return {"frames": frames, "last_frames": np.full((5, 4, 6, 3), latents.flat[-1], np.float32)}
+
+
+class Loop:
+    """In place of the denoising loop: the latents are the number of the window everywhere."""
+
+    def __init__(self, steps: int = 4) -> None:
+        self.steps = steps
+        self.starts: list[np.ndarray] = []
+        self.conditions: list[Conditions] = []
+
+    def __call__(self, start: np.ndarray, *arguments: Any) -> np.ndarray:
+        self.starts.append(start)
+        (conditions,) = (item for item in arguments if isinstance(item, Conditions))
+        self.conditions.append(conditions)
+        on_step = arguments[-1]
+        for done in range(1, self.steps + 1):
+            on_step(done, self.steps)
+        return np.full(start.shape, len(self.starts), np.float32)
+
+
+class Conditioning:
+    """In place of what encodes images and videos: notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, inputs: Inputs | None, **options: Any) -> Conditions:
+        self.asked.append({"inputs": inputs, **options})
+        return Conditions()
+
+
+class Made:
+    """One run of a sampler, with what was seen of it."""
+
+    def __init__(
+        self,
+        inputs: Inputs | None = None,
+        latents: np.ndarray | None = None,
+        leading: int = 0,
+        shape: Sequence[int] = SHAPE,
+        **options: Any,
+    ) -> None:
+        programs = FakePrograms(decode_video=FakeProgram(("vae", "latents"), compute=decode))
+        self.loop, self.conditioning, self.told = Loop(), Conditioning(), [(0, 0)]
+        sampler = Sampler(
+            cast(Any, programs),
+            cast(Any, SimpleNamespace(num_frames=LENGTH)),
+            cast(Any, self.conditioning),
+            cast(Any, self.loop),
+            shape,
+            leading,
+        )
+        self.frames, self.latents = sampler(
+            {"seed": 7, "loop": "step", **options},
+            cast(Any, None),
+            (),
+            np.zeros(0),
+            inputs,
+            latents,
+            Timings(),
+            lambda: None,
+            lambda done, total: self.told.append((done, total)),
+        )
+        self.decoded = [arguments["latents"] for name, arguments in programs.calls]
+
+
+def animate(frames: int, padded: int, overlap: int = 1) -> Inputs:
+    video = np.zeros((padded, 4, 6, 3), np.uint8)
+    return Inputs({"pose_video": video}, num_frames=frames, segment_overlap=overlap)
+
+
+def test_text_alone_is_one_run() -> None:
+    made = Made()
+    assert made.frames.shape == (1, LENGTH, 4, 6, 3) and made.frames.dtype == np.uint8
+    assert np.array_equal(made.loop.starts[0], Noise(7)(SHAPE))
+    assert (made.latents == 1).all()
+    assert made.told == [(0, 0), (1, 4), (2, 4), (3, 4), (4, 4)]
+    (asked,) = made.conditioning.asked
+    assert (asked["inputs"], asked["window"], asked["previous"]) == (None, None, None)
+
+
+def test_videos_are_decoded_one_by_one() -> None:
+    made = Made(shape=(3, *SHAPE[1:]))
+    assert made.frames.shape == (3, LENGTH, 4, 6, 3)
+    assert [latents.shape for latents in made.decoded] == [SHAPE[1:]] * 3
+
+
+@pytest.mark.parametrize("leading", [0, 1, 2])
+def test_latents_in_front_of_the_video_are_not_decoded(leading: int) -> None:
+    made = Made(leading=leading)
+    assert made.decoded[0].shape[1] == SHAPE[2] - leading
+    assert made.latents.shape == SHAPE
+
+
+def test_a_long_video_is_made_window_by_window() -> None:
+    """25 frames in windows of 9 that share one: three, and the last frames of each go on."""
+    inputs = animate(frames=23, padded=25)
+    made = Made(inputs)
+    windows = [(asked["window"].start, asked["window"].stop) for asked in made.conditioning.asked]
+    assert windows == [(0, 9), (8, 17), (16, 25)]
+    assert made.conditioning.asked[0]["previous"] is None
+    assert [int(asked["previous"].flat[0]) for asked in made.conditioning.asked[1:]] == [1, 2]
+    assert all(asked["inputs"] is inputs for asked in made.conditioning.asked)
+    # The shared frame is the first window's, and what was padded is cut.
+    assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 8 + [3] * 6
+    assert (made.latents == 3).all()  # the last window's
+    assert made.told[-1] == (12, 12) and made.told[5] == (5, 12)
+
+
+def test_the_windows_noise_comes_from_one_generator() -> None:
+    made, noise = Made(animate(17, 17)), Noise(7)
+    for start in made.loop.starts:
+        assert np.array_equal(start, noise(SHAPE))
+    assert not np.array_equal(*made.loop.starts)
+
+
+def test_given_latents_are_the_first_window_s() -> None:
+    given = np.ones(SHAPE, np.float32)
+    made = Made(animate(17, 17), latents=given)
+    assert made.loop.starts[0] is given
+    assert not np.array_equal(made.loop.starts[1], given)
+
+
+def test_windows_that_share_five_frames() -> None:
+    made = Made(animate(13, 13, overlap=5))
+    assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 4
+
+
+@pytest.mark.parametrize(("options", "scale"), [({}, 1.0), ({"conditioning_scale": 0.5}, 0.5)])
+def test_the_scale_of_control_blocks_is_passed_on(options: dict[str, float], scale: float) -> None:
+    assert Made(**options).conditioning.asked[0]["scale"] == scale

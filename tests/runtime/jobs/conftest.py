@@ -1,0 +1,24 @@
+"""Fixtures of the tests of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.run_options import run_options
+from wanrun.jobs.plan import Plan, make_plan
+from wanrun.timing import Timings
+
+
+@pytest.fixture
+def plan_of(artifact: Path, tmp_path: Path) -> Callable[..., Plan]:
+    """Plans a run over the toy artifact, from keywords of ``RunOptions`` and the options of a generation."""
+
+    def make(given: dict[str, Any] | None = None, **run: Any) -> Plan:
+        how = run_options(**{"output": tmp_path / "o.npy", **run})
+        return make_plan(artifact, how, {"num_steps": 2, **(given or {})}, Timings())
+
+    return make

@@ -1,0 +1,72 @@
+"""No file is written twice, none is written that is read, and none is written into the artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wanrun.errors import UsageError
+from wanrun.jobs.claims import Claims
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    (tmp_path / "artifact").mkdir()
+    return tmp_path / "artifact"
+
+
+def test_files_of_their_own(artifact: Path, tmp_path: Path) -> None:
+    claims = Claims(artifact, many=True)
+    claims.read(tmp_path / "a.png", "line 1")
+    claims.read(tmp_path / "a.png", "line 2")  # which any number of lines may read
+    claims.write([tmp_path / "1.mp4", None, tmp_path / "1.npy"], "line 1")
+    claims.write([None], "line 2")
+    claims.write([tmp_path / "2.mp4"], "line 2")
+    claims.write([artifact.with_name("artifact-2") / "3.mp4"], "line 3")
+
+
+def test_none_is_written_twice(artifact: Path, tmp_path: Path) -> None:
+    claims = Claims(artifact, many=True)
+    claims.write([tmp_path / "a.mp4"], "line 1")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for path in (tmp_path / "a.mp4", tmp_path / "artifact" / ".." / "a.mp4", tmp_path / "link" / "a.mp4"):
+        with pytest.raises(UsageError, match=r"a.mp4 is also that of line 1; .* for example with \{index\}"):
+            claims.write([path], "line 2")
+    with pytest.raises(UsageError, match=r"b.mp4 is also that of line 2"):
+        claims.write([tmp_path / "b.mp4", tmp_path / "b.mp4"], "line 2")
+
+
+def test_what_was_refused_is_not_claimed(artifact: Path, tmp_path: Path) -> None:
+    claims = Claims(artifact, many=True)
+    with pytest.raises(UsageError):
+        claims.write([tmp_path / "a.mp4", artifact / "b"], "line 1")
+    claims.write([tmp_path / "a.mp4"], "line 2")
+
+
+def test_a_single_prompt_is_told_its_options(artifact: Path, tmp_path: Path) -> None:
+    claims = Claims(artifact, many=False)
+    claims.write([tmp_path / "a"], "--timing-json")
+    with pytest.raises(
+        UsageError, match=r"two outputs are the same file, .*/a; give --output, --save-latents"
+    ):
+        claims.write([tmp_path / "a"], "")
+
+
+def test_none_is_written_that_is_read(artifact: Path, tmp_path: Path) -> None:
+    claims = Claims(artifact, many=True)
+    claims.read(tmp_path / "frames", "line 1 (video)")
+    claims.read(artifact / "sample.png", "line 1 (image)")  # reading there is no harm
+    with pytest.raises(UsageError, match=r"frames is also that of line 1 \(video\), which is read"):
+        claims.write([tmp_path / "frames"], "line 2")
+    with pytest.raises(UsageError, match=r"9.png lies inside the folder of line 1 \(video\), which is read"):
+        claims.write([tmp_path / "frames" / "9.png"], "line 2")
+    claims.write([tmp_path / "frames" / "deeper" / "9.png"], "line 2")
+
+
+def test_none_is_written_into_the_artifact(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(artifact)
+    claims = Claims(tmp_path / "link", many=True)
+    for path in (artifact / "a.mp4", tmp_path / "link" / "weights" / "a.mp4", artifact):
+        with pytest.raises(UsageError, match="lies inside the artifact; write the results elsewhere"):
+            claims.write([path], "line 1")

@@ -1,0 +1,108 @@
+"""The command line: what it gives to a run and to the pipeline, and what it writes also where a run fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
+from wanrun.artifact.manifest import read_manifest
+from wanrun.cli import wanrun
+from wanrun.errors import WanError
+from wanrun.generation.request import rows
+
+Call = Callable[..., Run]
+
+
+@pytest.fixture
+def wan(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs wanrun here, with an output and two steps."""
+
+    def call(*arguments: object) -> Run:
+        return run_here(capsys, artifact, "--output", tmp_path / "o.gif", "--steps", 2, *arguments)
+
+    return call
+
+
+def test_every_option_of_a_generation_is_on_the_command_line() -> None:
+    options = {option.name: option for option in wanrun.params}
+    for row in rows():
+        assert row.flag in options[row.name].opts
+        if row.name != "prompt":
+            assert row.help.rstrip(".") in options[row.name].help  # type: ignore[attr-defined]
+
+
+def test_the_first_prompt_decides_what_is_loaded(
+    wan: Call, fake: Fake, artifact: Path, tmp_path: Path
+) -> None:
+    make_two_experts(artifact)
+    lines = [{"prompt": "one", "guidance_scale": 1.0, "boundary": 1.0, "loop": "scan"}, {"prompt": "two"}]
+    assert wan("--prompts", write_lines(tmp_path / "p.jsonl", *lines)).code == 0
+    (load,) = fake.loads
+    assert (load["guidance"], load["first_expert"], load["loop"]) == (False, "transformer_2", "scan")
+    assert (load["size"], load["num_frames"], load["num_videos"]) == ((96, 64), 9, 1)
+    assert load["prompts"] == ["one"] and load["inputs"] is None  # no negative prompt without guidance
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            [],
+            {"memory": "auto", "embeddings": "all", "verify": "fast", "allow_compile": False, "target": None},
+        ),
+        (["--memory", "low", "--no-embedding-cache"], {"memory": "low", "embeddings": "artifact"}),
+        (["--verify", "sha256", "--allow-compile"], {"verify": "sha256", "allow_compile": True}),
+        (["--weights", "gs://bucket/a", "--target", "cpu"], {"weights": "gs://bucket/a", "target": "cpu"}),
+        (
+            ["--text-encoder", "torch", "--text-encoder-device", "cuda:1"],
+            {"text_encoder": "torch", "text_encoder_device": "cuda:1"},
+        ),
+    ],
+)
+def test_how_it_is_loaded(wan: Call, fake: Fake, arguments: list[str], expected: dict[str, object]) -> None:
+    assert wan("--prompt", "a fox", *arguments).code == 0
+    assert fake.loads[0].items() >= expected.items()
+    assert fake.asked == ["a fox", "closed"]
+
+
+def test_a_warm_up_comes_first(wan: Call, fake: Fake) -> None:
+    assert wan("--prompt", "a fox", "--warmup").code == 0
+    assert fake.asked == ["warmup", "a fox", "closed"]
+
+
+def test_list(wan: Call, fake: Fake, artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    assert wan("--list").out == [f"wan2.1-t2v  {manifest.content_digest}", "96x64x9-b1-cfg  targets: cpu"]
+    changed = manifest.changed(profiles={}, targets={})
+    changed.write(artifact)
+    assert wan("--list").out == [
+        f"wan2.1-t2v  {changed.content_digest}",
+        "no profiles: run wanbuild compile",
+    ]
+    assert fake.loads == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_timings_are_written_whatever_comes_of_it(wan: Call, fake: Fake, tmp_path: Path, fails: bool) -> None:
+    def happens() -> None:
+        if fails:
+            raise WanError("the latents are not finite")
+
+    fake.happens["a fox"] = happens
+    done = wan("--prompt", "a fox", "--timing", "--timing-json", tmp_path / "t.json")
+    assert done.code == (1 if fails else 0)
+    assert json.loads((tmp_path / "t.json").read_text())["import_seconds"] > 0
+    assert ("TIMING SUMMARY" in done.out) == (not fails)
+    assert done.err == (["error: the latents are not finite"] if fails else [])
+
+
+def test_the_exit_code_is_that_of_the_first_failure(wan: Call, fake: Fake, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": -1})
+    done = wan("--prompts", file)
+    assert done.code == 2 and done.out[-1] == "1 made, 0 skipped, 1 failed"
+    assert wan("--prompts", write_lines(tmp_path / "q.jsonl", "{}")).code == 2
+    assert len(fake.loads) == 1  # nothing is loaded where nothing can be made

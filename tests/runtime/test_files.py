@@ -1,0 +1,141 @@
+"""Files are written whole or not at all, and names that a manifest gives stay inside its artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wanrun import files
+from wanrun.errors import ArtifactError
+from wanrun.files import (
+    canonical_json,
+    check_digest,
+    digest_found,
+    file_sha256,
+    plain_relative,
+    replace_file,
+    sha256_of,
+    user_cache,
+    write_durable,
+)
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for data in (b"old", b"", b"new" * 1000):
+        replace_file(path, data)
+        assert path.read_bytes() == data
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_fails_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(*arguments: object) -> None:
+        raise error("full")
+
+    monkeypatch.setattr(files.os if step == "fsync" else Path, step, fail)
+    with pytest.raises(error, match="full"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is fsynced when it is whole, and the folder after the name is there."""
+    seen: list[tuple[str, bytes]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        whole = (path / "file").read_bytes() if path.is_dir() else path.read_bytes()
+        seen.append(("folder" if path.is_dir() else "file", whole))
+        fsync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", record)
+    replace_file(tmp_path / "file", b"data")
+    assert seen == [("file", b"data"), ("folder", b"data")]
+    write_durable(tmp_path / "file", b"more")
+    assert seen[2:] == [("file", b"more")]
+
+
+def test_json_has_one_spelling() -> None:
+    assert (
+        canonical_json({"b": [1, 2.5, None], "a": {"é": True}}) == b'{"a":{"\\u00e9":true},"b":[1,2.5,null]}'
+    )
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json(float("nan"))
+
+
+def test_digests(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+    digest = hashlib.sha256(b"data").hexdigest()
+    assert sha256_of(b"data") == file_sha256(tmp_path / "file") == digest_found(tmp_path / "file") == digest
+    assert digest_found(tmp_path / "none") == "No such file or directory"
+    assert digest_found(tmp_path) == "Is a directory"
+    check_digest(digest, digest, "it is damaged", "copy it")
+    with pytest.raises(ArtifactError, match=f"it is damaged; expected sha256 {digest}; found none; copy it"):
+        check_digest("none", digest, "it is damaged", "copy it")
+
+
+def test_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert user_cache() == Path("/elsewhere/wanrun")
+    monkeypatch.setenv("HOME", "/home/anna")
+    for unset in ("", None):
+        monkeypatch.setenv("XDG_CACHE_HOME", "") if unset == "" else monkeypatch.delenv("XDG_CACHE_HOME")
+        assert user_cache() == Path("/home/anna/.cache/wanrun")
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.c", "weights/x-1/é", "a b", "..a", "a..", "-", "~"])
+def test_plain_names_are_taken(name: str) -> None:
+    assert plain_relative(name, "it") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "/a",
+        "a/",
+        "a//b",
+        "./a",
+        "a/../b",
+        "a/..",
+        "a\\b",
+        "C:a",
+        "a\nb",
+        "a\0b",
+        1,
+        None,
+        ["a"],
+    ],
+)
+def test_other_names_are_refused(name: Any) -> None:
+    with pytest.raises(
+        ArtifactError, match="it names a path outside the artifact; expected a plain relative"
+    ):
+        plain_relative(name, "it")
+
+
+@given(st.text(st.sampled_from("ab./\\:~ \n"), max_size=8))
+def test_what_is_taken_stays_inside(name: str) -> None:
+    try:
+        plain_relative(name, "it")
+    except ArtifactError:
+        return
+    inside = os.path.normpath(f"/artifact/{name}")  # what the name means
+    assert inside == f"/artifact/{name}"
