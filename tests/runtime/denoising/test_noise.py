@@ -12,6 +12,32 @@ from wanrun.denoising import noise
 from wanrun.denoising.noise import initial_noise
 from wanrun.errors import UsageError
 
+RECORDED = (
+    (42, (5,), "0.336690366 0.128809407 0.234462366 0.23033303 -1.12285638"),
+    (
+        2**63,
+        (17,),  # one more than torch draws at once
+        "-1.12583983 -1.6959312 0.566650629 0.793508351 0.598839462 -1.55509508 -0.34136039 1.85300612 "
+        "0.468096405 -0.585497558 -0.173396751 0.183477938 1.38936615 1.58633423 0.946298361 -0.843676746 "
+        "0.931826591",
+    ),
+    (
+        7,
+        (1, 2, 1, 2, 4),
+        "-0.820134521 0.395631164 0.898908496 -1.38840389 -0.166996017 0.285149962 -0.641091526 -0.893655419 "
+        "0.926542997 -0.535512209 -1.1597203 -0.460157156 0.708539069 1.01275539 0.230396867 1.09016514",
+    ),
+)
+"""Seeds, shapes, and values of ``torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))`` of
+torch 2.13. Parity compares many more."""
+
+
+@pytest.mark.parametrize(("seed", "shape", "values"), RECORDED)
+def test_values_of_torch(seed: int, shape: tuple[int, ...], values: str) -> None:
+    got = initial_noise(seed, shape)
+    assert got.shape == shape and got.dtype == np.float32
+    np.testing.assert_allclose(got.ravel(), np.array(values.split(), float), rtol=0, atol=1e-6)
+
 
 def test_the_bits_are_the_same_everywhere() -> None:
     """Only IEEE-exact operations are used, so that this digest holds on any machine."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
 from wanrun.denoising.conditions import Conditions
+from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.noise import Noise
 from wanrun.generation.sampler import Sampler
 from wanrun.media.types import Inputs
@@ -29,20 +29,24 @@ def decode(latents: np.ndarray) -> dict[str, np.ndarray]:
 
 
 class Loop:
-    """In place of the denoising loop: the latents are the number of the window everywhere."""
+    """In place of the denoising loop: the latents are the number of the window everywhere.
+
+    Attributes:
+        starts: the initial noise of each window.
+        drawn: the noise that each window took for its steps.
+    """
 
     def __init__(self, steps: int = 4) -> None:
         self.steps = steps
         self.starts: list[np.ndarray] = []
-        self.conditions: list[Conditions] = []
+        self.drawn: list[np.ndarray] = []
 
-    def __call__(self, start: np.ndarray, *arguments: Any) -> np.ndarray:
+    def __call__(self, run: Denoising, start: np.ndarray, conditions: Conditions) -> np.ndarray:
         self.starts.append(start)
-        (conditions,) = (item for item in arguments if isinstance(item, Conditions))
-        self.conditions.append(conditions)
-        on_step = arguments[-1]
+        assert run.draw is not None
+        self.drawn.append(run.draw(start.shape))
         for done in range(1, self.steps + 1):
-            on_step(done, self.steps)
+            run.on_step(done, self.steps)
         return np.full(start.shape, len(self.starts), np.float32)
 
 
@@ -65,31 +69,26 @@ class Made:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         leading: int = 0,
-        shape: Sequence[int] = SHAPE,
+        videos: int = 1,
         **options: Any,
     ) -> None:
         programs = FakePrograms(decode_video=FakeProgram(("vae", "latents"), compute=decode))
+        model = {"vae_temporal": 4, "vae_spatial": 8, "latent_channels": 2, "leading_latents": leading}
+        profile = SimpleNamespace(width=40, height=32, num_frames=LENGTH, num_videos=videos, num_references=0)
         self.loop, self.conditioning, self.told = Loop(), Conditioning(), [(0, 0)]
-        sampler = Sampler(
-            cast(Any, programs),
-            cast(Any, SimpleNamespace(num_frames=LENGTH)),
-            cast(Any, self.conditioning),
-            cast(Any, self.loop),
-            shape,
-            leading,
-        )
-        self.frames, self.latents = sampler(
-            {"seed": 7, "loop": "step", **options},
-            cast(Any, None),
-            (),
-            np.zeros(0),
-            inputs,
-            latents,
-            Timings(),
-            lambda: None,
-            lambda done, total: self.told.append((done, total)),
-        )
+        manifest = SimpleNamespace(model=model)
+        sampler = Sampler(*map(cast_any, (programs, manifest, profile, self.conditioning, self.loop)))
+
+        def on_step(done: int, total: int) -> None:
+            self.told.append((done, total))
+
+        run = Denoising(cast(Any, None), (), np.zeros(0), "step", Timings(), on_step=on_step)
+        self.frames, self.latents = sampler(run, {"seed": 7, **options}, inputs, latents)
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]
+
+
+def cast_any(value: object) -> Any:
+    return value
 
 
 def animate(frames: int, padded: int, overlap: int = 1) -> Inputs:
@@ -108,7 +107,7 @@ def test_text_alone_is_one_run() -> None:
 
 
 def test_videos_are_decoded_one_by_one() -> None:
-    made = Made(shape=(3, *SHAPE[1:]))
+    made = Made(videos=3)
     assert made.frames.shape == (3, LENGTH, 4, 6, 3)
     assert [latents.shape for latents in made.decoded] == [SHAPE[1:]] * 3
 
@@ -116,8 +115,8 @@ def test_videos_are_decoded_one_by_one() -> None:
 @pytest.mark.parametrize("leading", [0, 1, 2])
 def test_latents_in_front_of_the_video_are_not_decoded(leading: int) -> None:
     made = Made(leading=leading)
-    assert made.decoded[0].shape[1] == SHAPE[2] - leading
-    assert made.latents.shape == SHAPE
+    assert made.decoded[0].shape == SHAPE[1:]
+    assert made.latents.shape == (1, 2, 3 + leading, 4, 5)
 
 
 def test_a_long_video_is_made_window_by_window() -> None:
@@ -136,9 +135,10 @@ def test_a_long_video_is_made_window_by_window() -> None:
 
 
 def test_the_windows_noise_comes_from_one_generator() -> None:
+    """Initial noise, that of the window's steps, the next window's initial noise, and so on."""
     made, noise = Made(animate(17, 17)), Noise(7)
-    for start in made.loop.starts:
-        assert np.array_equal(start, noise(SHAPE))
+    for start, drawn in zip(made.loop.starts, made.loop.drawn, strict=True):
+        assert np.array_equal(start, noise(SHAPE)) and np.array_equal(drawn, noise(SHAPE))
     assert not np.array_equal(*made.loop.starts)
 
 
