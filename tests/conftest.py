@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,15 +140,6 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
         return checkpoint, artifact
 
     return make
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """torch runs on one thread."""
-    from helpers import torch_threads
-
-    with torch_threads.one_thread():
-        yield
 
 
 @pytest.fixture

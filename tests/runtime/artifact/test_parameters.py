@@ -1,0 +1,46 @@
+"""What the manifest says of weights: a checksum a row, an axis a dimension, and paths in the artifact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from wanrun.artifact.layout import ArrayLayout
+from wanrun.artifact.parameters import Component, Parameter
+from wanrun.errors import ArtifactError
+
+
+def parameter(shape: tuple[int, ...] = (4, 6), rows: int = 2, **changes: Any) -> Parameter:
+    plain: dict[str, Any] = {
+        "layout": ArrayLayout(shape, "bfloat16", rows, 1),
+        "axes": ("layers", None),
+        "crc32c": ("00000000",) * rows,
+        "sha256": "0",
+    }
+    return Parameter(**{**plain, **changes})
+
+
+def test_a_component_has_the_bytes_of_its_arrays() -> None:
+    assert Component("weights/vae", {"a": parameter(), "b/c": parameter((2, 6))}).nbytes == 2 * (24 + 12)
+    assert Component("weights/vae", {}).nbytes == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_row_has_a_checksum(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} checksums for 2 rows"):
+        parameter(crc32c=("00000000",) * count)
+
+
+@pytest.mark.parametrize("axes", [(), ("layers",), ("layers", None, None)])
+def test_a_dimension_has_an_axis(axes: tuple[str | None, ...]) -> None:
+    with pytest.raises(ValueError, match=r"axes .* for shape \(4, 6\)"):
+        parameter(axes=axes)
+
+
+@pytest.mark.parametrize("path", ["/a", "../a", "a//b", ""])
+def test_paths_stay_in_the_artifact(path: str) -> None:
+    with pytest.raises(ArtifactError, match="a component names a path outside the artifact"):
+        Component(path, {})
+    with pytest.raises(ArtifactError, match="a parameter names a path outside the artifact"):
+        Component("weights/vae", {path: parameter()})

@@ -1,0 +1,77 @@
+"""Tests are in two halves: those in parity/ have torch, and the others run, and are complete, without it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+RUNTIME = TESTS.parent / "runtime" / "wanrun"
+WITH_TORCH = {"torch", "diffusers", "transformers", "peft", "accelerate"}
+FOR_PARITY = {
+    "animate_reference",
+    "media_path",
+    "published_shapes",
+    "reference_models",
+    "torch_threads",
+    "vae_reference",
+    "whole_path",
+}
+"""Helpers that have torch too."""
+
+WITHOUT_LOGIC = {"generation/result.py", "jobs/run.py"}
+"""Records of the runtime without a method. torch_encoder has torch: its tests are in parity/."""
+
+
+def imported(file: Path) -> set[str]:
+    """The top packages that a file imports, and the helpers by their own names."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    helpers = {name.split(".")[1] for name in names if name.startswith("helpers.")}
+    torch = {"torch"} if "safetensors.torch" in names else set()
+    return {name.partition(".")[0] for name in names} | helpers | torch
+
+
+def test_tests_with_torch_are_in_parity() -> None:
+    files = [file for file in TESTS.rglob("*.py") if "parity" not in file.relative_to(TESTS).parts]
+    with_torch = {file for file in files if imported(file) & WITH_TORCH or imported(file) & FOR_PARITY}
+    assert {file.stem for file in with_torch if file.parent.name == "helpers"} == FOR_PARITY
+    assert {file for file in with_torch if file.parent.name != "helpers"} == set()
+
+
+def test_each_module_of_the_runtime_has_a_test_of_its_name() -> None:
+    missing = []
+    for module in sorted(RUNTIME.rglob("*.py")):
+        place = module.relative_to(RUNTIME)
+        folder = TESTS / "parity" if module.stem == "torch_encoder" else TESTS / "runtime" / place.parent
+        if module.stem != "__init__" and place.as_posix() not in WITHOUT_LOGIC:
+            test = folder / f"test_{module.stem}.py"
+            if not test.is_file():
+                missing.append(str(test.relative_to(TESTS)))
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", sorted(WITH_TORCH))
+def test_without_torch_nothing_imports_it(request: pytest.FixtureRequest, name: str) -> None:
+    """In this process where the option is given, and in every process that finds the hook."""
+    hook = TESTS / "helpers" / "without_torch"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"],
+        env={"PYTHONPATH": str(hook)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"ModuleNotFoundError: No module named '{name}' in tests without torch" in done.stderr
+    if request.config.getoption("--without-torch"):
+        with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}' in tests without torch"):
+            __import__(name)
