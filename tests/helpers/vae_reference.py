@@ -14,6 +14,7 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import nn
 
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.torch_threads import one_thread
 from wanbuild.config import parse_config
@@ -27,9 +28,6 @@ TOLERANCE = 1e-5
 
 ALL = 1000
 """A chunk that holds every frame."""
-
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
-"""The same operations and buffers, in machine code that takes 2.5 times less time to make."""
 
 
 def randomize(module: nn.Module, seed: int) -> None:
@@ -138,7 +136,4 @@ def pair(**config: Any) -> Pair:
 @functools.cache
 def program(module: WanVAE, method: str, chunk: int, **options: Any) -> Callable[..., Any]:
     """A jitted function of parameters and input."""
-    return jax.jit(
-        lambda params, x: getattr(bind(module, params), method)(x, chunk, **options),
-        compiler_options=FAST_COMPILE,
-    )
+    return fast_jit(lambda params, x: getattr(bind(module, params), method)(x, chunk, **options))

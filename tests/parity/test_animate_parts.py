@@ -18,6 +18,7 @@ from diffusers.models.transformers.transformer_wan_animate import (
 from flax import nnx
 
 from helpers.animate_reference import SIZES, as_reference, config, faces, randomised
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import relative_error
 from wanbuild.config import parse_config
@@ -51,7 +52,7 @@ class Pair:
         state = {prefix + key: value for key, value in randomised(reference.eval(), seed).items()}
         self.reference, self.name, self.part = reference, name, Part(name, module)
         self.params = load_params(state, rules, self.part)
-        self.run = jax.jit(lambda params, x: getattr(bind(self.part, params), self.name)(x))
+        self.run = fast_jit(lambda params, x: getattr(bind(self.part, params), self.name)(x))
 
     def ours(self, x: np.ndarray, params: Any = None) -> np.ndarray:
         return np.asarray(self.run(self.params if params is None else params, x))
@@ -195,7 +196,7 @@ class Adapters:
         self.part = Part("face_adapter", stacked(FaceAdapter(config(), jnp.float32, jnp.float32), 2))
         self.params = load_params(state, FACE_RULES, self.part)
 
-        self._run = jax.jit(self._apply, static_argnums=3)
+        self._run = fast_jit(self._apply, static_argnums=3)
 
     def _apply(self, index: Any, x: Any, tokens: Any, dtype: Any) -> Any:
         graphdef, state = nnx.split(bind(self.part, self.params).face_adapter)

@@ -12,6 +12,7 @@ import torch
 from diffusers import WanAnimateTransformer3DModel
 
 from helpers.animate_reference import SIZES, as_reference, config, faces, randomised
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import relative_error
 from wanbuild.mapping.animate import ANIMATE_RULES
@@ -46,7 +47,7 @@ class Pair:
         )
         self.channels, self.pose = normal(4, 20, *LATENT), normal(5, 16, LATENT[0] - 1, *LATENT[1:])
         self.faces = faces(6, FRAMES, SIZES["motion_encoder_size"])
-        self.compiled = jax.jit(self._run, static_argnums=(5, 6))
+        self.compiled = fast_jit(self._run, static_argnums=(5, 6))
 
     def _run(self, params: Any, x: Any, text: Any, pose: Any, video: Any, dtype: Any, multiple: int) -> Any:
         model = bind(self.module, params)

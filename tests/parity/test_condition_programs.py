@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.fast_compile import fast_jit
 from helpers.reference_models import relative_error
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
@@ -78,7 +79,7 @@ class Toy:
         def prepared() -> Any:
             return prepare.function(*before.values())
 
-        latents = jax.jit(take)(jax.jit(prepared)()) if cached else jax.jit(lambda: take(prepared()))()
+        latents = fast_jit(take)(fast_jit(prepared)()) if cached else fast_jit(lambda: take(prepared()))()
         return np.asarray(latents)
 
 

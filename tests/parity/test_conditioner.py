@@ -25,7 +25,8 @@ from diffusers import (
 )
 from PIL import Image
 
-from helpers.vae_reference import ALL, FAST_COMPILE, TOLERANCE, Pair, decoded, pair, program, relative_error
+from helpers.fast_compile import fast_jit
+from helpers.vae_reference import ALL, TOLERANCE, Pair, decoded, pair, program, relative_error
 from wanbuild.variants.conditioner import Conditioner
 from wanbuild.variants.table import variants
 
@@ -81,7 +82,7 @@ def conditioner(task: str, chunk: int = ALL, frames: int = FRAMES, references: i
 @functools.cache
 def compiled(task: str, *options: int) -> Any:
     arguments = conditioner(task, *options).arguments()
-    function = jax.jit(conditioner(task, *options), compiler_options=FAST_COMPILE)
+    function = fast_jit(conditioner(task, *options))
     return function.lower(vae(residual=task == "ti2v").params, **arguments).compile()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel, WanVACETransformer3DModel
 
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
@@ -54,7 +55,7 @@ class Images:
         self.images = images
         self.x, self.channels = normal(1, 2, 16, *LATENT), normal(2, 20, *LATENT)
         self.text, self.tokens = normal(3, 2, 512, 32), normal(4, images, TOKENS, 40)
-        self._forward = jax.jit(self._run, static_argnums=(2, 3))
+        self._forward = fast_jit(self._run, static_argnums=(2, 3))
 
     def _run(self, params: Any, tokens: Any, multiple: int, dtype: Any) -> Any:
         model = bind(self.module, params)
@@ -121,7 +122,7 @@ class Control:
             normal(3, 2, 512, 32),
         )
         self.scale = np.linspace(0.5, 1.5, len(layers), dtype=np.float32)
-        self._forward = jax.jit(self._run, static_argnums=3)
+        self._forward = fast_jit(self._run, static_argnums=3)
 
     def _run(self, params: Any, control: Any, scale: Any, dtype: Any) -> Any:
         model = bind(self.module, params)

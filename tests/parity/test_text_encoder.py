@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from transformers import UMT5Config, UMT5EncoderModel
 
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from wanbuild.mapping.umt5 import UMT5_RULES
@@ -42,7 +42,7 @@ def test_against_reference(buckets: int, max_distance: int) -> None:
     with torch.no_grad():
         hidden = reference(torch.from_numpy(ids).long(), torch.from_numpy(mask)).last_hidden_state.numpy()
 
-    run = jax.jit(lambda p, i, m: bind(module, p)(i, m, jnp.float32))
+    run = fast_jit(lambda p, i, m: bind(module, p)(i, m, jnp.float32))
     embeddings = np.asarray(run(params, ids, mask))
     # Seen: 2e-6, of which the reference's own distance from float64 is 1.6e-6.
     assert relative_error(embeddings, hidden * mask[..., None]) < 1e-5
@@ -51,7 +51,7 @@ def test_against_reference(buckets: int, max_distance: int) -> None:
     one_by_one = np.concatenate([np.asarray(run(params, ids[i : i + 1], mask[i : i + 1])) for i in range(3)])
     assert relative_error(one_by_one, embeddings) < 2e-6
 
-    half = jax.jit(lambda p, i, m: bind(module, p)(i, m, jnp.bfloat16))(params, ids, mask)
+    half = fast_jit(lambda p, i, m: bind(module, p)(i, m, jnp.bfloat16))(params, ids, mask)
     assert 1e-4 < relative_error(half, hidden * mask[..., None]) < 5e-2  # three layers of bf16 roundings
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 
 import wanrun
 from helpers.artifacts import shared
+from helpers.fast_compile import fast_jit
 from helpers.reference_models import relative_error
 from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -74,7 +74,7 @@ def encode_with_jax(artifact: Path, tokens: TokenizedPrompts, dtype: str) -> np.
     module = kind.module(config, manifest.dtypes["text_encoder"])
     with ThreadPoolExecutor(2) as pool:
         weights = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool).result()
-    run = jax.jit(lambda weights, ids, mask: bind(module, weights)(ids, mask, jnp.dtype(dtype)))
+    run = fast_jit(lambda weights, ids, mask: bind(module, weights)(ids, mask, jnp.dtype(dtype)))
     rows = range(len(tokens.ids))
     return np.concatenate(
         [np.asarray(run(weights, tokens.ids[i : i + 1], tokens.mask[i : i + 1])) for i in rows]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
@@ -39,7 +40,7 @@ class Pair:
             kv, rope = model.prepare(embeddings, x.shape[2:], dtype)
             return model(x, timestep, kv, rope, {}, blocked_attention, dtype)
 
-        return cls(reference, params, jax.jit(forward, static_argnums=4))
+        return cls(reference, params, fast_jit(forward, static_argnums=4))
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock
 
+from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.vae_reference import (
     ALL,
-    FAST_COMPILE,
     TOLERANCE,
     Pair,
     decoded,
@@ -155,7 +155,7 @@ def test_convolution_forms_agree(shape: tuple[int, int, int, int]) -> None:
     kernel = rng.standard_normal((3, 3, 3, channels, out), dtype=np.float32) / (27 * channels) ** 0.5
 
     def check(f: Callable[..., jax.Array], x: np.ndarray, kernel: np.ndarray) -> None:
-        run = jax.jit(f, static_argnums=2, compiler_options=FAST_COMPILE)
+        run = fast_jit(f, static_argnums=2)
         expected, found = np.asarray(run(x, kernel, "direct")), run(x, kernel, "winograd")
         # The transforms add up to 64 terms of one sign: a few times the noise of the sum itself, 1e-6.
         assert relative_error(found, expected) < 5e-6
@@ -180,7 +180,7 @@ def test_one_transformed_kernel_is_held_at_a_time(dtype: Any) -> None:
 
     x = jax.ShapeDtypeStruct((1, 2, 4, 4, dim), jnp.float32)
     kernels = [jax.ShapeDtypeStruct((3, 3, 3, dim, dim), dtype)] * layers
-    compiled = jax.jit(chain, compiler_options=FAST_COMPILE).lower(x, kernels).compile()
+    compiled = fast_jit(chain).lower(x, kernels).compile()
     one_kernel = 4**3 * 4 * dim * dim
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * one_kernel
 
@@ -203,7 +203,7 @@ def test_attention_in_blocks_matches_reference() -> None:
     x = np.random.default_rng(2).standard_normal((1, 2, 60, 70, 8), dtype=np.float32)
     with torch.no_grad():
         expected = reference(torch.from_numpy(x).permute(0, 4, 1, 2, 3)).permute(0, 2, 3, 4, 1).numpy()
-    found = jax.jit(lambda p, x: bind(module, p)(x, Stream(None, "direct")))(params, x)
+    found = fast_jit(lambda p, x: bind(module, p)(x, Stream(None, "direct")))(params, x)
     assert relative_error(found, expected) < TOLERANCE
 
 

@@ -1,0 +1,20 @@
+"""Compiling for a comparison of what is computed, not of the machine code that ships."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+FAST_COMPILE: Mapping[str, Any] = MappingProxyType({"xla_backend_optimization_level": 0})
+"""The same operations and buffers, in machine code that takes 2.5 times less time to make (of a VAE)."""
+
+
+def fast_jit(function: Callable[..., Any], **options: Any) -> Any:
+    """``jax.jit`` with ``FAST_COMPILE``.
+
+    The tests of whole paths run the executables of artifacts, which are compiled with the settings that ship.
+    """
+    return jax.jit(function, compiler_options=dict(FAST_COMPILE), **options)
