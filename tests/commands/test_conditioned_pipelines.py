@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.damage import linked, own
+from helpers.artifacts import shared
+from helpers.damage import linked
 from helpers.pictures import picture, pictures
 from wanbuild.programs.builder import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
@@ -169,13 +171,17 @@ def test_one_expert_at_a_time(media_toy: Toys) -> None:
     assert np.array_equal(*frames)
 
 
-def test_two_videos_of_an_image(media_toy: Toys, tmp_path: Path) -> None:
+def test_two_videos_of_an_image(media_toy: Toys, tmp_path_factory: pytest.TempPathFactory) -> None:
     """They share the condition; the first has the noise, and so the video, that it has alone."""
-    artifact = linked(media_toy("wan2.1-i2v")[1], tmp_path / "artifact")
-    own(artifact, "programs")
-    own(artifact, "executables")
+    _, one = media_toy("wan2.1-i2v")
     options = BuildOptions(dtype="float32", loop="step")
-    compile_artifact(CompileRequest(artifact, ["cpu"], [(96, 64)], [9], num_videos=2, options=options), print)
+
+    def build(folder: Path) -> None:
+        shutil.copytree(one, folder)
+        request = CompileRequest(folder, ["cpu"], [(96, 64)], [9], num_videos=2, options=options)
+        compile_artifact(request, print)
+
+    artifact = shared(tmp_path_factory, "i2v-two-videos-artifact", build)
     media, latents = Media(image=picture(90, 70)), []
     for count in (1, 2):
         with load(artifact, num_videos=count) as pipeline:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from helpers import UNPRIVILEGED
+from helpers.artifacts import shared
 from helpers.damage import edit, edit_environment, flip, linked, one_error
 from helpers.manifests import programs_of, with_model, without_profiles
 from wanbuild.check import embed, verify
@@ -49,17 +49,13 @@ NEGATIVE = ""
 @pytest.fixture(scope="session")
 def two_dtypes(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact with a second, smaller profile that computes in bfloat16. Not to be changed."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = base / "shared-two-dtypes"
-    with FileLock(base / "shared-two-dtypes.lock"):
-        if not folder.exists():
-            shutil.copytree(toy_artifact, folder)
-            options = BuildOptions(dtype="bfloat16")
-            compile_artifact(
-                CompileRequest(folder, ["cpu"], [(32, 32)], [1], [False], options=options), print
-            )
-    return folder
+    options = BuildOptions(dtype="bfloat16")
+
+    def build(folder: Path) -> None:
+        shutil.copytree(toy_artifact, folder)
+        compile_artifact(CompileRequest(folder, ["cpu"], [(32, 32)], [1], [False], options=options), print)
+
+    return shared(tmp_path_factory, "two-dtypes-artifact", build)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.artifacts import shared
 from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
 from wanbuild.check.reference_pipeline import load_reference
@@ -29,15 +31,25 @@ def pipe(toy_checkpoint: Path) -> Any:
 @pytest.fixture(scope="module")
 def without_guidance(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The artifact with a second profile: no guidance, two videos, another size."""
-    import shutil
-
-    folder = tmp_path_factory.mktemp("nocfg") / "artifact"
-    shutil.copytree(toy_artifact, folder)
     options = BuildOptions(dtype="float32", vae_decode_chunk=2)
-    compile_artifact(
-        CompileRequest(folder, ["cpu"], [(32, 80)], [13], [False], num_videos=2, options=options), print
-    )
-    return folder
+
+    def build(folder: Path) -> None:
+        shutil.copytree(toy_artifact, folder)
+        request = CompileRequest(folder, ["cpu"], [(32, 80)], [13], [False], num_videos=2, options=options)
+        compile_artifact(request, print)
+
+    return shared(tmp_path_factory, "nocfg-artifact", build)
+
+
+@pytest.fixture(scope="module")
+def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the toy with the default dtypes."""
+
+    def build(folder: Path) -> None:
+        convert(ConvertRequest(toy_checkpoint, folder))
+        compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], [True]), print)
+
+    return shared(tmp_path_factory, "bfloat16-artifact", build)
 
 
 @pytest.mark.parametrize("solver", list(SOLVERS))
@@ -89,15 +101,10 @@ def test_two_videos_of_lcm(pipe: Any, without_guidance: Path, cli: Any, tmp_path
     assert relative_error(np.load(tmp_path / "latents.npy"), expected.latents) < LATENTS
 
 
-def test_bfloat16(
-    toy_checkpoint: Path, toy_artifact: Path, tmp_path: Path, record_property: Any, cli: Any
-) -> None:
+def test_bfloat16(bfloat16: Path, toy_artifact: Path, tmp_path: Path, record_property: Any, cli: Any) -> None:
     """The default dtypes, against float32: reported, and bounded loosely, since random weights exaggerate."""
-    artifact = tmp_path / "bfloat16"
-    convert(ConvertRequest(toy_checkpoint, artifact))
-    compile_artifact(CompileRequest(artifact, ["cpu"], [(96, 64)], [9], [True]), print)
     outputs = {}
-    for name, folder in (("float32", toy_artifact), ("bfloat16", artifact)):
+    for name, folder in (("float32", toy_artifact), ("bfloat16", bfloat16)):
         output, latents = tmp_path / f"{name}.npy", tmp_path / f"{name}-latents.npy"
         cli.succeeds(
             *("wanrun", "--artifact", folder, "--prompt", PROMPT, "--steps", 6, "--guidance-scale", 4),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import msgspec
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
+from helpers.artifacts import shared
 from helpers.damage import linked
 from helpers.manifests import with_model, without_profiles
 from wanbuild.check import reference
@@ -40,6 +43,17 @@ def with_trials(*names: str) -> list[str]:
 Verify = Callable[..., tuple[int, dict[str, Any], str]]
 Toys = Callable[[str], tuple[Path, Path]]
 STORED = ("transformer", "text_encoder", "image_encoder")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every run compiles the VAE's encoder, most of them the same one: it is taken from JAX's cache."""
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax-cache")))
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture
@@ -125,15 +139,17 @@ def test_with_images_and_videos(media_toy: Toys, verify: Verify, variant: str, e
     assert all(c["error"] < LATENTS for name, c in checks.items() if name.startswith("final latents"))
 
 
-def test_several_videos(media_toy: Toys, verify: Verify, tmp_path: Path) -> None:
+def test_several_videos(media_toy: Toys, verify: Verify, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Of a prompt; the reference makes as many image tokens as there are prompts."""
     checkpoint, _ = media_toy("wan2.1-flf2v")
-    artifact = tmp_path / "artifact"
-    convert(ConvertRequest(checkpoint, artifact, dict.fromkeys(STORED, "float32")))
     options = BuildOptions(dtype="float32", loop="step")
-    compile_artifact(
-        CompileRequest(artifact, ["cpu"], [(96, 64)], [9], [False], num_videos=2, options=options), print
-    )
+
+    def build(folder: Path) -> None:
+        convert(ConvertRequest(checkpoint, folder, dict.fromkeys(STORED, "float32")))
+        request = CompileRequest(folder, ["cpu"], [(96, 64)], [9], [False], num_videos=2, options=options)
+        compile_artifact(request, print)
+
+    artifact = shared(tmp_path_factory, "two-videos-artifact", build)
     code, checks, _ = verify(artifact, checkpoint, "--steps", 2)
     assert code == 0 and list(checks) == sorted([*ALL, "image_encoder"])
     assert checks["final latents"]["error"] < LATENTS
