@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +10,9 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def scratch() -> Iterator[Path]:
-    """A folder in memory where there is such a file system: hundreds of cases make and remove their files."""
-    memory = Path("/dev/shm")
-    usable = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**30
-    with tempfile.TemporaryDirectory(prefix="wan-test-", dir=memory if usable else None) as folder:
-        yield Path(folder)
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which hundreds of cases make and remove their files."""
+    return tmp_path_factory.mktemp("scratch")
 
 
 @pytest.fixture(scope="session")
