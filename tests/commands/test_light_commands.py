@@ -1,0 +1,72 @@
+"""What answers at once: version, help and the list of profiles, without anything heavy."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
+    for program in ("wanrun", "wanbuild"):
+        assert cli.succeeds(program, "--version").startswith(f"{program}, version ")
+        text = cli.succeeds(program, "--help")
+        assert text == cli.succeeds(program, "-h")
+        assert text.startswith(f"Usage: {program} ")
+    text = cli.succeeds("wanrun", "--help")
+    for option in (
+        "artifact",
+        "prompt",
+        "size",
+        "seed",
+        "guidance-scale-2",
+        "boundary",
+        "loop",
+        "timing-json",
+        "timing-trace",
+    ):
+        assert f"--{option} " in text
+    first, second = cli.succeeds("wanrun", "--artifact", toy_artifact, "--list").splitlines()
+    assert first.startswith("wan2.1-t2v  sha256:")
+    assert second == "96x64x9-b1-cfg  targets: cpu"
+
+
+LOADED = """
+import sys
+sys.argv = ["wanrun", *sys.argv[1:]]
+import wanrun
+{}
+heavy = {{"jax", "numpy", "orbax", "tensorstore", "ml_dtypes", "PIL"}} & sys.modules.keys()
+assert not heavy, heavy
+"""
+
+
+def _seconds(command: list[str], runs: int = 7) -> float:
+    """Median wall time of a command."""
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("import", ""),
+        ("help", "from wanrun.cli import wanrun\nfrom wanrun.console import run\nassert run(wanrun) == 0"),
+        ("list", "from wanrun.cli import wanrun\nfrom wanrun.console import run\nassert run(wanrun) == 0"),
+    ],
+)
+def test_light_commands_load_nothing_heavy(what: str, code: str, toy_artifact: Path) -> None:
+    arguments = {"import": [], "help": ["--help"], "list": ["--artifact", str(toy_artifact), "--list"]}[what]
+    command = [sys.executable, "-c", LOADED.format(code), *arguments]
+    assert _seconds(command) - _seconds([sys.executable, "-c", "pass"]) < 0.25
