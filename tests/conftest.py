@@ -52,6 +52,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 
 
+COMPILED = {"two_experts_artifact", "ti2v_artifact", "bfloat16_vae_artifact", "media_toy", "two_sizes"}
+"""Fixtures that compile a toy besides the one that most tests share: a test that has one is slow."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if COMPILED & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has an empty cache of its own."""

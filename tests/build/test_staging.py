@@ -237,6 +237,7 @@ def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: 
         assert not (artifact_copy / "executables").exists()
 
 
+@pytest.mark.slow
 def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, toy_checkpoint: Path) -> None:
     """Other defaults change no program; a model that takes an image has others."""
     before = read_manifest(artifact_copy)

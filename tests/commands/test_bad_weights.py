@@ -54,6 +54,7 @@ def test_a_flipped_bit_in_the_weights(
     )
 
 
+@pytest.mark.slow
 def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
     """The same through the installed command, for the component that is restored last."""
     own(artifact, "weights")
@@ -74,6 +75,7 @@ def layered(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return folder
 
 
+@pytest.mark.slow
 def test_chunk_files_that_are_not_where_they_were(layered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``wanbuild verify`` reads every file: swapped, truncated, missing, and a file in another's place."""
 

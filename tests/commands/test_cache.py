@@ -21,6 +21,8 @@ import pytest
 import wanrun
 from helpers import UNPRIVILEGED
 
+pytestmark = pytest.mark.slow
+
 USED = 4  # of the programs: one length of encode_text
 SEED = 7
 

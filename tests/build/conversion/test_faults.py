@@ -33,6 +33,8 @@ from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import Progress, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checkpoints(scratch: Path) -> Iterator[tuple[Path, Path]]:

@@ -365,6 +365,7 @@ def _partly_done(
     return process, parts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "faults"),
     [
@@ -456,6 +457,7 @@ def test_a_hub_that_does_not_answer(
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
     """It is an error unless everything is there."""
 
@@ -556,6 +558,7 @@ def test_a_file(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 # The command.
 
 
+@pytest.mark.slow
 def test_convert(
     hub: Hub, toy: Repository, cache: Path, tmp_path: Path, cli: Any, toy_checkpoint: Path
 ) -> None:

@@ -60,6 +60,7 @@ def files_below(artifact: Path) -> set[Path]:
     return {path for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:
     before = read_manifest(artifact_copy)
     stray = artifact_copy / "executables" / "cpu" / "jit_stray-0-cache"
@@ -155,6 +156,7 @@ def test_options_that_are_out_of_range(option: str) -> None:
         BuildOptions(**{option: 0})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_golden(artifact_copy: Path) -> None:
     """Recorded, replayed with equal digests, and a change of what is computed is noticed."""
     lines: list[str] = []
@@ -180,6 +182,7 @@ def test_golden(artifact_copy: Path) -> None:
         verify.compare(golden, nan)
 
 
+@pytest.mark.slow
 def test_an_entry_that_cannot_be_written_is_an_error(
     artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +202,7 @@ def test_an_entry_that_cannot_be_written_is_an_error(
     assert not list((artifact_copy / "executables").glob(".building-*"))
 
 
+@pytest.mark.slow
 def test_record_through_a_link(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is the artifact's, whatever it is called."""
     monkeypatch.chdir(artifact_copy)

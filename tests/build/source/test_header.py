@@ -162,6 +162,7 @@ def damaged(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return bytes(raw), data[: len(data) - cut] + more
 
 
+@pytest.mark.slow
 @settings(PROPERTY, max_examples=800)
 @given(damaged())
 def test_never_laxer_than_the_package(scratch: Path, file: tuple[bytes, bytes]) -> None:

@@ -170,6 +170,7 @@ def test_flags_wait_for_an_executable_that_is_on_its_way(users: dict[str, Any], 
 # --- through the pipeline ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pipeline_puts_them_back(toy_artifact: Path, users: dict[str, Any], tmp_path: Path) -> None:
     """And the user's own compilation cache works before, after, and is not written to in between."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
@@ -209,6 +210,7 @@ def test_a_load_that_fails_puts_them_back(
     assert flags() == users
 
 
+@pytest.mark.slow
 def test_compiling_puts_them_back(toy_artifact: Path, tmp_path: Path, users: dict[str, Any]) -> None:
     artifact = linked(toy_artifact, tmp_path / "artifact")
     request = CompileRequest(

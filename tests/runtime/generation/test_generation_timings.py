@@ -17,6 +17,8 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.timing import Timings
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a fox in the snow"
 
 

@@ -24,6 +24,8 @@ from wanrun.loading.programs import Programs
 from wanrun.loading.restore import Restore
 from wanrun.timing import Timings
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a fox in the snow"
 HIGH, LOW = "transformer", "transformer_2"
 STEPS: dict[str, Any] = {"num_steps": 5, "flow_shift": 3.0, "boundary": 0.8}  # 3 high, 2 low
