@@ -66,7 +66,7 @@ class MediaPath:
 
     Args:
         toy: the checkpoint and its artifact.
-        cli: runs the command.
+        commands: runs the command.
         folder: for what the command writes.
         cases: by name.
         size: width, height and frames.
@@ -76,14 +76,14 @@ class MediaPath:
     def __init__(
         self,
         toy: tuple[Path, Path],
-        cli: Any,
+        commands: Any,
         folder: Path,
         cases: Mapping[str, Case],
         size: tuple[int, int, int] = (96, 64, 9),
         guidance: bool = True,
     ) -> None:
         checkpoint, self.artifact = toy
-        self._cli, self._folder, self.cases = cli, folder, cases
+        self._commands, self._folder, self.cases = commands, folder, cases
         self._width, self._height, self._frames = size
         self._scale = 3.0 if guidance else 1.0
         self._variant = variants()[read_manifest(self.artifact).model.variant]
@@ -107,7 +107,7 @@ class MediaPath:
         lines = [case.line() for case in self.cases.values()]
         references = next(iter(self.cases.values())).media.get("reference_image", ())
         timing = self._folder / f"{loop}.json"
-        self._cli.succeeds(
+        self._commands.succeeds(
             *("wanrun", "--artifact", self.artifact, "--negative-prompt", NEGATIVE, "--loop", loop),
             *(
                 "--guidance-scale",

@@ -32,7 +32,7 @@ Make = Callable[[bool], MediaPath]
 
 @pytest.fixture(scope="module")
 def path(
-    media_toy: Callable[[str], tuple[Path, Path]], cli: Any, tmp_path_factory: pytest.TempPathFactory
+    media_toy: Callable[[str], tuple[Path, Path]], commands: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Make:
     folder = tmp_path_factory.mktemp("animate")
     picture(131, 75, 1).save(folder / "image.png")
@@ -61,7 +61,7 @@ def path(
             chosen = {key: case for key, case in cases.items() if (key != "without guidance") == guidance}
             made[guidance] = MediaPath(
                 media_toy("wan2.2-animate"),
-                cli,
+                commands,
                 tmp_path_factory.mktemp("made"),
                 chosen,
                 (96, 64, 13),

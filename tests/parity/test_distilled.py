@@ -73,12 +73,12 @@ def pipe(toy_checkpoint: Path) -> Any:
 
 
 @pytest.fixture
-def make(cli: Any, tmp_path: Path) -> Callable[..., tuple[np.ndarray, np.ndarray, dict[str, Any]]]:
+def make(commands: Any, tmp_path: Path) -> Callable[..., tuple[np.ndarray, np.ndarray, dict[str, Any]]]:
     """Runs wanrun; returns the latents, the frames and the metadata."""
 
     def call(artifact: Path, *options: object) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
         latents, video = tmp_path / "latents.npy", tmp_path / "video.npy"
-        cli.succeeds(
+        commands.succeeds(
             *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--seed", 7, *options),
             *("--save-latents", latents, "--output", video, "--overwrite"),
         )

@@ -62,7 +62,7 @@ NAMES = [
 def paths(
     media_toy: Toys,
     images: tuple[Path, Path],
-    cli: Any,
+    commands: Any,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Callable[[str], MediaPath]:
@@ -73,9 +73,9 @@ def paths(
             folder, given = tmp_path_factory.mktemp(variant), cases(variant, images)
             if variant == "wan2.2-ti2v":
                 toy = request.getfixturevalue("ti2v_checkpoint"), request.getfixturevalue("ti2v_artifact")
-                made[variant] = MediaPath(toy, cli, folder, given, (160, 96, 13))
+                made[variant] = MediaPath(toy, commands, folder, given, (160, 96, 13))
             else:
-                made[variant] = MediaPath(media_toy(variant), cli, folder, given)
+                made[variant] = MediaPath(media_toy(variant), commands, folder, given)
         return made[variant]
 
     return path

@@ -53,11 +53,15 @@ def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("solver", list(SOLVERS))
-def test_whole_path(pipe: Any, toy_artifact: Path, cli: Any, tmp_path: Path, solver: str) -> None:
+def test_whole_path(
+    pipe: Any, toy_artifact: Path, cli: Any, commands: Any, tmp_path: Path, solver: str
+) -> None:
+    """Once as a user runs it: in a process of its own."""
+    wanrun = cli if solver == "unipc" else commands
     arguments = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 6, "guidance_scale": 4.0}
     # torch's own generator, from which the reference takes the noise of lcm's steps.
     expected = reference(pipe, solver=solver, generator=torch.manual_seed(7), **arguments)
-    cli.succeeds(
+    wanrun.succeeds(
         *("wanrun", "--artifact", toy_artifact, "--prompt", PROMPT, "--negative-prompt", NEGATIVE),
         *("--steps", 6, "--guidance-scale", 4, "--seed", 7, "--solver", solver),
         *("--save-latents", tmp_path / "latents.npy", "--output", tmp_path / "video.npy"),
@@ -68,13 +72,15 @@ def test_whole_path(pipe: Any, toy_artifact: Path, cli: Any, tmp_path: Path, sol
     assert video.std() > 20  # a constant video would agree with anything
 
 
-def test_without_guidance_two_videos(pipe: Any, without_guidance: Path, cli: Any, tmp_path: Path) -> None:
+def test_without_guidance_two_videos(
+    pipe: Any, without_guidance: Path, commands: Any, tmp_path: Path
+) -> None:
     arguments = {"height": 80, "width": 32, "num_frames": 13, "num_inference_steps": 3, "guidance_scale": 1.0}
     arguments |= {"num_videos_per_prompt": 2}
     noise = np.random.default_rng(3).standard_normal((2, 16, 4, 10, 4)).astype(np.float32)
     np.save(tmp_path / "noise.npy", noise)
     expected = reference(pipe, latents=torch.from_numpy(noise), **arguments)
-    cli.succeeds(
+    commands.succeeds(
         *("wanrun", "--artifact", without_guidance, "--prompt", PROMPT, "--guidance-scale", 1, "--steps", 3),
         *("--num-videos", 2, "--size", "32*80", "--frames", 13, "--latents", tmp_path / "noise.npy"),
         *("--save-latents", tmp_path / "latents.npy", "--output", tmp_path / "video.npy"),
@@ -87,13 +93,13 @@ def test_without_guidance_two_videos(pipe: Any, without_guidance: Path, cli: Any
     assert timing["cache_misses"] == 0 and timing["cache_hits"] == 4
 
 
-def test_two_videos_of_lcm(pipe: Any, without_guidance: Path, cli: Any, tmp_path: Path) -> None:
+def test_two_videos_of_lcm(pipe: Any, without_guidance: Path, commands: Any, tmp_path: Path) -> None:
     """Both are in each array of noise, the initial one and those of the steps."""
     arguments = {"height": 80, "width": 32, "num_frames": 13, "num_inference_steps": 3, "guidance_scale": 1.0}
     expected = reference(
         pipe, solver="lcm", num_videos_per_prompt=2, generator=torch.manual_seed(5), **arguments
     )
-    cli.succeeds(
+    commands.succeeds(
         *("wanrun", "--artifact", without_guidance, "--prompt", PROMPT, "--guidance-scale", 1, "--steps", 3),
         *("--num-videos", 2, "--size", "32*80", "--frames", 13, "--seed", 5, "--solver", "lcm"),
         *("--save-latents", tmp_path / "latents.npy", "--output", tmp_path / "video.npy"),
@@ -101,12 +107,14 @@ def test_two_videos_of_lcm(pipe: Any, without_guidance: Path, cli: Any, tmp_path
     assert relative_error(np.load(tmp_path / "latents.npy"), expected.latents) < LATENTS
 
 
-def test_bfloat16(bfloat16: Path, toy_artifact: Path, tmp_path: Path, record_property: Any, cli: Any) -> None:
+def test_bfloat16(
+    bfloat16: Path, toy_artifact: Path, tmp_path: Path, record_property: Any, commands: Any
+) -> None:
     """The default dtypes, against float32: reported, and bounded loosely, since random weights exaggerate."""
     outputs = {}
     for name, folder in (("float32", toy_artifact), ("bfloat16", bfloat16)):
         output, latents = tmp_path / f"{name}.npy", tmp_path / f"{name}-latents.npy"
-        cli.succeeds(
+        commands.succeeds(
             *("wanrun", "--artifact", folder, "--prompt", PROMPT, "--steps", 6, "--guidance-scale", 4),
             *("--save-latents", latents, "--output", output),
         )

@@ -24,7 +24,7 @@ Make = Callable[[str], MediaPath]
 
 @pytest.fixture(scope="module")
 def path(
-    media_toy: Callable[[str], tuple[Path, Path]], cli: Any, tmp_path_factory: pytest.TempPathFactory
+    media_toy: Callable[[str], tuple[Path, Path]], commands: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Make:
     """Makes a case by its name; those without reference images are of another profile."""
     folder = tmp_path_factory.mktemp("vace")
@@ -52,7 +52,7 @@ def path(
         if (name in plain) not in made:
             given = plain if name in plain else cases
             target = tmp_path_factory.mktemp("made")
-            made[name in plain] = MediaPath(media_toy("wan2.1-vace"), cli, target, given)
+            made[name in plain] = MediaPath(media_toy("wan2.1-vace"), commands, target, given)
         return made[name in plain]
 
     return make

@@ -86,8 +86,8 @@ class Judge:
 class Maker:
     """Makes all cases of an artifact with one run of ``wanrun`` a form of the loop."""
 
-    def __init__(self, artifact: Path, cli: Any, folder: Path, cases: Mapping[str, Case]) -> None:
-        self._artifact, self._cli, self._folder = artifact, cli, folder
+    def __init__(self, artifact: Path, commands: Any, folder: Path, cases: Mapping[str, Case]) -> None:
+        self._artifact, self._commands, self._folder = artifact, commands, folder
         self._cases = list(cases.values())
         self._loops: set[str] = set()
 
@@ -105,7 +105,7 @@ class Maker:
         file = write_lines(self._folder / "cases.jsonl", *lines)
         timing = self._folder / "timing.json"
         latents, videos = (self._folder / f"{loop}-{kind}-{{index}}.npy" for kind in KINDS)
-        self._cli.succeeds(
+        self._commands.succeeds(
             *("wanrun", "--artifact", self._artifact, "--prompts", file, "--negative-prompt", NEGATIVE),
             *("--guidance-scale", self._cases[0].guidance_scale, "--loop", loop, "--no-embedding-cache"),
             *("--save-latents", latents, "--output", videos, "--timing-json", timing),
@@ -137,13 +137,15 @@ def experts(two_experts_checkpoint: Path) -> Judge:
 
 
 @pytest.fixture(scope="module")
-def made(two_experts_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    return Maker(two_experts_artifact, cli, tmp_path_factory.mktemp("two"), TWO_EXPERTS)
+def made(two_experts_artifact: Path, commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    return Maker(two_experts_artifact, commands, tmp_path_factory.mktemp("two"), TWO_EXPERTS)
 
 
 @pytest.fixture(scope="module")
-def made_without(two_experts_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    return Maker(two_experts_artifact, cli, tmp_path_factory.mktemp("nocfg"), WITHOUT_GUIDANCE)
+def made_without(
+    two_experts_artifact: Path, commands: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Maker:
+    return Maker(two_experts_artifact, commands, tmp_path_factory.mktemp("nocfg"), WITHOUT_GUIDANCE)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -161,7 +163,7 @@ def test_two_experts_without_guidance(
 
 
 def test_options_of_the_command_line(
-    made: Maker, two_experts_artifact: Path, cli: Any, tmp_path: Path
+    made: Maker, two_experts_artifact: Path, commands: Any, tmp_path: Path
 ) -> None:
     """What a line of a prompts file asks for can be asked for by options."""
     names = dict(zip(LOOPS, ("crossed", "a boundary that is a timestep"), strict=True))
@@ -169,7 +171,7 @@ def test_options_of_the_command_line(
     for loop, name in names.items():
         case, latents, video = TWO_EXPERTS[name], tmp_path / f"{loop}-latents.npy", tmp_path / f"{loop}.npy"
         options = [(f"--{key.replace('_', '-')}", value) for key, value in case.given().items()]
-        cli.succeeds(
+        commands.succeeds(
             *(
                 "wanrun",
                 "--artifact",
@@ -214,8 +216,8 @@ def per_token(ti2v_checkpoint: Path) -> Judge:
 
 
 @pytest.fixture(scope="module")
-def made_per_token(ti2v_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    return Maker(ti2v_artifact, cli, tmp_path_factory.mktemp("ti2v"), PER_TOKEN)
+def made_per_token(ti2v_artifact: Path, commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    return Maker(ti2v_artifact, commands, tmp_path_factory.mktemp("ti2v"), PER_TOKEN)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
