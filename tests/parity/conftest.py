@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from helpers import torch_threads
 from wanbuild.cli import wanbuild
@@ -20,6 +22,23 @@ def one_thread() -> Iterator[None]:
     """torch runs on one thread."""
     with torch_threads.one_thread():
         yield
+
+
+@pytest.fixture(scope="session")
+def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for JAX's compilation cache."""
+    return tmp_path_factory.mktemp("jax-cache")
+
+
+@pytest.fixture(scope="module")
+def encoders_compiled_once(jax_cache: Path) -> Iterator[None]:
+    """``wanbuild verify`` compiles the VAE's encoder, mostly the same one: it is taken from JAX's cache."""
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(jax_cache))
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 class CommandsHere:

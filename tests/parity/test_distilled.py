@@ -152,6 +152,7 @@ def test_default_timesteps_of_lcm(
     assert np.array_equal(given[0], found[0])  # on the command line they are the same
 
 
+@pytest.mark.usefixtures("encoders_compiled_once")
 def test_verify_compares_with_the_checkpoint_s_scheduler(
     distilled: Path, toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import msgspec
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from helpers.artifacts import shared
 from helpers.damage import linked
@@ -27,6 +25,7 @@ from wanrun.console import run
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = [
+    pytest.mark.usefixtures("encoders_compiled_once"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
     pytest.mark.usefixtures("one_thread"),
 ]
@@ -43,17 +42,6 @@ def with_trials(*names: str) -> list[str]:
 Verify = Callable[..., tuple[int, dict[str, Any], str]]
 Toys = Callable[[str], tuple[Path, Path]]
 STORED = ("transformer", "text_encoder", "image_encoder")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every run compiles the VAE's encoder, most of them the same one: it is taken from JAX's cache."""
-    before = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax-cache")))
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture
