@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 
-FAST_COMPILE: Mapping[str, Any] = MappingProxyType({"xla_backend_optimization_level": 0})
-"""The same operations and buffers, in machine code that takes 2.5 times less time to make (of a VAE)."""
+FAST_COMPILE: Mapping[str, Any] = MappingProxyType(
+    {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+)
+"""The same operations and buffers, in machine code that takes a quarter of the time to make (of a VAE)."""
 
 
 def fast_jit(function: Callable[..., Any], **options: Any) -> Any:
