@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 
 import diffusers
 import torch
@@ -19,8 +21,14 @@ _TRANSFORMERS = {
 def reference_shapes(component: str, config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that the published weight file of a component holds.
 
-    The model is built on torch's meta device, so that nothing is allocated.
+    The model is built on torch's meta device, so that nothing is allocated, and once for a config.
     """
+    return dict(_shapes(component, json.dumps(config, default=dict)))
+
+
+@functools.cache
+def _shapes(component: str, serialized: str) -> dict[str, tuple[int, ...]]:
+    config = json.loads(serialized)
     with torch.device("meta"):
         if component in _TRANSFORMERS:
             config_class, model_class = _TRANSFORMERS[component]
