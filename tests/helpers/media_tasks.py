@@ -4,47 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
+from helpers.manifests import plain_manifest, plain_model
+from helpers.media_files import task_of
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.task import Input, MediaOption
 
-INPUTS: Mapping[str, Mapping[str, str]] = {
-    "wan2.1-t2v": {},
-    "wan2.1-i2v": {"image": "required"},
-    "wan2.1-flf2v": {"image": "required", "last_image": "required"},
-    "wan2.2-i2v": {"image": "required", "last_image": "optional"},
-    "wan2.2-ti2v": {"image": "optional"},
-    "wan2.1-vace": {"video": "optional", "mask": "optional", "reference_image": "optional"},
-    "wan2.2-animate": {
-        **dict.fromkeys(("image", "pose_video", "face_video"), "required"),
-        **dict.fromkeys(("background_video", "mask_video"), "replace"),
-    },
-}
-CLIP = {
-    "shortest_edge": 30,
-    "crop": 30,
-    "mean": [0.48, 0.46, 0.41],
-    "std": [0.27, 0.26, 0.28],
-    "rescale_factor": 1 / 255,
-    "resample": 3,
-}
+VARIANTS = (
+    *("wan2.1-t2v", "wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.1-vace"),
+    "wan2.2-animate",
+)
+INPUTS: Mapping[str, Mapping[MediaOption, Input]] = {name: task_of(name).inputs for name in VARIANTS}
+CLIP = ImageProcessor(
+    shortest_edge=30,
+    crop=30,
+    resample=3,
+    rescale_factor=1 / 255,
+    mean=(0.48, 0.46, 0.41),
+    std=(0.27, 0.26, 0.28),
+)
 WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
 WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
 
 
 def manifest_of(variant: str) -> Manifest:
-    model: dict[str, Any] = {
-        "variant": variant,
-        "task": variant.split("-")[1],
-        "inputs": INPUTS[variant],
-        "vae_spatial": 8,
-        "size_multiple": 16,
-        "face_size": FACE,
-    }
-    if variant in WITH_ENCODER:
-        model["image_processor"] = CLIP
-    return cast(Manifest, SimpleNamespace(model=model))
+    return plain_manifest(
+        model=plain_model(
+            variant=variant,
+            task=task_of(variant, FACE),
+            image_processor=CLIP if variant in WITH_ENCODER else None,
+        )
+    )
 
 
 def profile_of(num_references: int = 0, num_frames: int = FRAMES) -> Profile:

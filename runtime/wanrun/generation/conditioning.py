@@ -145,7 +145,7 @@ class Conditioning:
         """
         if inputs is None or not inputs.arrays:
             return self._without()
-        if not self._all_built:
+        if not (self._encoders and self._all_built):  # a task of text alone has none
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",

@@ -115,11 +115,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(**mismatches: Sequence[str]) -> Any:
         targets = {
-            name: SimpleNamespace(environment={"named": name}, executables={PROFILE.name: {}}, programs=True)
+            name: SimpleNamespace(
+                environment={"named": name},
+                requirements=SimpleNamespace(file=f"requirements-{name}.txt"),
+                executables={PROFILE.name: {}},
+                programs=True,
+            )
             for name in mismatches
         }
 
-        def differing(environment: Mapping[str, str]) -> list[Mismatch]:
+        def differing(environment: Mapping[str, str], requirements: Path) -> list[Mismatch]:
+            assert requirements == HERE / f"requirements-{environment['named']}.txt"
             return [Mismatch(fact, "a", "b", "mend it") for fact in mismatches[environment["named"]]]
 
         monkeypatch.setattr(select, "host_mismatches", differing)
@@ -132,7 +138,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_target_that_fits(machine: Any) -> None:
     manifest = machine(a=["CPU"], b=[], c=["CPU", "RAM"])
     for name in (None, "local", "b"):
-        found = select_target(manifest, PROFILE, name)
+        found = select_target(manifest, HERE, PROFILE, name)
         assert (found.name, found.mismatches) == ("b", ())
         assert found.target is manifest.targets["b"]
 
@@ -140,31 +146,31 @@ def test_the_target_that_fits(machine: Any) -> None:
 def test_the_nearest_is_told_and_may_be_used(machine: Any) -> None:
     manifest = machine(a=["CPU", "RAM"], b=["CPU"])
     with pytest.raises(ArtifactError, match=r"target b was not built for this machine: CPU: expected a"):
-        select_target(manifest, PROFILE)
-    found = select_target(manifest, PROFILE, allow_compile=True)
+        select_target(manifest, HERE, PROFILE)
+    found = select_target(manifest, HERE, PROFILE, allow_compile=True)
     assert (found.name, [fact.what for fact in found.mismatches]) == ("b", ["CPU"])
     with pytest.raises(ArtifactError, match=r"target a was not built .*CPU: .*; RAM: "):
-        select_target(manifest, PROFILE, "a")
+        select_target(manifest, HERE, PROFILE, "a")
 
 
 def test_a_target_that_is_not_built(machine: Any) -> None:
     with pytest.raises(ArtifactError, match=r"target v5e is not built; expected one of a, b; .*--target v5e"):
-        select_target(machine(a=[], b=[]), PROFILE, "v5e")
+        select_target(machine(a=[], b=[]), HERE, PROFILE, "v5e")
 
 
 def test_a_target_that_has_the_executables_is_preferred(machine: Any) -> None:
     manifest = machine(a=[], b=[])
     manifest.targets["a"].executables = {}
-    assert select_target(manifest, PROFILE).name == "b"
+    assert select_target(manifest, HERE, PROFILE).name == "b"
     with pytest.raises(ArtifactError, match=r"profile .* is not compiled for target a; run wanbuild compile"):
-        select_target(manifest, PROFILE, "a")
-    assert select_target(manifest, PROFILE, "a", allow_compile=True).name == "a"
+        select_target(manifest, HERE, PROFILE, "a")
+    assert select_target(manifest, HERE, PROFILE, "a", allow_compile=True).name == "a"
 
 
 def test_a_target_without_the_profile_s_programs_is_none(machine: Any) -> None:
     manifest = machine(a=[], b=["CPU"])
     manifest.targets["a"].programs = False
-    assert select_target(manifest, PROFILE, allow_compile=True).name == "b"
+    assert select_target(manifest, HERE, PROFILE, allow_compile=True).name == "b"
     manifest.targets["b"].programs = False
     with pytest.raises(ArtifactError, match="has no executables for any target; run wanbuild compile"):
-        select_target(manifest, PROFILE)
+        select_target(manifest, HERE, PROFILE)

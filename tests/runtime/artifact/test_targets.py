@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from wanrun.artifact.environment import ENVIRONMENT_FACTS
-from wanrun.artifact.targets import Executable, Target
+from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.errors import ArtifactError
 
 ENVIRONMENT = {name: kind() for name, kind in ENVIRONMENT_FACTS.items()}
@@ -19,6 +19,7 @@ def target(**changes: Any) -> Target:
         "program_set": "cpu-0",
         "folder": "executables/cpu",
         "environment": ENVIRONMENT,
+        "requirements": Requirements(file="requirements.txt", sha256="0"),
         "executables": {"p": {"prepare": Executable("entry", 3, "0")}},
         "statistics": {},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
+from helpers.manifests import with_model
 from helpers.media_tasks import manifest_of
 from helpers.pictures import picture
 from wanrun.errors import ArtifactError, UsageError
@@ -24,7 +25,7 @@ FRAMES = 9
 IMAGE, VIDEO, PIXELS = (1, 4, 6, 3), (FRAMES, 4, 6, 3), (1, 5, 5, 3)
 
 
-def encode_image(pixels: np.ndarray) -> dict[str, Any]:
+def encode_image(pixels: np.ndarray, **_: Any) -> dict[str, Any]:
     return {"image_tokens": pixels.sum()}
 
 
@@ -35,6 +36,15 @@ def encode_video(**arrays: Any) -> dict[str, Any]:
 
 def step(*inputs: str, **arrays: tuple[str, tuple[int, ...]]) -> FakeProgram:
     return FakeProgram(("transformer", "latents", *inputs, *arrays), arrays)
+
+
+class HeldStep(FakeProgram):
+    """A step whose condition is the latents of a frame: an input of several arrays."""
+
+    @property
+    def avals(self) -> Mapping[str, Any]:
+        condition = {"condition": {"first_frame": "float32[16,1,6,8]"}}
+        return {"inputs": {**super().avals["inputs"], **condition}}
 
 
 def image_programs() -> FakePrograms:
@@ -68,7 +78,9 @@ def held_programs() -> FakePrograms:
     return FakePrograms(
         encode_video=FakeProgram(("vae", "image"), {"image": ("uint8", IMAGE)}, encode),
         prepare=FakeProgram(("transformer", "embeddings")),
-        denoise_step=step("condition", frame_mask=("float32", (3,))),
+        denoise_step=HeldStep(
+            ("transformer", "latents", "condition", "frame_mask"), {"frame_mask": ("float32", (3,))}
+        ),
     )
 
 
@@ -78,14 +90,13 @@ def timings() -> Timings:
 
 
 def conditioning_of(
-    programs: FakePrograms, variant: str = "wan2.1-i2v", low_memory: bool = False
+    programs: FakePrograms, variant: str = "wan2.1-i2v", low_memory: bool = False, **model: Any
 ) -> Conditioning:
-    model = {**manifest_of(variant).model, "vae_temporal": 4, "latent_channels": 16}
+    """With these facts of the model besides the variant's."""
     profile = SimpleNamespace(
         name="64x48x9", width=64, height=48, num_frames=FRAMES, num_videos=1, num_references=0
     )
-    manifest = cast(Any, SimpleNamespace(model=model))
-    last = LastEncoded()
+    manifest, last = with_model(manifest_of(variant), **model), LastEncoded()
     return Conditioning(cast(Any, programs), manifest, cast(Any, profile), last, low_memory=low_memory)
 
 
@@ -148,7 +159,8 @@ def test_a_window_gets_its_part_of_the_videos(timings: Timings) -> None:
     conditioning = conditioning_of(programs, "wan2.2-animate")
     first = conditioning(inputs, timings=timings, window=Window(0, 3, 0, 9))
     last_frames = np.ones((5, 4, 6, 3), np.float32)
-    third = conditioning(inputs, timings=timings, window=Window(2, 3, 16, 25), previous=last_frames)
+    carried = {"previous": last_frames}
+    third = conditioning(inputs, timings=timings, window=Window(2, 3, 16, 25), carried=carried)
     # The image is encoded once, the video for each window.
     assert programs.names == ["encode_image", "encode_video", "encode_video"]
     (_, one), (_, three) = programs.calls[1:]
@@ -179,11 +191,19 @@ def test_a_frame_that_is_held(timings: Timings) -> None:
 def test_the_scale_of_control_blocks(timings: Timings) -> None:
     programs = image_programs()
     programs.programs["denoise_step"] = step("condition", conditioning_scale=("float32", (2,)))
-    conditioning, inputs = conditioning_of(programs), image_inputs()
-    for scale in (0.5, 1.0):  # of what is kept too
-        steps = conditioning(inputs, timings=timings, scale=scale).steps
+    model_options = {"conditioning_scale": 0.75, "guidance_scale_2": 3.0}
+    conditioning, inputs = conditioning_of(programs, options=model_options), image_inputs()
+    asked: list[tuple[dict[str, Any] | None, float]] = [
+        ({"conditioning_scale": 0.5, "seed": 7}, 0.5),
+        ({"conditioning_scale": 1.0}, 1.0),
+        ({"seed": 7}, 0.75),
+        (None, 0.75),
+    ]
+    for options, scale in asked:  # of what is kept too
+        steps = conditioning(inputs, timings=timings, options=options).steps
         assert steps["conditioning_scale"].tolist() == [scale, scale]
         assert steps["conditioning_scale"].dtype == np.float32
+        assert steps.keys() == {"condition", "conditioning_scale"}  # what the steps have an input for
 
 
 def test_text_alone_has_no_conditions(timings: Timings) -> None:
@@ -193,15 +213,36 @@ def test_text_alone_has_no_conditions(timings: Timings) -> None:
         conditions = conditioning(inputs, timings=timings)
         assert (conditions.prepare, conditions.steps, conditions.held) == ({}, {}, None)
     assert not conditioning.needed
+
+
+def test_images_given_to_text_alone_are_refused(timings: Timings) -> None:
+    programs = FakePrograms(prepare=FakeProgram(("transformer",)), denoise_step=step())
     with pytest.raises(ArtifactError, match="profile 64x48x9 has no program for images and videos; build it"):
-        conditioning(image_inputs(), timings=timings)
+        conditioning_of(programs, "wan2.1-t2v")(image_inputs(), timings=timings)
+
+
+@pytest.mark.parametrize("missing", [("encode_image", "encode_video"), ("encode_image",), ("encode_video",)])
+def test_a_profile_without_a_program_of_the_task(timings: Timings, missing: tuple[str, ...]) -> None:
+    programs = image_programs()
+    for name in missing:
+        del programs.programs[name]
+    with pytest.raises(ArtifactError, match="profile 64x48x9 has no program for images and videos; build it"):
+        conditioning_of(programs)(image_inputs(), timings=timings)
+    assert programs.calls == []
 
 
 @pytest.mark.parametrize(
-    ("programs", "needed"), [(image_programs, True), (animate_programs, True), (held_programs, False)]
+    ("programs", "variant", "needed"),
+    [
+        (image_programs, "wan2.1-i2v", True),
+        (animate_programs, "wan2.2-animate", True),
+        (held_programs, "wan2.2-ti2v", False),
+    ],
 )
-def test_only_a_held_frame_can_be_left_out(programs: Callable[[], FakePrograms], needed: bool) -> None:
-    assert conditioning_of(programs()).needed == needed
+def test_only_a_held_frame_can_be_left_out(
+    programs: Callable[[], FakePrograms], variant: str, needed: bool
+) -> None:
+    assert conditioning_of(programs(), variant).needed == needed
 
 
 def test_inputs_of_another_profile_are_refused(timings: Timings) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
+from helpers.manifests import plain_manifest, plain_model
+from helpers.media_files import task_of
+from wanrun.artifact.task import Order, Task
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.noise import Noise
@@ -70,13 +74,20 @@ class Made:
         latents: np.ndarray | None = None,
         leading: int = 0,
         videos: int = 1,
+        task: Task | None = None,
+        after: Mapping[str, Callable[..., Mapping[str, Any]]] = MappingProxyType({"decode_video": decode}),
         **options: Any,
     ) -> None:
-        programs = FakePrograms(decode_video=FakeProgram(("vae", "latents"), compute=decode))
-        model = {"vae_temporal": 4, "vae_spatial": 8, "latent_channels": 2, "leading_latents": leading}
+        compute = {name: FakeProgram(("vae", "latents"), compute=program) for name, program in after.items()}
+        programs = FakePrograms(**compute)
+        if task is None:
+            task = task_of("wan2.1-t2v" if inputs is None else "wan2.2-animate", encoder=False)
+        model = plain_model(
+            vae_temporal=4, vae_spatial=8, latent_channels=2, leading_latents=leading, task=task
+        )
         profile = SimpleNamespace(width=40, height=32, num_frames=LENGTH, num_videos=videos, num_references=0)
         self.loop, self.conditioning, self.told = Loop(), Conditioning(), [(0, 0)]
-        manifest = SimpleNamespace(model=model)
+        manifest = plain_manifest(model=model)
         sampler = Sampler(*map(cast_any, (programs, manifest, profile, self.conditioning, self.loop)))
 
         def on_step(done: int, total: int) -> None:
@@ -84,6 +95,7 @@ class Made:
 
         run = Denoising(cast(Any, None), (), np.zeros(0), "step", Timings(), on_step=on_step)
         self.frames, self.latents = sampler(run, {"seed": 7, **options}, inputs, latents)
+        self.called = programs.names
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]
 
 
@@ -103,7 +115,7 @@ def test_text_alone_is_one_run() -> None:
     assert (made.latents == 1).all()
     assert made.told == [(0, 0), (1, 4), (2, 4), (3, 4), (4, 4)]
     (asked,) = made.conditioning.asked
-    assert (asked["inputs"], asked["window"], asked["previous"]) == (None, None, None)
+    assert (asked["inputs"], asked["window"], asked["carried"]) == (None, None, {})
 
 
 def test_videos_are_decoded_one_by_one() -> None:
@@ -125,8 +137,9 @@ def test_a_long_video_is_made_window_by_window() -> None:
     made = Made(inputs)
     windows = [(asked["window"].start, asked["window"].stop) for asked in made.conditioning.asked]
     assert windows == [(0, 9), (8, 17), (16, 25)]
-    assert made.conditioning.asked[0]["previous"] is None
-    assert [int(asked["previous"].flat[0]) for asked in made.conditioning.asked[1:]] == [1, 2]
+    first, *later = [asked["carried"] for asked in made.conditioning.asked]
+    assert first == {} and all(carried.keys() == {"previous"} for carried in later)
+    assert [int(carried["previous"].flat[0]) for carried in later] == [1, 2]
     assert all(asked["inputs"] is inputs for asked in made.conditioning.asked)
     # The shared frame is the first window's, and what was padded is cut.
     assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 8 + [3] * 6
@@ -154,6 +167,26 @@ def test_windows_that_share_five_frames() -> None:
     assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 4
 
 
-@pytest.mark.parametrize(("options", "scale"), [({}, 1.0), ({"conditioning_scale": 0.5}, 0.5)])
-def test_the_scale_of_control_blocks_is_passed_on(options: dict[str, float], scale: float) -> None:
-    assert Made(**options).conditioning.asked[0]["scale"] == scale
+@pytest.mark.parametrize("options", [{}, {"conditioning_scale": 0.5}])
+def test_the_options_are_passed_on(options: dict[str, Any]) -> None:
+    """All of them: which ones the steps take, the conditioning knows, and their defaults."""
+    for inputs, windows in ((None, 1), (animate(17, 17), 2)):
+        asked = Made(inputs, **options).conditioning.asked
+        assert [one["options"] for one in asked] == [{"seed": 7, **options}] * windows
+
+
+def test_the_programs_after_the_loop_run_in_their_order() -> None:
+    """Each takes what those before it have made, for each video anew."""
+
+    def shift(latents: np.ndarray) -> dict[str, np.ndarray]:
+        return {"shifted": latents + 4}
+
+    def decode_shifted(latents: np.ndarray, shifted: np.ndarray) -> dict[str, np.ndarray]:
+        assert np.array_equal(shifted, latents + 4)
+        return decode(shifted)
+
+    task = Task(name="t2v", inputs={}, order=Order(after=("shift", "decode_video")))
+    made = Made(videos=2, task=task, after={"decode_video": decode_shifted, "shift": shift})
+    assert made.called == ["shift", "decode_video"] * 2
+    assert made.frames.shape == (2, LENGTH, 4, 6, 3)
+    assert (made.frames[:, 1:] == 5).all()  # the latents are 1

@@ -50,10 +50,10 @@ def job_of(maker: JobMaker, **options: Any) -> Job:
 
 def test_the_artifact_s_defaults_fill_in(maker: Callable[..., JobMaker]) -> None:
     draft = maker().draft(entry(seed=3))
-    defaults = maker().manifest.model["defaults"]
+    defaults = maker().manifest.model.defaults
     assert draft.options["num_steps"] == 2 and draft.options["seed"] == 3
     for name in ("guidance_scale", "flow_shift", "solver"):
-        assert draft.options[name] == defaults[name]
+        assert draft.options[name] == getattr(defaults, name)
     assert draft.profile.name == "96x64x9-b1-cfg" and draft.media.profile == draft.profile.name
 
 

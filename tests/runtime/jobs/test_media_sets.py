@@ -45,7 +45,7 @@ class Reader:
 
     def load_media(self, manifest: Manifest, profile: Any, media: Media) -> Inputs:
         self.reads.append(str(media.image))
-        return Inputs({"image": np.zeros(3)}, self.facts(media), self.num_frames, media.segment_overlap)
+        return Inputs({"image": np.zeros(3)}, self.facts(media), self.num_frames, media.segment_overlap or 1)
 
     def media_facts(self, manifest: Manifest, profile: Any, media: Media) -> dict[str, Any] | None:
         self.digests.append(str(media.image))
@@ -60,11 +60,15 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
     return reader
 
 
+def sets_of(variant: str) -> MediaSets:
+    """Of a manifest that has one profile."""
+    model, profiles = manifest_of(variant).model, {PROFILE: profile_of()}
+    return MediaSets(cast(Manifest, SimpleNamespace(model=model, profiles=profiles)), Timings())
+
+
 @pytest.fixture
 def sets(reader: Reader) -> MediaSets:
-    model = manifest_of("wan2.2-i2v").model
-    profiles = {PROFILE: profile_of()}
-    return MediaSets(cast(Manifest, SimpleNamespace(model=model, profiles=profiles)), Timings())
+    return sets_of("wan2.2-i2v")
 
 
 def of(name: str, **more: Any) -> MediaSet:
@@ -138,10 +142,7 @@ def test_a_long_video_is_made_in_parts(sets: MediaSets, reader: Reader) -> None:
 
 
 def test_a_task_without_media_reads_nothing(reader: Reader) -> None:
-    model = manifest_of("wan2.1-t2v").model
-    sets = MediaSets(
-        cast(Manifest, SimpleNamespace(model=model, profiles={PROFILE: profile_of()})), Timings()
-    )
+    sets = sets_of("wan2.1-t2v")
     nothing = MediaSet(PROFILE, Media())
     assert sets.check(nothing) == sets.digest(nothing) == Checked()
     assert sets.inputs(nothing) is None

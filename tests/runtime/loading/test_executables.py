@@ -129,12 +129,16 @@ def test_executables_are_loaded_once_for_all_who_ask(opened: Opened) -> None:
 
 def test_a_profile_without_executables_is_refused(opened: Opened) -> None:
     other = msgspec.structs.replace(opened.opened.manifest.profiles[PROFILE], num_frames=13)
+    old = opened.opened.manifest
     sets = {
-        key: msgspec.structs.replace(old, programs={**old.programs, other.name: old.programs[PROFILE]})
-        for key, old in opened.opened.manifest.program_sets.items()
+        key: msgspec.structs.replace(
+            old_set,
+            programs={**old_set.programs, other.name: old_set.programs[PROFILE]},
+            exported={**old_set.exported, other.name: old_set.exported[PROFILE]},
+        )
+        for key, old_set in old.program_sets.items()
     }
-    profiles = {**opened.opened.manifest.profiles, other.name: other}
-    manifest = opened.opened.manifest.changed(profiles=profiles, program_sets=sets)
+    manifest = old.changed(profiles={**old.profiles, other.name: other}, program_sets=sets)
     executables = Executables(dataclasses.replace(opened.opened, manifest=manifest))
     with pytest.raises(ArtifactError, match=rf"profile {other.name} has no executable of .*--allow-compile"):
         executables.check(other)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from helpers.damage import flag
 from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, same, write_folder, write_video
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input, MediaOption
 from wanrun.errors import UsageError
 from wanrun.media import preparations
 from wanrun.media import prepare as wanrun_inputs

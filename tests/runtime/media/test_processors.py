@@ -7,11 +7,18 @@ import pytest
 from PIL import Image
 
 from helpers.pictures import picture
+from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import UsageError
-from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, vace_size
+from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, scaled_size
 
 RED = (200, 100, 50)
-CLIP = {"mean": [0.5, 0.25, 0.0], "std": [0.5, 0.25, 1.0], "rescale_factor": 1 / 255, "resample": 3}
+MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
+
+
+def clip(shortest_edge: int, crop: int) -> ImageProcessor:
+    return ImageProcessor(
+        shortest_edge=shortest_edge, crop=crop, resample=3, rescale_factor=1 / 255, mean=MEAN, std=STD
+    )
 
 
 def plain(width: int, height: int) -> Image.Image:
@@ -92,17 +99,17 @@ def test_bilinear_scaling_of_a_reference() -> None:
 def test_clip_pixels_crop_the_centre() -> None:
     pixels = np.zeros((6, 12, 3), np.uint8)
     pixels[:, 3:9] = RED
-    (found,) = clip_pixels([Image.fromarray(pixels)], {**CLIP, "shortest_edge": 6, "crop": 6})
-    expected = (np.array(RED) / 255 - CLIP["mean"]) / CLIP["std"]
+    (found,) = clip_pixels([Image.fromarray(pixels)], clip(6, 6))
+    expected = (np.array(RED) / 255 - MEAN) / STD
     assert found.shape == (6, 6, 3) and found.dtype == np.float32
     np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-6)
 
 
 def test_clip_pixels_pad_with_black_before_they_are_normalised() -> None:
-    (found,) = clip_pixels([plain(10, 4)], {**CLIP, "shortest_edge": 4, "crop": 7})
+    (found,) = clip_pixels([plain(10, 4)], clip(4, 7))
     black, red = (
-        (np.array([0, 0, 0]) - CLIP["mean"]) / CLIP["std"],
-        (np.array(RED) / 255 - CLIP["mean"]) / CLIP["std"],
+        (np.array([0, 0, 0]) - MEAN) / STD,
+        (np.array(RED) / 255 - MEAN) / STD,
     )
     for rows, value in (
         (found[:2], black),
@@ -114,9 +121,9 @@ def test_clip_pixels_pad_with_black_before_they_are_normalised() -> None:
 
 def test_clip_pixels_scale_the_short_edge() -> None:
     images = [picture(40, 20), picture(20, 40)]
-    found = clip_pixels(images, {**CLIP, "shortest_edge": 10, "crop": 10})
+    found = clip_pixels(images, clip(10, 10))
     scaled = np.asarray(images[0].resize((20, 10), Image.Resampling.BICUBIC))[:, 5:15] / 255
-    np.testing.assert_allclose(found[0], (scaled - CLIP["mean"]) / CLIP["std"], atol=1e-6)
+    np.testing.assert_allclose(found[0], (scaled - MEAN) / STD, atol=1e-6)
     assert found.shape == (2, 10, 10, 3)
 
 
@@ -125,7 +132,7 @@ def test_what_is_too_narrow_or_small_is_refused() -> None:
     for call in (
         lambda: filled(narrow, 64, 48, "--image"),
         lambda: reference_canvas(plain(8, 4000), 64, 48, name="--image"),
-        lambda: clip_pixels([plain(1, 400_000)], {**CLIP, "shortest_edge": 224, "crop": 224}, "--image"),
+        lambda: clip_pixels([plain(1, 400_000)], clip(224, 224), "--image"),
     ):
         with pytest.raises(UsageError, match=r"--image is too narrow; expected sides .*; crop it"):
             call()
@@ -145,5 +152,5 @@ def test_what_is_too_narrow_or_small_is_refused() -> None:
         ((1920, 1280), (96, 64)),
     ],
 )
-def test_vace_sizes(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert vace_size(*size, 96, 64, 16) == expected
+def test_sizes_that_videos_are_scaled_to(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert scaled_size(*size, 96, 64, 16) == expected
