@@ -11,6 +11,7 @@ from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
 from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.published_models import PUBLISHED_MODELS
+from wanbuild.toy.weights import Stored
 
 MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -67,5 +68,5 @@ def ensure_checkpoint(
         configs = {**PUBLISHED_MODELS[repository], "text_encoder": text_encoder_config(layers)}
         if transformer_layers:
             configs["transformer"] = cut_transformer(configs["transformer"], transformer_layers)
-        write_toy(checkpoint, variant, **configs, shards=2, sparse=sparse)
+        write_toy(checkpoint, variant, configs=configs, stored=Stored(shards=2, sparse=sparse))
     return checkpoint

@@ -182,7 +182,7 @@ def measure(variant: str, folder: Path, donors: Path | None, options: argparse.N
     if not random.exists():
         width = 20 * HEADS[variant]
         sizes = {"num_attention_heads": HEADS[variant], "ffn_dim": 2 * width}
-        write_toy(random, variant, transformer=sizes)
+        write_toy(random, variant, configs={"transformer": sizes})
     for kind in KINDS:
         if kind == "trained" and not trained.exists():
             with wanrun.load(folder / f"random-{F32}", embeddings="none") as pipeline:

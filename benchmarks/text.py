@@ -31,6 +31,7 @@ from wanbuild.models.params import bind
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
 from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
+from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.loading.restore import Restore
 from wanrun.text.torch_encoder import TorchTextEncoder
@@ -47,7 +48,11 @@ def make_artifact(folder: Path, layers: int) -> Path:
     sizes = {**PUBLISHED_TEXT_ENCODER, "num_layers": layers, "vocab_size": TOY_TEXT_ENCODER["vocab_size"]}
     text = {name: sizes[name] for name in TOY_TEXT_ENCODER if name in sizes and name != "torch_dtype"}
     width = {"text_dim": sizes["d_model"]}
-    write_toy(folder / "checkpoint", text_encoder=text, transformer=width, dtype="bfloat16")
+    write_toy(
+        folder / "checkpoint",
+        configs={"text_encoder": text, "transformer": width},
+        stored=Stored(dtype="bfloat16"),
+    )
     convert(ConvertRequest(folder / "checkpoint", folder / "artifact"))
     return folder / "artifact"
 

@@ -19,11 +19,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def good_checkpoints(scratch: Path) -> dict[str, Path]:
     """Toys by stored dtype, one of three shards a component, one of two experts. Not to be changed."""
     from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.weights import Stored
 
     folder = scratch / "good"
     for dtype in ("float32", "float16", "bfloat16"):
-        write_toy(folder / dtype, seed=2, dtype=dtype)
-    write_toy(folder / "sharded", seed=3, shards=3)
+        write_toy(folder / dtype, stored=Stored(dtype=dtype), seed=2)
+    write_toy(folder / "sharded", stored=Stored(shards=3), seed=3)
     write_toy(folder / "experts", "wan2.2-t2v", seed=4)
     return {path.name: path for path in folder.iterdir()}
 

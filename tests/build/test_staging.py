@@ -228,7 +228,7 @@ def test_force_keeps_programs_and_executables_that_are_valid(
 
 
 def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: Path) -> None:
-    write_toy(tmp_path / "deeper", transformer={"num_layers": 4})
+    write_toy(tmp_path / "deeper", configs={"transformer": {"num_layers": 4}})
     for checkpoint, dtypes in ((tmp_path / "deeper", TOY_DTYPES), (tmp_path / "deeper", {})):
         after = convert(ConvertRequest(checkpoint, artifact_copy, dtypes, force=True))
         assert not after.profiles

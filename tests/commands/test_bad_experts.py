@@ -246,7 +246,7 @@ def test_the_vae_of_another_variant(
 def test_whole_experts_of_different_sizes(
     refused: Converts, tmp_path: Path, second: dict[str, int], difference: str
 ) -> None:
-    write_toy(tmp_path / "source", "wan2.2-t2v", transformer_2=second)
+    write_toy(tmp_path / "source", "wan2.2-t2v", configs={"transformer_2": second})
     assert difference in refused(tmp_path / "source")
 
 

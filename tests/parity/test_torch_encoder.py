@@ -52,7 +52,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     """Converted toys with a text encoder of three layers, by the dtype of its stored weights."""
 
     def make(folder: Path) -> None:
-        write_toy(folder / "checkpoint", text_encoder=CONFIG, seed=3)
+        write_toy(folder / "checkpoint", configs={"text_encoder": CONFIG}, seed=3)
         for dtype in ("float32", "bfloat16"):
             convert(ConvertRequest(folder / "checkpoint", folder / dtype, {"text_encoder": dtype}))
 

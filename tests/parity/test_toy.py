@@ -24,6 +24,7 @@ from wanbuild.toy.published import (
 )
 from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy.tokenizer import vocabulary
+from wanbuild.toy.weights import Stored
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -116,7 +117,7 @@ def _load(cls: Any, folder: Path) -> Any:
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("variant", TOY_VARIANTS)
 def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: int) -> None:
-    write_toy(tmp_path / "x", variant, seed=2, shards=shards)
+    write_toy(tmp_path / "x", variant, stored=Stored(shards=shards), seed=2)
     with open_source(tmp_path / "x") as source:
         for name, component in source.components.items():
             library = transformers if name.endswith("_encoder") else diffusers

@@ -21,7 +21,7 @@ from wanbuild.toy.shapes import Shapes, text_encoder_shapes, transformer_shapes,
 from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes
 from wanbuild.toy.tokenizer import write_tokenizer
-from wanbuild.toy.weights import DTYPES, write_json, write_weights
+from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
@@ -95,16 +95,10 @@ def write_toy(
     variant: str = "wan2.1-t2v",
     seed: int = 0,
     *,
-    transformer: Mapping[str, Any] | None = None,
-    transformer_2: Mapping[str, Any] | None = None,
-    vae: Mapping[str, Any] | None = None,
-    text_encoder: Mapping[str, Any] | None = None,
-    image_encoder: Mapping[str, Any] | None = None,
+    configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     scheduler: str = "unipc",
     flow_shift: float = 3.0,
-    dtype: str = "float32",
-    shards: int = 1,
-    sparse: bool = False,
+    stored: Stored | None = None,
     force: bool = False,
 ) -> None:
     """Writes a random checkpoint; the same arguments give the same bytes.
@@ -115,79 +109,71 @@ def write_toy(
         directory: the folder to create. An existing toy in it is replaced.
         variant: one of ``TOY_VARIANTS``.
         seed: seed of the parameters; not negative.
-        transformer: fields of transformer/config.json that differ from the variant's; for both experts if
-            there are two.
-        transformer_2: fields that differ in the second expert alone, which makes a checkpoint unusable.
-        vae: the same for the VAE.
-        text_encoder: the same for the text encoder.
-        image_encoder: the same for the image encoder; the image processor follows its ``image_size``.
+        configs: fields of a component's config.json that differ from the variant's, by component. Those of
+            ``transformer`` are for both experts if there are two; those of ``transformer_2`` for the second
+            alone, which makes a checkpoint unusable. The image processor follows the image encoder's
+            ``image_size``.
         scheduler: ``unipc``, ``dpm++`` or ``euler``.
         flow_shift: the shift in scheduler_config.json.
-        dtype: dtype of every stored tensor: ``float32``, ``float16`` or ``bfloat16``.
-        shards: files per component; more than one have an index.
-        sparse: write zeros that take no disk space, for sizes that would not fit.
+        stored: dtype and files of the weights; float32 in one file each where None.
         force: replace the folder whatever it contains.
 
     Raises:
         UsageError: if an argument has another value, the configs contradict each other, or the folder
             contains something else.
     """
-    _check_choices(variant, scheduler, dtype, seed, shards)
-    changes: dict[str, Mapping[str, Any]] = {
-        "transformer": transformer or {},
-        "transformer_2": {**(transformer or {}), **(transformer_2 or {})},
-        "vae": vae or {},
-        "text_encoder": text_encoder or {},
-        IMAGE_ENCODER: image_encoder or {},
-    }
-    _check_has(variant, "transformer_2", transformer_2)
-    _check_has(variant, IMAGE_ENCODER, image_encoder)
-    configs = _changed_configs(variant, changes, dtype)
+    stored = stored or Stored()
+    _check_choices(variant, scheduler, seed, stored)
+    changed = _changed_configs(variant, configs, stored.dtype)
     directory = Path(directory).resolve()
     _check_target(directory, force)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.new-", dir=directory.parent) as temporary:
         staging = Path(temporary) / directory.name
-        for name, config in configs.items():
+        for name, config in changed.items():
             folder, kind = staging / name, _kind(config, name)
             folder.mkdir(parents=True)
             write_json(folder / "config.json", config)
             shapes, base = kind.shapes(config), WEIGHT_NAMES[kind.library]
-            write_weights(folder, name, base, shapes, seed=seed, dtype=dtype, shards=shards, sparse=sparse)
-        _write_settings(staging, variant, configs, scheduler, flow_shift)
+            write_weights(folder, name, base, shapes, seed, stored)
+        _write_settings(staging, variant, changed, scheduler, flow_shift)
         write_json(staging / MARKER, {"seed": seed, "variant": variant})
         _move_into_place(staging, directory)
 
 
-def _check_choices(variant: str, scheduler: str, dtype: str, seed: int, shards: int) -> None:
+def _check_choices(variant: str, scheduler: str, seed: int, stored: Stored) -> None:
     for what, value, known in (
         ("variant", variant, TOY_VARIANTS),
         ("scheduler", scheduler, SCHEDULER_CONFIGS),
-        ("dtype", dtype, DTYPES),
+        ("dtype", stored.dtype, DTYPES),
     ):
         if value not in known:
             raise UsageError(f"unknown {what}", expected=" or ".join(known), found=value)
-    if seed < 0 or shards < 1:
+    if seed < 0 or stored.shards < 1:
         raise UsageError(
-            "seed or shards is out of range", expected="seed >= 0, shards >= 1", found=(seed, shards)
-        )
-
-
-def _check_has(variant: str, component: str, changes: Mapping[str, Any] | None) -> None:
-    """Refuses changes to a component that the variant does not have."""
-    if changes and component not in TOY_VARIANTS[variant].configs:
-        others = [name for name, other in TOY_VARIANTS.items() if component in other.configs]
-        raise UsageError(
-            f"{variant} has no {component}", remedy=f"leave it out, or use {' or '.join(others)}"
+            "seed or shards is out of range",
+            expected="seed >= 0, shards >= 1",
+            found=(seed, stored.shards),
         )
 
 
 def _changed_configs(
     variant: str, changes: Mapping[str, Mapping[str, Any]], dtype: str
 ) -> dict[str, dict[str, Any]]:
-    """Returns the variant's config.json by component, with changed fields."""
+    """The variant's config.json by component, with fields changed.
+
+    Raises:
+        UsageError: for a component that the variant does not have, or configs that do not fit.
+    """
     toy = TOY_VARIANTS[variant]
-    configs = {name: _override(name, base, changes[name]) for name, base in toy.configs.items()}
+    for component in changes.keys() - toy.configs.keys():
+        others = [name for name, other in TOY_VARIANTS.items() if component in other.configs]
+        remedy = f"leave it out, or use {' or '.join(others)}" if others else "leave it out"
+        raise UsageError(f"{variant} has no {component}", remedy=remedy)
+    configs: dict[str, dict[str, Any]] = {}
+    for name, base in toy.configs.items():
+        both = changes.get("transformer", {}) if name in TRANSFORMERS else {}
+        configs[name] = _override(name, base, {**both, **changes.get(name, {})})
     for name in {"text_encoder", IMAGE_ENCODER} & configs.keys():
         configs[name]["torch_dtype"] = dtype
     check_toy_configs(variant, configs)

@@ -7,6 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -90,16 +91,28 @@ def _write_hole(shapes: Shapes, dtype: str, path: Path) -> None:
         file.truncate(8 + len(raw) + end)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """How weights are stored.
+
+    Attributes:
+        dtype: of every tensor, one of ``DTYPES``.
+        shards: files per component, at most; more than one come with an index.
+        sparse: whether every value is zero and takes no disk space: for sizes that would not fit the disk.
+    """
+
+    dtype: str = "float32"
+    shards: int = 1
+    sparse: bool = False
+
+
 def write_weights(
     folder: Path,
     component: str,
     base: str,
     shapes: Shapes,
-    *,
     seed: int,
-    dtype: str,
-    shards: int,
-    sparse: bool,
+    stored: Stored,
 ) -> None:
     """Writes one file, or shards and their index. Holds one shard in memory at a time.
 
@@ -109,11 +122,9 @@ def write_weights(
         base: the file's name without suffix.
         shapes: shape of every tensor.
         seed: seed of the values.
-        dtype: one of ``DTYPES``.
-        shards: the largest number of files.
-        sparse: whether to write zeros that take no disk space.
+        stored: how they are stored.
     """
-    groups = _groups(shapes, shards)
+    groups, dtype = _groups(shapes, stored.shards), DTYPES[stored.dtype]
     weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, start=1):
         name = (
@@ -121,16 +132,16 @@ def write_weights(
             if len(groups) == 1
             else f"{base}-{number:05}-of-{len(groups):05}.safetensors"
         )
-        if sparse:
-            _write_hole({key: shapes[key] for key in group}, dtype, folder / name)
+        if stored.sparse:
+            _write_hole({key: shapes[key] for key in group}, stored.dtype, folder / name)
         else:
             tensors = {
-                key: random_tensor(component, key, shapes[key], seed).astype(DTYPES[dtype], copy=False)
+                key: random_tensor(component, key, shapes[key], seed).astype(dtype, copy=False)
                 for key in group
             }
             save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers requires the format
         weight_map |= dict.fromkeys(group, name)
     if len(groups) > 1:
-        size = sum(math.prod(shape) for shape in shapes.values()) * DTYPES[dtype].itemsize
+        size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         write_json(folder / f"{base}.safetensors.index.json", index)

@@ -23,6 +23,7 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_VARIANTS
+from wanbuild.toy.weights import Stored
 from wanrun.artifact import layout as layout_module
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError
@@ -54,7 +55,12 @@ def wild_values(shape: tuple[int, ...], dtype: np.dtype, random: np.random.Gener
 
 def write_wild(checkpoint: Path, variant: str, dtype: str, shards: int) -> None:
     """A toy whose every tensor holds random bit patterns; ``mixed`` has three dtypes in each file."""
-    write_toy(checkpoint, variant, seed=3, dtype="float32" if dtype == "mixed" else dtype, shards=shards)
+    write_toy(
+        checkpoint,
+        variant,
+        stored=Stored(dtype="float32" if dtype == "mixed" else dtype, shards=shards),
+        seed=3,
+    )
     random = np.random.default_rng(5)
     kept = [SOURCE_DTYPES[dtype]] if dtype in SOURCE_DTYPES else list(SOURCE_DTYPES.values())
     for file in checkpoint.rglob("*.safetensors"):

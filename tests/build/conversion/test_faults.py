@@ -42,7 +42,7 @@ def checkpoints(scratch: Path) -> Iterator[tuple[Path, Path]]:
     folder = scratch / "larger"
     for seed in (0, 1):
         sizes = {"num_attention_heads": 12, "ffn_dim": 1024, "num_layers": 9}
-        write_toy(folder / str(seed), seed=seed, transformer=sizes)
+        write_toy(folder / str(seed), configs={"transformer": sizes}, seed=seed)
     yield folder / "0", folder / "1"
     shutil.rmtree(folder)
 

@@ -27,6 +27,7 @@ from wanbuild.hub.repository import Located, locate_source
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
@@ -58,7 +59,7 @@ Files = dict[str, bytes]
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A toy of two shards per component, and what else published repositories hold."""
     folder = tmp_path_factory.mktemp("hub") / "toy"
-    write_toy(folder, shards=2)
+    write_toy(folder, stored=Stored(shards=2))
     return {**read_folder(folder), **EXTRAS}
 
 

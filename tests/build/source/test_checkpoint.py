@@ -18,6 +18,7 @@ from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.published import SCHEDULER_CONFIGS
+from wanbuild.toy.weights import Stored
 from wanbuild.variants.table import variant_named, variants
 from wanbuild.variants.variant import Variant
 from wanrun.errors import ArtifactError, SourceError
@@ -35,7 +36,7 @@ def folder(toy_checkpoint: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
     """A toy of three shards per component."""
-    write_toy(tmp_path / "sharded", shards=3)
+    write_toy(tmp_path / "sharded", stored=Stored(shards=3))
     return tmp_path / "sharded"
 
 

@@ -21,6 +21,7 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import SourceComponent, open_source
 from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.denoising.schedule import boundary_between, schedule
@@ -34,7 +35,7 @@ KEY, PATH, LAYER = "blocks.1.attn1.to_q.weight", "blocks/attn1/to_q/weight", 1
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy of two experts, in three shards a component. Not to be changed."""
     folder = tmp_path_factory.mktemp("experts") / "checkpoint"
-    write_toy(folder, "wan2.2-t2v", shards=3)
+    write_toy(folder, "wan2.2-t2v", stored=Stored(shards=3))
     return folder
 
 

@@ -19,6 +19,7 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import open_source
 from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.console import run
 from wanrun.errors import SourceError
@@ -111,7 +112,9 @@ def test_a_config_from_shapes_alone(tmp_path: Path) -> None:
     """A published head size needs no config at all."""
     checkpoint = tmp_path / "checkpoint"
     write_toy(
-        checkpoint, seed=2, transformer={"num_attention_heads": 1, "attention_head_dim": 128, "num_layers": 2}
+        checkpoint,
+        configs={"transformer": {"num_attention_heads": 1, "attention_head_dim": 128, "num_layers": 2}},
+        seed=2,
     )
     first = convert(ConvertRequest(checkpoint, tmp_path / "first"))
     rewrite(checkpoint, "model.diffusion_model.", "wan2.1_t2v_fp32.safetensors")
@@ -148,7 +151,7 @@ def test_dtypes_may_be_mixed(checkpoint: Path, tmp_path: Path) -> None:
 def test_shards_in_the_original_naming(tmp_path: Path, toy_checkpoint: Path) -> None:
     """As the original 14B repositories are: an index beside the shards."""
     checkpoint = tmp_path / "checkpoint"
-    write_toy(checkpoint, seed=0, shards=3)
+    write_toy(checkpoint, stored=Stored(shards=3), seed=0)
     index = checkpoint / f"transformer/{WEIGHTS}.index.json"
     whole: State = {}
     for file in sorted((checkpoint / "transformer").glob("*-of-*")):

@@ -25,7 +25,7 @@ from wanbuild.toy.published import (
 )
 from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy.tokenizer import vocabulary
-from wanbuild.toy.weights import random_tensor
+from wanbuild.toy.weights import Stored, random_tensor
 from wanbuild.variants.table import variants
 from wanrun.errors import UsageError
 
@@ -117,7 +117,7 @@ def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
 
 
 def test_a_parameter_depends_on_its_name_shape_and_seed_alone(tmp_path: Path) -> None:
-    write_toy(tmp_path / "deep", transformer={"num_layers": 4}, shards=2)
+    write_toy(tmp_path / "deep", configs={"transformer": {"num_layers": 4}}, stored=Stored(shards=2))
     with open_source(tmp_path / "deep") as source:
         component = source.component("transformer")
         assert "blocks.3.attn1.to_q.weight" in component.keys
@@ -128,7 +128,7 @@ def test_a_parameter_depends_on_its_name_shape_and_seed_alone(tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_other_dtypes_are_the_same_values_rounded(toy_checkpoint: Path, tmp_path: Path, dtype: str) -> None:
-    write_toy(tmp_path / "half", dtype=dtype)
+    write_toy(tmp_path / "half", stored=Stored(dtype=dtype))
     with open_source(toy_checkpoint) as full, open_source(tmp_path / "half") as half:
         assert half.component("text_encoder").config["torch_dtype"] == dtype
         for name, component in full.components.items():
@@ -141,9 +141,11 @@ def test_other_dtypes_are_the_same_values_rounded(toy_checkpoint: Path, tmp_path
 def test_changed_fields_are_written(tmp_path: Path) -> None:
     write_toy(
         tmp_path / "x",
-        transformer={"text_dim": 24, "in_channels": 4, "out_channels": 4},
-        vae={"z_dim": 4, "latents_mean": [0.1, 0.2, -0.3, 0.4], "latents_std": [1.5, 2.0, 2.5, 3.0]},
-        text_encoder={"d_model": 24, "num_layers": 3},
+        configs={
+            "transformer": {"text_dim": 24, "in_channels": 4, "out_channels": 4},
+            "vae": {"z_dim": 4, "latents_mean": [0.1, 0.2, -0.3, 0.4], "latents_std": [1.5, 2.0, 2.5, 3.0]},
+            "text_encoder": {"d_model": 24, "num_layers": 3},
+        },
         scheduler="euler",
         flow_shift=4.5,
     )
@@ -156,7 +158,11 @@ def test_changed_fields_are_written(tmp_path: Path) -> None:
 
 
 def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
-    write_toy(tmp_path / "x", "wan2.2-t2v", transformer={"ffn_dim": 44}, transformer_2={"num_layers": 4})
+    write_toy(
+        tmp_path / "x",
+        "wan2.2-t2v",
+        configs={"transformer": {"ffn_dim": 44}, "transformer_2": {"num_layers": 4}},
+    )
     with open_source(tmp_path / "x") as source:
         first, second = (source.component(name) for name in ("transformer", "transformer_2"))
         assert first.config == {**second.config, "num_layers": 3}
@@ -193,8 +199,12 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_leave_nothing(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    arguments = dict(arguments)
+    components = {"transformer", "transformer_2", "vae", "text_encoder", "image_encoder"} & arguments.keys()
+    configs = {name: arguments.pop(name) for name in components}
+    stored = Stored(**{name: arguments.pop(name) for name in {"dtype", "shards"} & arguments.keys()})
     with pytest.raises(UsageError, match=message):
-        write_toy(tmp_path / "x", **arguments)
+        write_toy(tmp_path / "x", configs=configs, stored=stored, **arguments)
     assert list(tmp_path.iterdir()) == []
 
 

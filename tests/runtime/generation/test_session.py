@@ -43,7 +43,7 @@ def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         checkpoint = folder.with_name("two-sizes-checkpoint")
-        write_toy(checkpoint, "wan2.1-t2v", text_encoder={"vocab_size": ROWS})
+        write_toy(checkpoint, "wan2.1-t2v", configs={"text_encoder": {"vocab_size": ROWS}})
         build_artifact(checkpoint, folder)
         options = BuildOptions(dtype="float32")
         compile_artifact(
