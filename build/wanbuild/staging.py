@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import fsync_directory
+from wanrun.temporary import remove_abandoned, undone_at_exit
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""
@@ -63,9 +65,11 @@ def build_lock(artifact: Path) -> Iterator[None]:
         raise UsageError(
             f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
         ) from None
+    undo = functools.partial(_abandon, artifact, path)
     try:
         _recover(artifact)
-        yield
+        with undone_at_exit(undo):
+            yield
     except BaseException:
         _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one
         raise
@@ -73,6 +77,12 @@ def build_lock(artifact: Path) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(descriptor)
+
+
+def _abandon(artifact: Path, lock: Path) -> None:
+    """What a build does last if it cannot unwind."""
+    _recover(artifact)
+    lock.unlink(missing_ok=True)
 
 
 def _recover(artifact: Path) -> None:
@@ -145,8 +155,7 @@ def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
     for path in artifact.glob("requirements*.txt"):
         if path.name not in required:
             path.unlink()
-    for leftover in (artifact / "executables").glob(".building-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    remove_abandoned(artifact / "executables")
 
 
 def check_free_space(folder: Path, needed: int) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 import tokenize
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from wanrun.errors import ArtifactError
+from wanrun.temporary import temporary_path
 
 NPY_DAMAGE = (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
 """NumPy's exceptions for a damaged .npy file, whose header is Python source."""
@@ -37,14 +37,9 @@ def write_durable(path: Path, data: bytes) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Writes data to path atomically and durably, through a temporary file in the same folder."""
-    temporary = path.with_name(f".wan-{secrets.token_hex(6)}.tmp")
-    try:
+    with temporary_path(path) as temporary:
         write_durable(temporary, data)
         temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
     fsync_directory(path.parent)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
 from wanrun.loading.executables import read_program
 from wanrun.loading.jax_cache import lower
+from wanrun.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import jax.stages
@@ -96,8 +96,7 @@ class _Compiler:
         """
         final = self._artifact / self.folder
         final.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=final.parent) as folder:
-            cache = Path(folder)
+        with temporary_folder(final.parent) as cache:
             started = time.perf_counter()
             # A cache entry that cannot be written is only a warning to JAX, and its first part stays.
             options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)

@@ -6,7 +6,6 @@ errors. Overriding config fields gives other sizes, up to the published ones.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
+from wanrun.temporary import temporary_folder
 
 MARKER = "wanbuild_toy.json"
 """Marks a folder that this module wrote, and that may therefore be replaced."""
@@ -81,8 +81,8 @@ def _move_into_place(staging: Path, directory: Path) -> None:
     if not directory.exists():
         staging.rename(directory)
         return
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.old-", dir=directory.parent) as aside:
-        old = directory.rename(Path(aside) / "old")
+    with temporary_folder(directory.parent) as aside:
+        old = directory.rename(aside / "old")
         try:
             staging.rename(directory)
         except OSError:
@@ -128,8 +128,8 @@ def write_toy(
     directory = Path(directory).resolve()
     _check_target(directory, force)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.new-", dir=directory.parent) as temporary:
-        staging = Path(temporary) / directory.name
+    with temporary_folder(directory.parent) as temporary:
+        staging = temporary / directory.name
         for name, config in changed.items():
             folder, kind = staging / name, _kind(config, name)
             folder.mkdir(parents=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, check_digest, digest_found, sha256_of, user_cache
 from wanrun.loading.jax_cache import UnreadableProgramError, cached, lower
 from wanrun.loading.opened import OpenedArtifact
+from wanrun.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import jax
@@ -281,11 +281,11 @@ class Executables:
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
         with contextlib.suppress(ArtifactError), self._using(overlay):
             return self._from_cache(name, data, program)
-        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=overlay) as folder:
-            with using_cache(Path(folder)):
+        with temporary_folder(overlay) as folder:
+            with using_cache(folder):
                 self._check_open()
                 compiled = self._lower(name, data, program).compile()
-            for entry in Path(folder).iterdir():
+            for entry in folder.iterdir():
                 entry.replace(overlay / entry.name)
         self._opened.recorder.count_cache(misses=1)
         self._opened.warn(f"compiled {name}, kept in {overlay}: {reason}")

@@ -35,6 +35,7 @@ import numpy as np
 from wanrun.errors import UsageError
 from wanrun.files import fsync_directory, replace_file
 from wanrun.media.ffmpeg import run_ffmpeg
+from wanrun.temporary import temporary_path
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -136,8 +137,7 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
     A new video's sidecar is there before it, so that whatever ends the process, no video lacks its metadata.
     A replaced video's comes after it, so that the old one is never taken for the new one.
     """
-    temporary = path.absolute().with_name(f".wanrun-{secrets.token_hex(6)}{path.suffix.lower()}")
-    try:
+    with temporary_path(path, path.suffix.lower()) as temporary:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -151,10 +151,6 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
         temporary.replace(path)
         if sidecar is not None and replaces:
             replace_file(metadata_sidecar(path), sidecar)
-    except BaseException:  # Ctrl-C too: nothing half-written is left behind
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
     fsync_directory(path.absolute().parent)
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,11 @@ import numpy as np
 from wanrun.artifact.environment import host_environment, usable_cores
 from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, read_bounded, sha256_of, user_cache
+from wanrun.temporary import temporary_path
 from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30
 """Size limit of the user's cache: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""
-
-ABANDONED_SECONDS = 3600
-"""Age at which no run can still be writing a temporary file."""
 
 Warn = Callable[[str], None]
 
@@ -142,8 +138,6 @@ class EmbeddingCache:
                     if suffix in (".json", ".npy"):
                         used, size = entries.get(key, (0.0, 0))
                         entries[key] = max(used, status.st_mtime), size + status.st_size
-                    elif key.startswith(".wan-") and status.st_mtime < time.time() - ABANDONED_SECONDS:
-                        Path(file.path).unlink()
         excess = sum(size for _, size in entries.values()) - self._max_bytes
         for key, (_, size) in sorted(entries.items(), key=lambda entry: entry[1]):
             if excess <= 0:
@@ -172,17 +166,12 @@ def _facts(key: str, cleaned_prompt: str, dtype: str, digest: str) -> bytes:
 
 def _write(files: Mapping[Path, bytes]) -> None:
     """Writes files of one folder under temporary names, then renames them in this order."""
-    written: list[Path] = []
-    try:
-        for path, data in files.items():
-            descriptor, name = tempfile.mkstemp(".tmp", ".wan-", path.parent)  # readable only by its owner
-            written.append(Path(name))
+    with contextlib.ExitStack() as stack:
+        written = {path: stack.enter_context(temporary_path(path)) for path in files}
+        for path, temporary in written.items():
+            # Prompts are private: readable only by their owner.
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:  # noqa: PTH123
-                file.write(data)
-        for temporary, path in zip(written, files, strict=True):
+                file.write(files[path])
+        for path, temporary in written.items():
             temporary.replace(path)
-    except BaseException:
-        for temporary in written:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        raise

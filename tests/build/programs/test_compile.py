@@ -199,7 +199,7 @@ def test_an_entry_that_cannot_be_written_is_an_error(
     with pytest.raises(OSError, match="No space left"):
         compile_again(artifact_copy, sizes=[(32, 32)])
     assert read_manifest(artifact_copy) == before
-    assert not list((artifact_copy / "executables").glob(".building-*"))
+    assert not list((artifact_copy / "executables").glob(".wan-*"))
 
 
 @pytest.mark.slow

@@ -285,7 +285,7 @@ def test_the_oldest_entries_are_removed(manifest: Manifest, tmp_path: Path) -> N
     assert limited.find("prompt 0", "float32") is not None  # now it was used last
     (tmp_path / "notes.txt").write_text("somebody else's")
     (tmp_path / ".wan-old.tmp").write_text("of a killed run")
-    os.utime(tmp_path / ".wan-old.tmp", (now - 7200, now - 7200))
+    os.utime(tmp_path / ".wan-old.tmp", (now - 2 * 86400,) * 2)
     (tmp_path / ".wan-new.tmp").write_text("being written")
     for number in (4, 5):
         limited.put(f"prompt {number}", random_rows(5, 32, seed=number))

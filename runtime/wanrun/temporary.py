@@ -1,0 +1,110 @@
+"""Temporary files beside what they will replace, and their removal: by the process, or by a later one.
+
+A name says which process made the file: ``.wan-<machine>-<process>-<random><suffix>``. A process that was
+killed leaves its files, and the next one that writes into the folder removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+FORGOTTEN_SECONDS = 24 * 3600
+"""Age of a file of another machine, whose processes cannot be seen, that is taken for abandoned."""
+
+_undo: dict[int, Callable[[], None]] = {}  # of the process: a signal ends it whatever its threads are doing
+
+
+@contextlib.contextmanager
+def undone_at_exit(undo: Callable[[], None]) -> Iterator[None]:
+    """Lets ``undo_all`` call a function while the context is entered; leaving it calls nothing.
+
+    Args:
+        undo: removes what a process that ends now would leave behind.
+    """
+    key = id(undo)
+    _undo[key] = undo
+    try:
+        yield
+    finally:
+        del _undo[key]
+
+
+def undo_all() -> None:
+    """Undoes what is under way in this process, which is about to end without unwinding."""
+    for undo in list(_undo.values()):
+        with contextlib.suppress(Exception):
+            undo()
+
+
+@contextlib.contextmanager
+def temporary_path(target: Path, suffix: str = ".tmp") -> Iterator[Path]:
+    """A free name in a target's folder. What is there at the end is removed: renamed, it stays.
+
+    Args:
+        target: what it will be renamed to.
+        suffix: of the name.
+    """
+    folder = target.absolute().parent
+    remove_abandoned(folder)
+    path = folder / f"{_prefix()}{secrets.token_hex(4)}{suffix}"
+    with undone_at_exit(functools.partial(_remove, path)):
+        try:
+            yield path
+        finally:
+            _remove(path)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path, suffix: str = "") -> Iterator[Path]:
+    """A new folder in a parent, removed at the end with all that it holds."""
+    with temporary_path(parent / "folder", suffix) as path:
+        path.mkdir(mode=0o700)
+        yield path
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes the temporary files in a folder whose processes are gone; errors are passed over."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".wan-") and _abandoned(entry):
+                _remove(Path(entry.path))
+
+
+def _abandoned(entry: os.DirEntry[str]) -> bool:
+    fields = entry.name.split("-")
+    if len(fields) == 4 and fields[1] == _machine() and fields[2].isdigit():
+        return not Path(f"/proc/{fields[2]}").exists() if Path("/proc/self").exists() else False
+    try:
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime > FORGOTTEN_SECONDS
+    except OSError:  # another process removed it
+        return False
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _prefix() -> str:
+    return f".wan-{_machine()}-{os.getpid()}-"
+
+
+def _machine() -> str:
+    """Names where a process number is valid: this boot of the machine, and the container if there is one."""
+    known = []
+    with contextlib.suppress(OSError):
+        known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+    with contextlib.suppress(OSError):
+        known.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115 - no path
+    return f"{zlib.crc32(''.join(known).encode()):08x}"
