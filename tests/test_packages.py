@@ -14,8 +14,8 @@ REPOSITORY = Path(__file__).parents[1]
 LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime/wanrun": (
-            "errors",
-            "files intervals",
+            "errors early temporary",
+            "files intervals signals",
             "trace_events",
             "timing console",
             "artifact",
@@ -24,6 +24,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "generation",
             "jobs",
             "cli",
+            "__main__",
         ),
         "build/wanbuild": (
             "config staging",
@@ -34,6 +35,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "recipe conversion",
             "check",
             "cli",
+            "__main__",
         ),
     }
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
-from wanrun.console import SIZE, run
+from wanrun.console import SIZE
 from wanrun.errors import UsageError
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub")
@@ -330,8 +329,3 @@ def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
 
 SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
 """Of the videos that a toy comes with."""
-
-
-def main() -> None:
-    """Entry point of ``wanbuild``."""
-    sys.exit(run(wanbuild))

@@ -6,13 +6,13 @@ What it exports is resolved on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing's, which takes longer to import than all else here
 __version__ = "0.1.0"
 __all__ = ["Media", "Pipeline", "Result", "__version__", "load"]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from wanrun.generation.pipeline import Pipeline, load
     from wanrun.generation.result import Result
     from wanrun.media.types import Media
@@ -26,6 +26,8 @@ def __getattr__(name: str) -> Any:
         "load": "wanrun.generation.pipeline",
     }
     if name in modules:
+        import importlib
+
         return getattr(importlib.import_module(modules[name]), name)
     raise AttributeError(f"module 'wanrun' has no attribute {name!r}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wanrun import __version__
-from wanrun.console import NUMBERS, SIZE, run
+from wanrun.console import NUMBERS, SIZE
 from wanrun.errors import UsageError
 from wanrun.generation.request import Row, rows
 
@@ -221,8 +220,3 @@ def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Tim
             pipeline.warmup(timings)
         with tracing(how.trace):
             batch.run(pipeline)
-
-
-def main() -> None:
-    """Entry point of ``wanrun``."""
-    sys.exit(run(wanrun))

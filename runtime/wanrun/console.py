@@ -7,34 +7,29 @@
 | 2 | usage, an output that cannot be written, an input image that cannot be used |
 | 3 | the artifact is not usable here |
 | 4 | the source is not usable, or the disk is full |
-| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM) |
+| 129, 130, 143 | hung up (SIGHUP), interrupted (Ctrl-C), terminated (SIGTERM) |
 | 141 | the reader of the output has closed it, as in ``wanrun --list | head -1`` |
 """
 
 from __future__ import annotations
 
-import _thread
 import errno
-import gc
 import os
 import re
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, TextIO
 
 import click
 
+from wanrun.early import WORDS
 from wanrun.errors import UsageError, WanError
-
-
-class Terminated(KeyboardInterrupt):
-    """Raised for SIGTERM. It unwinds like Ctrl-C, so that temporary files are removed."""
+from wanrun.signals import Stopped, Watch
+from wanrun.temporary import undo_all
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
@@ -49,7 +44,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _signals_raise():
+        with Watch(before_exit=undo_all):
             code = _invoke(command, list(arguments))  # click empties the list
             if sys.stdout is not None:  # None if closed, as with >&-
                 sys.stdout.flush()
@@ -61,6 +56,16 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
         return _report(error, command, arguments)
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, command, arguments)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code; after a signal without waiting for threads.
+
+    The interpreter would wait for what they compile or read, and C++ destructors would run beside them.
+    """
+    if code in {128 + number for number in WORDS}:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _invoke(command: click.Command, arguments: list[str]) -> int:
@@ -83,8 +88,8 @@ def _report(error: BaseException, command: click.Command, arguments: list[str]) 
 
 
 def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
-    if isinstance(error, Terminated):
-        return "terminated", 143
+    if isinstance(error, Stopped):
+        return str(error), 128 + error.number
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return "interrupted", 130
     if isinstance(error, WanError):
@@ -110,44 +115,6 @@ def flags(command: click.Command) -> Callable[[str], str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turns SIGTERM into ``Terminated`` and SIGINT into KeyboardInterrupt.
-
-    Does nothing for a signal that already has another handler, or outside the main thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: dict[signal.Signals, Any] = {
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGINT: signal.default_int_handler,
-    }
-    ours = [number for number, handler in before.items() if signal.getsignal(number) is handler]
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        # Python prints and drops exceptions raised in a garbage collection callback (JAX installs one), and a
-        # signal that arrives during a collection is handled there.
-        if frame is not None and frame.f_code in {getattr(call, "__code__", None) for call in gc.callbacks}:
-            _thread.start_new_thread(_interrupt_again, (signal.Signals(number),))
-        else:
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
-
-    for number in ours:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
-
-
-def _interrupt_again(number: signal.Signals) -> None:
-    """Raises the signal again after 10 ms, when the garbage collection may be over."""
-    time.sleep(0.01)
-    _thread.interrupt_main(number)
 
 
 def _silence_stdout() -> None:

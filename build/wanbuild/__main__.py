@@ -1,0 +1,16 @@
+"""The command ``wanbuild``, also as ``python -m wanbuild``."""
+
+from wanrun.early import handle_early
+
+
+def main() -> None:
+    """Runs the command and ends the process."""
+    handle_early()
+    from wanbuild.cli import wanbuild
+    from wanrun.console import leave, run
+
+    leave(run(wanbuild))
+
+
+if __name__ == "__main__":
+    main()
