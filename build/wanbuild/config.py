@@ -15,8 +15,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import stat
 import types
 import typing
 from collections import Counter
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from wanrun.errors import SourceError
+from wanrun.files import UnusableFileError, open_regular
 
 
 class ConfigClass(Protocol):
@@ -224,19 +223,12 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
             more bytes than the limit.
     """
     try:
-        # Opening a pipe would wait for a writer without O_NONBLOCK; a regular file does not know the flag.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise SourceError(f"{path} cannot be read: not a file", remedy="download it again")
-            if status.st_size > limit:
-                raise SourceError(
-                    f"{path} is too large", expected=f"at most {limit} bytes", found=status.st_size
-                )
+        with open_regular(path, limit) as file:
             return file.read(limit)
     except FileNotFoundError:
         raise SourceError(f"{path} is missing", remedy="check the source folder is complete") from None
+    except UnusableFileError as error:
+        raise SourceError(f"{path} cannot be read: {error}", remedy="download it again") from None
     except OSError as error:
         raise SourceError(
             f"{path} cannot be read: {error.strerror}", remedy="check that it is a readable file"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
 import tokenize
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -43,6 +45,39 @@ def replace_file(path: Path, data: bytes) -> None:
     fsync_directory(path.parent)
 
 
+class UnusableFileError(OSError, ValueError):
+    """Not a regular file, or larger than such a file can be. Reading it again does not help."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
+    """Opens a regular file for reading. A FIFO or a device could block the reader for ever.
+
+    Args:
+        path: the file.
+        limit: most bytes that it may have, if there is a limit.
+
+    Raises:
+        OSError: if it cannot be opened, is something else, or is larger.
+    """
+    # Opening a FIFO would wait for a writer without O_NONBLOCK. A regular file does not know the flag.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = open(descriptor, "rb")  # noqa: PTH123, SIM115
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise UnusableFileError("it is not a file")
+    if limit is not None and status.st_size > limit:
+        file.close()
+        raise UnusableFileError(f"it is larger than {limit} bytes")
+    return file
+
+
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
     """Reads a regular file of at most ``limit`` bytes.
 
@@ -52,20 +87,13 @@ def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
         touch: whether to set the file's time to now, to mark it as used.
 
     Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is not a regular file, or too large.
+        OSError: if it cannot be read, is something else, or is larger.
     """
-    # O_NONBLOCK: a FIFO of that name must not block the run.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a file")
-        data = file.read(limit + 1)
-        if len(data) > limit:
-            raise ValueError(f"it is larger than {limit} bytes")
+    with open_regular(path, limit) as file:
+        data = file.read(limit)  # no more, if it grows meanwhile
         if touch:
             with contextlib.suppress(OSError):  # another user's file, or a read-only medium
-                os.utime(descriptor)
+                os.utime(file.fileno())
         return data
 
 
@@ -79,7 +107,7 @@ def sha256_of(data: bytes) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -23,7 +23,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import canonical_json, check_digest, digest_found, sha256_of, user_cache
+from wanrun.files import canonical_json, check_digest, digest_found, read_bounded, sha256_of, user_cache
 from wanrun.loading.jax_cache import UnreadableProgramError, cached, lower
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.temporary import temporary_folder
@@ -31,6 +31,9 @@ from wanrun.temporary import temporary_folder
 if TYPE_CHECKING:
     import jax
     import jax.stages
+
+MAX_PROGRAM_BYTES = 2**30
+"""Of a serialized program, which holds no weights: the largest are some megabytes."""
 
 RECOMPILE = "copy the artifact again, or run wanbuild compile"
 
@@ -78,7 +81,7 @@ def read_program(artifact: Path, name: str, program: Program) -> bytes:
     """
     path = artifact / program.file
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, MAX_PROGRAM_BYTES)
     except OSError as error:
         raise ArtifactError(
             f"program {name} cannot be read: {path}: {error.strerror}", remedy="copy the artifact again"

@@ -22,7 +22,7 @@ from wanrun.artifact.layout import CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
-from wanrun.files import check_digest, sha256_of
+from wanrun.files import check_digest, open_regular, sha256_of
 from wanrun.loading.buffers import Memory
 
 if TYPE_CHECKING:
@@ -92,14 +92,20 @@ def _read_exactly(descriptor: int, target: memoryview, offset: int, chunk: _Chun
 
 def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
     """Reads and verifies one chunk file; returns the sha256 digest of each row if verify is 'sha256'."""
-    layout = chunk.parameter.layout
-    first_row = chunk.index * layout.rows_per_chunk
-    digests: list[bytes] = []
     try:
-        descriptor = os.open(chunk.file, os.O_RDONLY)
+        file = open_regular(chunk.file)
     except OSError as error:
         what = f"the file cannot be read ({error.strerror})"
         raise _damage(chunk, what, "a chunk file", "none", _NotAChunkError) from None
+    with file:
+        return _verified(chunk, file.fileno(), verify)
+
+
+def _verified(chunk: _Chunk, descriptor: int, verify: str) -> list[bytes]:
+    """Reads and verifies an open chunk file."""
+    layout = chunk.parameter.layout
+    first_row = chunk.index * layout.rows_per_chunk
+    digests: list[bytes] = []
     try:
         size = os.fstat(descriptor).st_size
         if size != layout.chunk_bytes + CRC_BYTES:
@@ -130,8 +136,6 @@ def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
             raise _damage(chunk, "the file's own crc32c is wrong", f"{whole:08x}", f"{trailer:08x}")
     except OSError as error:  # I/O error
         raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
-    finally:
-        os.close(descriptor)
     return digests
 
 

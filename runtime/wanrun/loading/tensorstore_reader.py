@@ -29,8 +29,12 @@ from crc32c import crc32c
 from wanrun.artifact.layout import ITEM_BYTES, ArrayLayout, array_folder, zarr_metadata
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import read_bounded
 
 SCHEMES = ("gs", "s3", "http", "https")
+
+MAX_METADATA_BYTES = 2**20
+"""Of an array's zarr.json, which has some hundreds."""
 
 BLOCK_BYTES = 64 * 2**20
 """Bytes per read, unless the array's chunks are larger: enough to keep several requests in flight."""
@@ -82,7 +86,9 @@ def needs_tensorstore(folder: Path, layout: ArrayLayout) -> bool:
     try:
         if not (folder / "zarr.json").exists():
             return any(trace.exists() for trace in traces)
-        return bool(json.loads((folder / "zarr.json").read_bytes()) != zarr_metadata(layout))
+        return bool(
+            json.loads(read_bounded(folder / "zarr.json", MAX_METADATA_BYTES)) != zarr_metadata(layout)
+        )
     except (OSError, ValueError, RecursionError):
         return False
 

@@ -92,11 +92,11 @@ class EmbeddingCache:
             return self._read(path, cleaned_prompt, dtype)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            self._unusable(error)
-            return None
         except ValueError as error:
             self._warn(f"the cached prompt embedding {path} is damaged and is made again: {error}")
+            return None
+        except OSError as error:
+            self._unusable(error)
             return None
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:

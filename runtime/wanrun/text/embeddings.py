@@ -166,12 +166,12 @@ class ArtifactEmbeddings:
         what = f"the prompt embedding {path} is damaged"
         try:
             data = read_bounded(path, self._format.limit)
+        except ValueError as error:
+            raise ArtifactError(f"{what}: {error}", expected=expected, remedy=remedy) from None
         except OSError as error:
             raise ArtifactError(
                 what, expected=expected, found=error.strerror or error, remedy=remedy
             ) from None
-        except ValueError as error:
-            raise ArtifactError(f"{what}: {error}", expected=expected, remedy=remedy) from None
         check_digest(sha256_of(data), record.sha256, what, remedy)
         try:
             if key != self._format.key(record.prompt, dtype):

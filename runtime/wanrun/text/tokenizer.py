@@ -18,11 +18,14 @@ import msgspec
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest, Tokenizer
-from wanrun.files import check_digest, sha256_of
+from wanrun.files import check_digest, read_bounded, sha256_of
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 
 LARGE_BYTES = 2**20
 """A tokenizer.json from this size on is loaded in a separate process; a smaller one takes milliseconds."""
+
+MAX_BYTES = 2**28
+"""Of a tokenizer.json; UMT5's has 16 MB."""
 
 
 class ArtifactTokenizer:
@@ -82,7 +85,7 @@ class ArtifactTokenizer:
     def _read(self) -> bytes:
         """Returns the file's content after checking its digest."""
         try:
-            data = self._path.read_bytes()
+            data = read_bounded(self._path, MAX_BYTES)
             found = sha256_of(data)
         except OSError as error:
             data, found = b"", error.strerror or str(error)
@@ -130,7 +133,7 @@ class _Beside:
 def main() -> None:
     """Tokenizes a request from stdin: path, the manifest's record of the tokenizer, and texts, as JSON."""
     path, record, texts = json.load(sys.stdin)
-    data = Path(path).read_bytes()
+    data = read_bounded(Path(path), MAX_BYTES)
     if sha256_of(data) != record["sha256"]:
         sys.exit("changed meanwhile")
     tokens = PromptTokenizer(Path(path), record["max_length"], record["pad_id"], data)(texts)
