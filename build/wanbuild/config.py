@@ -20,7 +20,7 @@ import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from wanrun.errors import SourceError
 from wanrun.files import UnusableFileError, open_regular
@@ -62,6 +62,12 @@ METADATA_FIELDS = frozenset(
 MAX_SIZE = 2**20
 """The largest integer that a config field may have: four times the largest published one, a vocabulary."""
 
+MAX_NUMBER = 1e6
+"""The largest magnitude of a config's floating-point number. Models compute in float32 and bfloat16."""
+
+Divisor = Annotated[float, 1e-12]
+"""A number that is divided by or is under a root: an epsilon, a standard deviation. Zero would give NaN."""
+
 MAX_JSON_BYTES = 256 * 2**20
 """The largest JSON file that is read: more than ten times the largest published one, a tokenizer."""
 
@@ -86,7 +92,7 @@ def _coerce(value: Any, annotation: Any, least: int = 1) -> Any:
 
     Raises:
         TypeError: if it is not of that type.
-        ValueError: if it is an integer that is no size: outside least to ``MAX_SIZE``.
+        ValueError: if it is an integer outside least to ``MAX_SIZE``, or a number outside its range.
     """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
@@ -101,12 +107,19 @@ def _coerce(value: Any, annotation: Any, least: int = 1) -> Any:
         if len(value) != len(items):
             raise TypeError
         return tuple(_coerce(item, kind, 0) for item, kind in zip(value, items, strict=True))
+    if origin is typing.Annotated:
+        number = _coerce(value, args[0], least)
+        if not args[1] <= number <= MAX_NUMBER:
+            raise ValueError(f"outside {args[1]:g} to {MAX_NUMBER:g}")
+        return number
     if annotation is float and type(value) is int and abs(value) <= MAX_SIZE:
-        return float(value)
+        value = float(value)
     if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
         raise TypeError
     if annotation is int and not least <= value <= MAX_SIZE:
         raise ValueError(f"outside {least} to {MAX_SIZE}")
+    if annotation is float and abs(value) > MAX_NUMBER:
+        raise ValueError(f"outside {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
     return value
 
 
@@ -159,7 +172,7 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             found=shown(class_name),
             remedy="check that the folder is a Wan checkpoint in the diffusers layout",
         )
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for name, field in fields.items():
@@ -167,7 +180,8 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             try:
                 values[name] = _coerce(data[name], hints[name])
             except TypeError:
-                problems.append(f"{name} is {shown(data[name])}, not {field.type}")
+                kind = str(field.type).replace("Divisor", "float")
+                problems.append(f"{name} is {shown(data[name])}, not {kind}")
             except ValueError as error:
                 problems.append(f"{name} is {shown(data[name])}, {error}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:

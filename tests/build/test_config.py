@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from wanbuild.config import parse_config, read_json
+from wanbuild.config import Divisor, parse_config, read_json
 from wanrun.errors import SourceError
 
 
@@ -27,7 +27,7 @@ class _Config:
     IGNORED: ClassVar[frozenset[str]] = frozenset({"dropout"})
 
     layers: int
-    eps: float
+    eps: Divisor
     patch: tuple[int, int, int] = (1, 2, 2)
     scales: tuple[float, ...] = ()
     image_dim: int | None = None
@@ -62,6 +62,10 @@ def test_fields_are_read_and_defaults_apply() -> None:
         ({"eps": float("nan")}, "eps is nan"),
         ({"eps": float("inf")}, "eps is inf"),
         ({"eps": False}, "eps is False"),
+        ({"eps": 0}, "eps is 0, outside 1e-12 to 1e\\+06"),
+        ({"eps": -1e-5}, "eps is -1e-05, outside 1e-12"),
+        ({"eps": 1e-200}, "eps is 1e-200, outside 1e-12"),
+        ({"scales": [0.5, -1e300]}, "scales is .*, outside -1e\\+06 to 1e\\+06"),
         ({"patch": [1, 2]}, r"patch is \[1, 2\]"),
         ({"patch": [1, 2, 2, 2]}, "patch is"),
         ({"patch": 2}, "patch is 2"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import ConfigError
+from wanbuild.config import ConfigError, Divisor
 
 
 def image_tokens(image_size: int, patch_size: int) -> int:
@@ -61,7 +61,7 @@ class ImageEncoderConfig:
     image_size: int = 224
     patch_size: int = 32
     hidden_act: str = "quick_gelu"
-    layer_norm_eps: float = 1e-5
+    layer_norm_eps: Divisor = 1e-5
 
     def __post_init__(self) -> None:
         problems = []

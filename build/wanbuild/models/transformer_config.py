@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import ConfigError
+from wanbuild.config import ConfigError, Divisor
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TransformerConfig:
     in_channels: int = 16
     out_channels: int = 16
     freq_dim: int = 256
-    eps: float = 1e-6
+    eps: Divisor = 1e-6
     patch_size: tuple[int, ...] = (1, 2, 2)
     rope_max_seq_len: int = 1024
     image_dim: int | None = None

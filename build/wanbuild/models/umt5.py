@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from wanbuild.config import Divisor
 from wanbuild.models.layers import Linear, RMSNorm
 from wanbuild.models.loops import from_bits, to_bits
 from wanbuild.models.params import VOCAB, param, scan_layers, stacked
@@ -74,7 +75,7 @@ class TextEncoderConfig:
     num_heads: int
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
-    layer_norm_epsilon: float = 1e-6
+    layer_norm_epsilon: Divisor = 1e-6
 
 
 def relative_position_buckets(length: int, num_buckets: int, max_distance: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import ConfigError
+from wanbuild.config import ConfigError, Divisor
 
 # diffusers' class defaults, because published config files omit both lists.
 _LATENTS_MEAN = (
@@ -60,7 +60,7 @@ class VAEConfig:
     out_channels: int = 3
     scale_factor_spatial: int = 8
     latents_mean: tuple[float, ...] = _LATENTS_MEAN
-    latents_std: tuple[float, ...] = _LATENTS_STD
+    latents_std: tuple[Divisor, ...] = _LATENTS_STD
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("AutoencoderKLWan",)
     FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(

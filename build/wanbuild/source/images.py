@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import parse_config, read_json, shown
+from wanbuild.config import Divisor, parse_config, read_json, shown
 from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import SourceError
 
@@ -57,8 +57,8 @@ class ImageProcessorConfig:
     size: int = 224
     crop_size: int = 224
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
-    rescale_factor: float = 1 / 255
+    image_std: tuple[Divisor, Divisor, Divisor] = (0.26862954, 0.26130258, 0.27577711)
+    rescale_factor: Divisor = 1 / 255
 
     @property
     def record(self) -> ImageProcessor:
@@ -98,12 +98,11 @@ def open_image_processor(folder: Path) -> ImageProcessorConfig:
     if "crop_size" in data:
         data["crop_size"] = _edge(data["crop_size"], ("height", "width"), f"crop_size in {file}")
     config = parse_config(ImageProcessorConfig, data, str(file))
-    if config.crop_size > config.size or min(config.image_std) <= 0 or config.rescale_factor <= 0:
+    if config.crop_size > config.size:
         raise SourceError(
             f"{file} is not understood",
-            expected="a crop_size of at most size, and positive image_std and rescale_factor",
-            found=f"crop_size {config.crop_size}, size {config.size}, image_std {list(config.image_std)}, "
-            f"rescale_factor {config.rescale_factor}",
+            expected=f"a crop_size of at most size, {config.size}",
+            found=config.crop_size,
             remedy="use the published checkpoint's image_processor folder",
         )
     return config

@@ -285,8 +285,8 @@ def test_older_and_newer_forms(tmp_path: Path, content: Change) -> None:
         ({"crop_size": {"height": 0, "width": 0}}, "crop_size is 0"),
         ({"crop_size": [224, 224]}, r"crop_size is \[224, 224\]"),
         ({"image_mean": [0.5, 0.5]}, r"image_mean is \[0.5, 0.5\]"),
-        ({"image_std": [0.5, 0.0, 0.5]}, "positive image_std"),
-        ({"rescale_factor": -1.0}, "positive .*rescale_factor"),
+        ({"image_std": [0.5, 0.0, 0.5]}, r"image_std is .*, outside 1e-12"),
+        ({"rescale_factor": -1.0}, "rescale_factor is -1.0, outside 1e-12"),
         ({"image_processor_type": "SiglipImageProcessor"}, "image_processor_type .* found 'Siglip"),
     ],
 )
