@@ -1,11 +1,11 @@
 """The command ``wanbuild``, also as ``python -m wanbuild``."""
 
-from wanrun.early import handle_early
+from wanrun.early import start
 
 
 def main() -> None:
     """Runs the command and ends the process."""
-    handle_early()
+    start()
     from wanbuild.cli import wanbuild
     from wanrun.console import leave, run
 

@@ -1,11 +1,11 @@
 """The command ``wanrun``, also as ``python -m wanrun``."""
 
-from wanrun.early import handle_early
+from wanrun.early import start
 
 
 def main() -> None:
     """Runs the command and ends the process."""
-    handle_early()
+    start()
     from wanrun.cli import wanrun
     from wanrun.console import leave, run
 

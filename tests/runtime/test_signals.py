@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from wanrun.console import leave, run
-from wanrun.early import handle_early
+from wanrun.early import start
 from wanrun.temporary import temporary_path
 
 
@@ -42,7 +42,7 @@ def ready():
     print("ready", flush=True)
 
 
-handle_early()
+start()
 if sys.argv[1] == "early":
     ready()
     time.sleep(60)
