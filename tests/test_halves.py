@@ -23,8 +23,8 @@ FOR_PARITY = {
 }
 """Helpers that have torch too."""
 
-WITHOUT_LOGIC = {"generation/result.py", "jobs/run.py"}
-"""Records of the runtime without a method. torch_encoder has torch: its tests are in parity/."""
+WITHOUT_LOGIC = {"__main__.py", "generation/result.py", "jobs/run.py"}
+"""The entry point, and records without a method. torch_encoder has torch: its tests are in parity/."""
 
 
 def imported(file: Path) -> set[str]:
