@@ -26,6 +26,7 @@ from diffusers import (
 from PIL import Image
 
 from helpers.fast_compile import fast_jit
+from helpers.media_files import task_of
 from helpers.vae_reference import ALL, TOLERANCE, Pair, decoded, pair, program, relative_error
 from wanbuild.variants.conditioner import Conditioner
 from wanbuild.variants.table import variants
@@ -34,12 +35,6 @@ WIDTH, HEIGHT, FRAMES = 48, 32, 21
 CHUNKS = (1, 2, 3, ALL)
 ONE = np.int32(1)
 NONE = np.int32(0)
-
-INPUTS = {
-    "i2v": {"image": "required"},
-    "flf2v": {"image": "required", "last_image": "required"},
-    "i2v22": {"image": "required", "last_image": "optional"},
-}
 
 VARIANTS = {
     "i2v": "wan2.1-i2v",
@@ -75,7 +70,7 @@ def conditioner(task: str, chunk: int = ALL, frames: int = FRAMES, references: i
     model = vae(residual=task == "ti2v")
     kind = variants()[VARIANTS[task]].conditioner
     assert kind is not None
-    inputs = INPUTS.get(task, {})
+    inputs = task_of(VARIANTS[task]).inputs
     return kind(model.module, model.config, inputs, WIDTH, HEIGHT, frames, references, chunk)
 
 
