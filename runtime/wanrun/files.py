@@ -67,15 +67,18 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """
     # Opening a FIFO would wait for a writer without O_NONBLOCK. A regular file does not know the flag.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    file = open(descriptor, "rb")  # noqa: PTH123, SIM115
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        file.close()
-        raise UnusableFileError("it is not a file")
-    if limit is not None and status.st_size > limit:
-        file.close()
-        raise UnusableFileError(f"it is larger than {limit} bytes")
-    return file
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableFileError("it is not a file")
+        if limit is not None and status.st_size > limit:
+            raise UnusableFileError(f"it is larger than {limit} bytes")
+        return open(descriptor, "rb")  # noqa: PTH123
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
