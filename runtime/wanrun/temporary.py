@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import shutil
 import time
 import zlib
@@ -54,7 +53,7 @@ def temporary_path(target: Path, suffix: str = ".tmp") -> Iterator[Path]:
     """
     folder = target.absolute().parent
     remove_abandoned(folder)
-    path = folder / f"{_prefix()}{secrets.token_hex(4)}{suffix}"
+    path = folder / f"{_prefix()}{os.urandom(4).hex()}{suffix}"
     with undone_at_exit(functools.partial(_remove, path)):
         try:
             yield path
