@@ -74,8 +74,8 @@ def foreign(folder: str, everywhere: bool) -> dict[str, str]:
         for module in imports(ast.parse(file.read_text(encoding="utf-8")), everywhere):
             top = module.partition(".")[0]
             if top not in sys.stdlib_module_names and top not in ("wanrun", "wanbuild"):
-                assert top in names, f"{file} imports {module}, which is not installed"
-                found[normal(names[top][0])] = str(file.relative_to(REPOSITORY))
+                distribution = names.get(top, [top])[0]  # what is not installed has its own name
+                found[normal(distribution)] = str(file.relative_to(REPOSITORY))
     return found
 
 

@@ -261,6 +261,7 @@ def complaints(parts: list[str], answer: tuple[int, str, str, list[str], float])
         yield f"it took {seconds:.1f} s"
 
 
+@pytest.mark.slow
 def test_each_is_refused_before_jax_is_imported(
     toy_artifact: Path, artifact: Path, tmp_path: Path, read_only: Path
 ) -> None:

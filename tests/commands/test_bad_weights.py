@@ -25,6 +25,7 @@ from wanrun.console import run
 from wanrun.files import sha256_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("component", "parameter"),
     [
@@ -143,6 +144,7 @@ def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) ->
         (artifact / file).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_latents_that_are_not_finite(
     artifact: Path, refused: Refused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

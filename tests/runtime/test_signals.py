@@ -82,6 +82,7 @@ def test_each_signal_has_its_word_and_code(where: str, number: signal.Signals, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_import_is_finished_first(tmp_path: Path) -> None:
     """An extension module that is left in the middle of its initialisation crashes the process."""
     (tmp_path / "slow.py").write_text(SLOW)
@@ -90,6 +91,7 @@ def test_an_import_is_finished_first(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"slow.py", "__pycache__"}
 
 
+@pytest.mark.slow
 def test_a_call_that_does_not_return_is_not_waited_for(tmp_path: Path) -> None:
     code, _, err, seconds = interrupted("xla", tmp_path, signal.SIGINT)
     assert (code, err) == (130, "interrupted\n")
@@ -97,6 +99,7 @@ def test_a_call_that_does_not_return_is_not_waited_for(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """As under nohup."""
     command = ["nohup", sys.executable, "-c", WHERE, "sleep", str(tmp_path)]

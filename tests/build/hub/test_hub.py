@@ -303,6 +303,7 @@ def test_a_file_that_needs_xet(hub: Hub, files: Files, monkeypatch: pytest.Monke
 # Transfers that break off.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut", "stall"])
 def test_a_lost_connection_is_taken_up_in_the_same_run(
     fault: str,

@@ -99,6 +99,7 @@ def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -
     return ProgramBuilder(manifest, shape, BuildOptions(loop="step"), resolve_target("cpu").kernels)
 
 
+@pytest.mark.slow
 def test_what_a_step_takes_of_an_image(ti2v_checkpoint: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
     """Of text alone no frame is held, and nothing is encoded."""
     manifest = convert(ConvertRequest(ti2v_checkpoint, tmp_path / "artifact"))

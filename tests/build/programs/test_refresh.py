@@ -25,6 +25,8 @@ from wanrun.console import run
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 
+pytestmark = pytest.mark.slow
+
 OLD = datetime.date(2025, 1, 31)
 NO_PROGRAM = b"StableHLO of a layout that no JAX knows"
 

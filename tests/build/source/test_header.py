@@ -80,6 +80,7 @@ def check(path: Path, content: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(contents, metadata)
 def test_a_good_file_is_taken(scratch: Path, tensors: dict[str, Any], texts: dict[str, str] | None) -> None:

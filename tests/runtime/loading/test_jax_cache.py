@@ -73,6 +73,7 @@ def test_lines_pass_as_they_would_have(lines: list[str], level: int) -> None:
         logger.setLevel(before)
 
 
+@pytest.mark.slow
 def test_a_miss_ends_before_anything_is_compiled() -> None:
     """As this JAX says it: with a cache that is empty, and with one that is not."""
     code = """

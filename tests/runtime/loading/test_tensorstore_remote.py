@@ -51,6 +51,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Server]]
         server.close()
 
 
+@pytest.mark.slow
 def test_weights_behind_a_web_server(stored: Stored, serve: Callable[[Path], Server]) -> None:
     component = stored.component
     server = serve(stored.artifact)
@@ -64,6 +65,7 @@ def test_weights_behind_a_web_server(stored: Stored, serve: Callable[[Path], Ser
         assert len(server.requests) == len(component.parameters) + chunks
 
 
+@pytest.mark.slow
 def test_the_restore_reads_from_a_web_server(
     stored: Stored, tmp_path: Path, serve: Callable[[Path], Server]
 ) -> None:
@@ -217,6 +219,7 @@ def silent(request: BaseHTTPRequestHandler) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, serve: Callable[[Path], Server]) -> None:
     server = serve(tmp_path)
     server.answer = silent
