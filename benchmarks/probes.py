@@ -88,7 +88,7 @@ def command(arguments: dict[str, Any]) -> NoReturn:
                 [event, facts.get("fun_name", ""), duration_secs]
             )
         )
-    import wanrun.cli
+    from wanrun.__main__ import main as run
     from wanrun.timing import Timings
 
     def finish(timings: Timings) -> NoReturn:
@@ -123,7 +123,7 @@ def command(arguments: dict[str, Any]) -> NoReturn:
     else:
         Timings.step = step_and_stop  # type: ignore[method-assign]
     sys.argv = ["wanrun", *arguments["arguments"]]
-    wanrun.cli.main()
+    run()
     raise SystemExit(f"wanrun ended before {stop}")
 
 
