@@ -1,4 +1,4 @@
-"""A fault: what is done to which command, and what may come of it."""
+"""A fault: what is done to which commands, and what may come of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,39 +17,63 @@ LIMIT_SECONDS = 60.0
 SIGNAL_SECONDS = 5.0
 """From a signal to the end of the process."""
 
+EARLY_SECONDS = 0.5
+"""Before this, Python itself may still be starting, whose own words and ways a signal then meets."""
 
-@dataclass
+
+@dataclass(frozen=True)
+class Call:
+    """One command line.
+
+    Attributes:
+        command: ``wanrun`` or ``wanbuild``.
+        arguments: of the command.
+        codes: exit codes that are right.
+        output: the video that the command writes, if it writes one as .npy.
+        environment: variables that differ; None removes one.
+        limits: soft limits of the process, by the name of ``resource``'s constant.
+        shell: appended to the command line, which a shell then runs: redirections.
+    """
+
+    command: str
+    arguments: Sequence[str]
+    codes: Collection[int] = frozenset({0})
+    output: Path | None = None
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    shell: str = ""
+
+    def __str__(self) -> str:
+        words = [word for word in self.arguments[:1] if self.command == "wanbuild"]
+        return " ".join([self.command, *words])
+
+
+@dataclass(frozen=True)
 class Case:
     """One fault, prepared in a folder of its own.
 
     Attributes:
         kind: the family of faults.
         what: the fault in words, for the log.
-        command: ``wanrun`` or ``wanbuild``.
-        arguments: of the command.
-        output: the video that the command writes, if it writes one.
-        artifact: the artifact that has to be whole afterwards, if any.
-        environment: variables that differ; None removes one.
-        process: whether it needs a process of its own.
-        shell: appended to the command line, which a shell then runs: redirections.
-        signal: sent to the process.
+        calls: the commands; several run at once.
+        expected: the videos that are right, each as the bytes of its file.
+        process: whether each command needs a process of its own.
+        signal: sent to the first command.
         after_seconds: when it is sent.
-        codes: exit codes that are right.
+        again: a command that runs afterwards, as a user would repeat it.
+        artifact: the artifact that has to be whole afterwards, or absent.
         clean: folders in which no temporary file may stay.
     """
 
     kind: str
     what: str
-    command: str
-    arguments: Sequence[str]
-    output: Path | None = None
-    artifact: Path | None = None
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    calls: Sequence[Call]
+    expected: Collection[bytes] = ()
     process: bool = False
-    shell: str = ""
     signal: signal.Signals | None = None
     after_seconds: float = 0.0
-    codes: frozenset[int] = frozenset({0, 2, 3, 4})
+    again: Call | None = None
+    artifact: Path | None = None
     clean: Sequence[Path] = ()
 
 
@@ -59,15 +83,15 @@ class Ended:
 
     Attributes:
         code: the exit code; minus a signal's number where one ended it, and None where nothing did in time.
-        seconds: that it took; of a case with a signal, since the signal.
-        out: stdout.
+        seconds: that it took; after a signal, since the signal.
         err: stderr.
+        sent_after: seconds from the start to the signal; None if none was sent before the end.
     """
 
     code: int | None
     seconds: float
-    out: str
     err: str
+    sent_after: float | None = None
 
 
 Maker = Callable[[random.Random, Path], Case]
@@ -80,26 +104,53 @@ def rng_of(seed: int, number: int) -> random.Random:
     return random.Random(int.from_bytes(digest[:8], "big"))
 
 
-def problems(case: Case, ended: Ended, expected: bytes, whole: Callable[[Path], str | None]) -> list[str]:
-    """What is wrong with how a command ended; empty if it survived the fault.
+def problems(case: Case, ended: Sequence[Ended], whole: Callable[[Path], str | None]) -> list[str]:
+    """What is wrong with how the commands ended; empty if they survived the fault.
 
     Args:
         case: the fault.
-        ended: how its command ended.
-        expected: the video of an undamaged artifact.
+        ended: how its commands ended, and after them the one that ran again.
         whole: says what is wrong with an artifact, None for a whole one.
     """
     found = []
+    calls = [*case.calls, *([case.again] if case.again is not None else [])]
+    for call, one in zip(calls, ended, strict=True):
+        name = "" if len(calls) == 1 else f"{call}: "
+        found += [name + problem for problem in _of_call(call, one, case.signal)]
+        if call.output is not None and call.output.is_file():
+            if call.output.read_bytes() not in case.expected:
+                found.append(f"{name}another video")
+        elif call.output is not None and one.code == 0:
+            found.append(f"{name}exit code 0 and no video")
+    if case.artifact is not None and (wrong := whole(case.artifact)) is not None:
+        found.append(f"half an artifact: {wrong}")
+    if case.signal is not signal.SIGKILL or case.again is not None:
+        found += [f"left {path}" for folder in case.clean for path in left_in(folder)]
+    return found
+
+
+def _of_call(call: Call, ended: Ended, sent: signal.Signals | None) -> list[str]:
+    """What is wrong with a command's exit code and its words.
+
+    Args:
+        call: the command.
+        ended: how it ended.
+        sent: the signal of the case.
+    """
     if ended.code is None:
         return [f"hangs: no end in {LIMIT_SECONDS:.0f} s"]
-    if ended.code < 0 and _signalled(case, ended.code):
-        return []  # Python has a traceback of its own
-    if ended.code not in DOCUMENTED:
+    found = []
+    if sent is not None and ended.sent_after is not None and ended.code in (-sent, 128 + sent):
+        if sent is signal.SIGKILL or (ended.code < 0 and ended.sent_after < EARLY_SECONDS):
+            return []
+        if ended.code < 0:
+            found.append(f"{sent.name} ended it without a word")
+        if ended.seconds > SIGNAL_SECONDS:
+            found.append(f"{ended.seconds:.1f} s from the signal to the end")
+    elif ended.code not in DOCUMENTED:
         found.append(f"exit code {ended.code}")
-    elif ended.code not in case.codes and not _signalled(case, ended.code):
-        found.append(f"exit code {ended.code}, which is not one of {sorted(case.codes)}")
-    if ended.code < 0 and _signalled(case, ended.code):
-        return found  # Python prints a traceback of its own
+    elif ended.code not in call.codes:
+        found.append(f"exit code {ended.code}, which is not one of {sorted(call.codes)}")
     errors = [line for line in ended.err.splitlines() if not _expected_line(line)]
     if ended.code == 0:
         errors = [line for line in errors if line.startswith(("error", "Traceback"))]
@@ -107,23 +158,7 @@ def problems(case: Case, ended: Ended, expected: bytes, whole: Callable[[Path], 
         found.append(f"{len(errors)} lines on stderr")
     if "internal error" in ended.err or "Traceback" in ended.err:
         found.append("an internal error")
-    if case.signal is not None and ended.seconds > SIGNAL_SECONDS:
-        found.append(f"{ended.seconds:.1f} s from the signal to the end")
-    if case.output is not None and case.output.is_file() and case.output.read_bytes() != expected:
-        found.append("another video")
-    if ended.code == 0 and case.output is not None and not case.output.is_file():
-        found.append("exit code 0 and no video")
-    if case.artifact is not None and (wrong := whole(case.artifact)) is not None:
-        found.append(f"half an artifact: {wrong}")
-    found += [f"left {path}" for folder in case.clean for path in left_in(folder)]
     return found
-
-
-def _signalled(case: Case, code: int) -> bool:
-    """Whether the signal ended the process; it did so by itself where Python had no line of ours run."""
-    if case.signal is None:
-        return False
-    return code == 128 + case.signal or (code == -case.signal and case.after_seconds < 0.5)
 
 
 def _expected_line(line: str) -> bool:

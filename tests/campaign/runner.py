@@ -1,19 +1,23 @@
-"""Runs the command of a fault, in the worker or in a process of its own, and sees how it ends."""
+"""Runs the commands of a fault, in the worker or in processes of their own, and sees how they end."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import resource
 import selectors
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from campaign.fault import LIMIT_SECONDS, Case, Ended
+from campaign.fault import LIMIT_SECONDS, Call, Case, Ended
 
 RESTART_AFTER = 400
 """Faults that a worker takes before a new one does: what leaks in one command is looked for elsewhere."""
@@ -29,13 +33,24 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self._environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
         self._environment["HF_HUB_OFFLINE"] = "1"
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._environment["PYTHONPATH"] = os.pathsep.join(paths)
         self._folder = folder
         self._worker: subprocess.Popen[str] | None = None
         self._done = 0
 
-    def __call__(self, case: Case) -> Ended:
-        """Runs a fault's command to its end, or for ``LIMIT_SECONDS``."""
-        return self._in_process(case) if case.process else self._in_worker(case)
+    def __call__(self, case: Case) -> list[Ended]:
+        """Runs a fault's commands, each for ``LIMIT_SECONDS`` at most, then the one that is repeated."""
+        if not case.process and len(case.calls) == 1:
+            ended = [self._in_worker(case.calls[0])]
+        else:
+            processes = [_Process(call, self._environment, self._folder) for call in case.calls]
+            if case.signal is not None:
+                processes[0].send(case.signal, case.after_seconds)
+            ended = [process.ended() for process in processes]
+        if case.again is not None:
+            ended.append(self._in_worker(case.again))
+        return ended
 
     def close(self) -> None:
         """Ends the worker."""
@@ -44,44 +59,14 @@ class Runner:
             self._worker.communicate()
             self._worker = None
 
-    def _in_process(self, case: Case) -> Ended:
-        arguments = [sys.executable, "-m", case.command, *case.arguments]
-        if case.shell:
-            arguments = ["/bin/sh", "-c", f"exec {shlex.join(arguments)} {case.shell}"]
-        environment = {**self._environment, **{k: v for k, v in case.environment.items() if v is not None}}
-        for name, value in case.environment.items():
-            if value is None:
-                environment.pop(name, None)
-        process = subprocess.Popen(
-            arguments,
-            env=environment,
-            cwd=self._folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            restore_signals=True,
-        )
-        started = time.monotonic()
-        if case.signal is not None:
-            try:
-                process.wait(case.after_seconds)
-            except subprocess.TimeoutExpired:
-                started = time.monotonic()
-                process.send_signal(case.signal)
-        return _ended(process, started)
-
-    def _in_worker(self, case: Case) -> Ended:
+    def _in_worker(self, call: Call) -> Ended:
         if self._worker is None or self._done >= RESTART_AFTER:
             self.close()
             self._worker = self._start()
             self._done = 0
         self._done += 1
-        request = {
-            "command": case.command,
-            "arguments": list(case.arguments),
-            "environment": dict(case.environment),
-        }
+        request = {"command": call.command, "arguments": list(call.arguments)}
+        request["environment"] = dict(call.environment)
         started = time.monotonic()
         assert self._worker.stdin is not None and self._worker.stdout is not None
         print(json.dumps(request), file=self._worker.stdin, flush=True)
@@ -89,13 +74,13 @@ class Runner:
         seconds = time.monotonic() - started
         if answer is None:
             self.close()
-            return Ended(None, seconds, "", "")
+            return Ended(None, seconds, "")
         if not answer:
             code = self._worker.wait()
             self.close()
-            return Ended(code, seconds, "", "the process died")
+            return Ended(code, seconds, "the process died")
         reply: dict[str, Any] = json.loads(answer)
-        return Ended(reply["code"], seconds, reply["out"], reply["err"])
+        return Ended(reply["code"], seconds, reply["err"])
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -109,14 +94,54 @@ class Runner:
         )
 
 
-def _ended(process: subprocess.Popen[str], started: float) -> Ended:
-    try:
-        out, err = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        out, err = process.communicate()
-        return Ended(None, time.monotonic() - started, out, err)
-    return Ended(process.returncode, time.monotonic() - started, out, err)
+class _Process:
+    """A command in a process of its own, started."""
+
+    def __init__(self, call: Call, environment: Mapping[str, str], folder: Path) -> None:
+        arguments = [sys.executable, "-m", call.command, *call.arguments]
+        if call.shell:
+            arguments = ["/bin/sh", "-c", f"exec {shlex.join(arguments)} {call.shell}"]
+        changed: dict[str, str | None] = {**environment, **call.environment}
+        self._err = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed at the end
+        self._process = subprocess.Popen(
+            arguments,
+            env={name: value for name, value in changed.items() if value is not None},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._err,
+            preexec_fn=functools.partial(_limit, dict(call.limits)) if call.limits else None,
+        )
+        self._started = time.monotonic()
+        self._sent_after: float | None = None
+
+    def send(self, number: signal.Signals, after_seconds: float) -> None:
+        """Sends a signal after some time, unless the command has ended by then."""
+        try:
+            self._process.wait(after_seconds)
+        except subprocess.TimeoutExpired:
+            self._sent_after = time.monotonic() - self._started
+            self._started = time.monotonic()
+            self._process.send_signal(number)
+
+    def ended(self) -> Ended:
+        """Waits for the end."""
+        code: int | None
+        try:
+            code = self._process.wait(LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            code = None
+        with self._err:
+            self._err.seek(0)
+            return Ended(code, time.monotonic() - self._started, self._err.read(100_000), self._sent_after)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    for name, most in limits.items():
+        kind = getattr(resource, name)
+        resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def _line(stream: IO[str], seconds: float) -> str | None:

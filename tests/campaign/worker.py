@@ -1,7 +1,7 @@
 """Runs commands one after the other in one process, which has imported jax: a fault then costs a tenth.
 
 It reads a JSON object a line from stdin (``command``, ``arguments``, ``environment``) and answers with
-``code``, ``out`` and ``err``. A crash is seen by the process that started it.
+``code`` and ``err``. A crash is seen by the process that started it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
             for number, descriptor in enumerate(saved, 1):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-        return {"code": code, "out": _text(out), "err": _text(err)}
+        return {"code": code, "err": _text(err)}
 
 
 def _text(file: TextIO) -> str:

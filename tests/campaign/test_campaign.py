@@ -1,0 +1,128 @@
+"""The campaign's judge, its damage and its seeds."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from campaign.damage import KINDS, files_below
+from campaign.fault import Call, Case, Ended, problems, rng_of
+from campaign.kinds import WEIGHTS
+from campaign.soak import growth
+
+
+def whole(artifact: Path) -> str | None:
+    return None
+
+
+def damaged(artifact: Path) -> str | None:
+    return "weights/x is missing"
+
+
+def call(output: Path | None = None, codes: tuple[int, ...] = (0, 3)) -> Call:
+    return Call("wanrun", ["--list"], frozenset(codes), output)
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (Ended(0, 1.0, ""), []),
+        (Ended(3, 1.0, "error: it is damaged\n"), []),
+        (Ended(0, 1.0, "warning: one\nwarning: two\n"), []),
+        (Ended(None, 60.0, ""), ["hangs: no end in 60 s"]),
+        (Ended(2, 1.0, "error: no\n"), ["exit code 2, which is not one of [0, 3]"]),
+        (Ended(-11, 1.0, ""), ["exit code -11"]),
+        (Ended(3, 1.0, "error: one\nerror: two\n"), ["2 lines on stderr"]),
+        (
+            Ended(1, 1.0, "error: internal error: KeyError\n"),
+            ["exit code 1, which is not one of [0, 3]", "an internal error"],
+        ),
+        (Ended(0, 1.0, "Traceback\n"), ["1 lines on stderr", "an internal error"]),
+        (Ended(130, 1.0, "interrupted\n"), ["exit code 130, which is not one of [0, 3]"]),
+    ],
+)  # fmt: skip
+def test_what_the_judge_says(ended: Ended, expected: list[str]) -> None:
+    assert problems(Case("x", "", [call()]), [ended], whole) == expected
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (Ended(143, 1.0, "terminated\n", 2.0), []),
+        (Ended(-15, 0.1, "", 0.1), []),
+        (Ended(-15, 0.1, "", 2.0), ["SIGTERM ended it without a word"]),
+        (Ended(143, 6.0, "terminated\n", 2.0), ["6.0 s from the signal to the end"]),
+        (Ended(130, 1.0, "interrupted\n", 2.0), ["exit code 130, which is not one of [0, 3]"]),
+        (Ended(-11, 1.0, "", 2.0), ["exit code -11"]),
+        (Ended(139, 1.0, "", 2.0), ["exit code 139"]),
+        (Ended(143, 1.0, "terminated\n", None), ["exit code 143, which is not one of [0, 3]"]),
+    ],
+)
+def test_what_the_judge_says_after_a_signal(ended: Ended, expected: list[str]) -> None:
+    case = Case("x", "", [call()], signal=signal.SIGTERM)
+    assert problems(case, [ended], whole) == expected
+
+
+def test_the_judge_sees_videos_artifacts_and_what_is_left(tmp_path: Path) -> None:
+    output = tmp_path / "video.npy"
+    case = Case("x", "", [call(output)], {b"right"}, artifact=tmp_path, clean=[tmp_path])
+    good = Ended(0, 1.0, "")
+    assert problems(case, [good], whole) == ["exit code 0 and no video"]
+    output.write_bytes(b"right")
+    assert problems(case, [good], whole) == []
+    output.write_bytes(b"wrong")
+    (tmp_path / ".artifact.building").mkdir()
+    found = problems(case, [Ended(3, 1.0, "error: no\n")], damaged)
+    assert found == [
+        "another video",
+        "half an artifact: weights/x is missing",
+        f"left {tmp_path / '.artifact.building'}",
+    ]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=lambda kind: str(kind.__name__))
+def test_damage_changes_a_file_and_repeats(
+    kind: Callable[[random.Random, Path], None], tmp_path: Path
+) -> None:
+    content = bytes(range(256)) * 40
+
+    def state(path: Path) -> tuple[int, int, bytes] | None:
+        """Kind, size and beginning of a file; None if there is none."""
+        if not path.is_symlink() and not path.exists():
+            return None
+        status, data = path.lstat(), b""
+        if path in files_below(path.parent):
+            with path.open("rb") as file:
+                data = file.read(2 * len(content))
+        return status.st_mode, status.st_size, data
+
+    seen = []
+    for name in ("one", "two"):
+        path = tmp_path / name / "file"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        before = state(path)
+        kind(rng_of(7, 3), path)
+        assert state(path) != before
+        seen.append(state(path))
+    assert seen[0] == seen[1]
+
+
+def test_a_seed_repeats_its_faults() -> None:
+    draws = [[rng_of(seed, number).random() for number in range(20)] for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    assert len({maker.__name__ for maker, _ in WEIGHTS}) == len(WEIGHTS)
+
+
+def test_the_soak_sees_growth() -> None:
+    rng = random.Random(0)
+    steady = [{"resident": 10**9 + rng.randrange(10**6), "threads": 20, "descriptors": 9} for _ in range(40)]
+    assert growth(steady) == []
+    leak = [{**one, "descriptors": 9 + number // 10} for number, one in enumerate(steady)]
+    assert growth(leak) == ["descriptors: 10 after a quarter, 12 at the end"]
+    fat = [{**one, "resident": one["resident"] + number * 10**7} for number, one in enumerate(steady)]
+    assert len(growth(fat)) == 1
