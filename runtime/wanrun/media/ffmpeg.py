@@ -1,6 +1,6 @@
-"""imageio's ffmpeg: where it is, whether it writes H.264, and running it.
+"""Finds imageio's ffmpeg, checks that it writes H.264, and runs it.
 
-diffusers reads videos with this binary too, so both see the same frames.
+diffusers reads videos with this binary too, so both get the same frames.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _REMEDY = f"pip install 'imageio[ffmpeg]', or let {_VARIABLE} name an ffmpeg"
 
 
 def find_ffmpeg() -> str:
-    """The ffmpeg that $IMAGEIO_FFMPEG_EXE names, else the one that came with imageio, else the system's.
+    """Returns the path of ffmpeg: $IMAGEIO_FFMPEG_EXE, else imageio's own binary, else the system's.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is no ffmpeg.
     """
     named = os.environ.get(_VARIABLE)
     if named:
@@ -48,7 +48,7 @@ def find_ffmpeg() -> str:
 
 
 def _own_binary() -> str | None:
-    """The program in imageio's package. ``get_ffmpeg_exe`` would start it to try it, which takes 30 ms."""
+    """Returns the binary in imageio's package. ``get_ffmpeg_exe`` would start it as a test, for 30 ms."""
     try:
         folder = Path(str(resources.files("imageio_ffmpeg.binaries")))
     except ImportError:
@@ -57,12 +57,12 @@ def _own_binary() -> str | None:
 
 
 def check_h264() -> None:
-    """Checks, before the work, that there is an ffmpeg that writes H.264.
+    """Checks before the first step that there is an ffmpeg that writes H.264.
 
-    The one that came with imageio has libx264, and is not started. Another one encodes one frame.
+    imageio's own binary has libx264 and is not started. Another ffmpeg encodes one frame as a test.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is no such ffmpeg.
     """
     remedy = f"{_REMEDY}, or choose an --output that ends in .webp or .png"
     try:
@@ -87,19 +87,19 @@ def check_h264() -> None:
 def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> bytes:
     """Runs ffmpeg, feeding it the frames, and returns its standard output.
 
-    imageio_ffmpeg's own writer does not look at ffmpeg's exit status, so that a full disk would pass in
-    silence; only its binary is used.
+    imageio_ffmpeg's own writer ignores ffmpeg's exit status, so a full disk would go unnoticed. Only the
+    binary is used.
 
     Args:
-        arguments: ffmpeg's, from the input on.
-        frames: a contiguous array of bytes for its standard input.
+        arguments: ffmpeg's arguments, from the input on.
+        frames: a contiguous array of bytes for ffmpeg's standard input.
 
     Raises:
         UsageError: if there is no ffmpeg.
-        OSError: if it does not start or fails, with the last line that it wrote.
+        OSError: if ffmpeg does not start or fails, with the last line of its messages.
     """
     command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
-    # In a session of its own Ctrl-C does not reach it: it is ended here.
+    # In a session of its own, so that Ctrl-C does not reach it: this function ends the process.
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -108,7 +108,7 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
         start_new_session=True,
     ) as process:
         try:
-            # A view of the frames, not a copy: communicate takes any buffer.
+            # A view of the frames without a copy: communicate takes any buffer.
             output, log = process.communicate(
                 None if frames is None else cast("bytes", frames.data.cast("B"))
             )

@@ -1,4 +1,4 @@
-"""Reading images: what diffusers' ``load_image`` gives, with everything odd refused in one line."""
+"""Reads images as diffusers' ``load_image`` does, and refuses damaged or unusual ones with one line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from wanrun.errors import UsageError
 ImageSource = Path | str | Image.Image
 
 Seen = Callable[[bytes], object]
-"""Told of what is decoded, piece by piece, such as the ``update`` of a digest."""
+"""Gets the bytes that identify an image or video, piece by piece, such as the ``update`` of a digest."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000")
-"""Pillow's names of the formats that are read: none that starts a program, as EPS does. For the first five no
-more of Pillow is imported."""
+"""Pillow's names of the formats that are read. None starts a program, as EPS does. The first five need no
+further module of Pillow."""
 
-# What Pillow's decoders raise for damaged files: a format's own reader may stop at any of these.
+# The exceptions of Pillow's decoders for damaged files: a format's own reader may raise any of these.
 _DAMAGE = (
     OSError,
     SyntaxError,
@@ -42,15 +42,15 @@ _DEEP = ("I", "F")  # and I;16 with its byte orders
 
 
 def described(source: object, option: str) -> str:
-    """The option and the file, for messages."""
+    """Returns the option and the file, if the source is one, for messages."""
     return f"{option} {source}" if isinstance(source, Path | str) else option
 
 
 def existing_path(source: Path | str, option: str) -> Path:
-    """The path of a source that is a folder, or a file that can be read and is not empty.
+    """Returns the path of a folder, or of a file that can be read and is not empty.
 
     Raises:
-        UsageError: otherwise.
+        UsageError: if the source is neither.
     """
     path, found = Path(source), None
     try:
@@ -67,7 +67,7 @@ def existing_path(source: Path | str, option: str) -> Path:
 
 
 def too_large(name: str) -> UsageError:
-    """What is said of an image with more pixels than Pillow reads."""
+    """Returns the error for an image above Pillow's limit of pixels."""
     return UsageError(
         f"{name} is too large",
         expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels",
@@ -77,10 +77,10 @@ def too_large(name: str) -> UsageError:
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Turns what Pillow raises for a bad image into one UsageError that starts with this name."""
+    """Turns Pillow's exceptions for a bad image into a UsageError that starts with ``name``."""
     try:
         with warnings.catch_warnings():
-            # Pillow warns of odd metadata and palettes, which the reference reads too.
+            # Pillow warns of unusual metadata and palettes, which the reference reads too.
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             yield
@@ -104,7 +104,8 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
     converted.
 
     Raises:
-        UsageError: for a greyscale image with 16 or 32 bits, which Pillow would clip at 255: mostly white.
+        UsageError: for an image without pixels, and for a greyscale image with 16 or 32 bits, which Pillow
+            would clip at 255, that is mostly to white.
     """
     if image.mode in _DEEP or image.mode.startswith("I;"):
         raise UsageError(
@@ -119,10 +120,10 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def identity(file: Path | int, name: str) -> tuple[int, ...]:
-    """What is other numbers once a file, given by path or descriptor, was changed or is another.
+    """Returns numbers that change when a file, given by path or descriptor, is changed or replaced.
 
     Raises:
-        UsageError: if it is gone.
+        UsageError: if the file is gone.
     """
     try:
         status = os.stat(file)  # noqa: PTH116 - or a descriptor
@@ -132,13 +133,14 @@ def identity(file: Path | int, name: str) -> tuple[int, ...]:
 
 
 def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> None:
-    """Tells of a file's bytes, once it is decoded.
+    """Passes a file's bytes to ``seen`` after the file was decoded.
 
-    Decoders are given its name, as by the reference: Pillow does not turn all that it reads from memory as
-    what it reads from files. So this shows that the file is what it was before.
+    Decoders get the file's name, as in the reference, because Pillow does not turn all images from memory as
+    it turns those from files. Hence the comparison with the identity before decoding: it shows that these
+    are the decoded bytes.
 
     Raises:
-        UsageError: if it cannot be read, or its ``identity`` is not that before.
+        UsageError: if the file cannot be read, or if its ``identity`` is no longer ``before``.
     """
     try:
         with path.open("rb") as file:
@@ -152,10 +154,10 @@ def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> Non
 
 
 def file_digest(source: Path | str, option: str) -> str:
-    """sha256 of the file of an image or video, which is not decoded.
+    """Returns the sha256 of the file of an image or video, without decoding.
 
     Raises:
-        UsageError: if it is missing, a folder, empty, or cannot be read.
+        UsageError: if the file is missing, a folder, empty, or cannot be read.
     """
     name, digest = described(source, option), hashlib.sha256()
     path = _image_path(source, option)
@@ -171,16 +173,16 @@ def _image_path(source: Path | str, option: str) -> Path:
 
 
 def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Image.Image:
-    """Reads an image, all of it, as diffusers' ``utils.load_image`` does.
+    """Reads and decodes a whole image, as diffusers' ``utils.load_image`` does.
 
     Args:
-        source: a file, or an image that is in memory.
+        source: a file, or an image in memory.
         option: the option's name as the user writes it, for messages.
         seen: told of what is decoded: the file's bytes; of an image in memory the size, and the pixels that
             are returned.
 
     Returns:
-        The image in mode RGB, turned as its EXIF orientation says; of an animation the first frame. Colour
+        The image in mode RGB, turned as its EXIF orientation says; the first frame of an animation. Colour
         images of 16 bits a channel keep the upper 8.
 
     Raises:

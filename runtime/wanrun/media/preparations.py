@@ -1,4 +1,4 @@
-"""The preparations that a manifest may name: how an image or a frame becomes what the programs take."""
+"""The preparations that a manifest may name: each makes a program's input from an image or a frame."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from wanrun.media.processors import filled, greyscale, reference_canvas, resized
 
 @dataclass(frozen=True)
 class Canvas:
-    """What an image or a frame is brought to.
+    """The size that an image or a frame is brought to.
 
     Attributes:
         width: pixels.
         height: pixels.
-        spatial: pixels of a latent cell.
-        multiple: pixels that widths and heights are multiples of.
-        title: what messages call the image or the video.
+        spatial: pixels of a latent cell's side.
+        multiple: widths and heights are multiples of this number of pixels.
+        title: the name of the image or video in messages.
     """
 
     width: int
@@ -39,10 +39,10 @@ class Prepared:
     """A preparation.
 
     Attributes:
-        process: takes an image in mode RGB, and gives an array (height, width, ...) of the canvas's size; it
-            raises UsageError for an image that cannot be brought to it.
+        process: makes an array (height, width, ...) of the canvas's size from an image in mode RGB; raises
+            UsageError for an image that cannot be brought to this size.
         channels: the axes after height and width.
-        dtype: of the array.
+        dtype: the array's dtype.
     """
 
     process: Callable[[Image.Image, Canvas], np.ndarray]
@@ -50,11 +50,11 @@ class Prepared:
     dtype: type[np.generic] = np.uint8
 
     def shape(self, canvas: Canvas) -> tuple[int, ...]:
-        """Returns (height, width, ...) of the array."""
+        """Returns the array's shape (height, width, ...)."""
         return (canvas.height, canvas.width, *self.channels)
 
     def empty(self, count: int, canvas: Canvas) -> np.ndarray[Any, Any]:
-        """Returns room for this many images, (count, height, width, ...)."""
+        """Returns an uninitialised array for ``count`` images, (count, height, width, ...)."""
         return np.empty((count, *self.shape(canvas)), self.dtype)
 
 
@@ -67,7 +67,7 @@ def _resize_same_aspect(image: Image.Image, canvas: Canvas) -> np.ndarray:
     wanted = f"{canvas.width}x{canvas.height}"
     size = scaled_size(*image.size, canvas.width, canvas.height, canvas.multiple, canvas.spatial)
     if size != (canvas.width, canvas.height):
-        # The reference goes on with this size, which programs of the profile's cannot take.
+        # The reference continues with this size, but programs take the profile's size only.
         width, height = size
         other = f", or use a profile of {width}x{height}" if width and height else ""
         raise UsageError(
@@ -100,4 +100,4 @@ PREPARATIONS: Mapping[Preparation, Prepared] = MappingProxyType(
         "greyscale": Prepared(_greyscale, channels=()),
     }
 )
-"""By the name in the manifest."""
+"""The preparations by their names in the manifest."""

@@ -1,6 +1,6 @@
-"""Media become the arrays that programs take: read, checked against the profile, and prepared.
+"""Reads images and videos, checks them against the profile, and makes the arrays that programs take.
 
-What is read, and how each is prepared, the manifest says: nothing here is about a single model.
+The manifest says which media a model takes and how each is prepared: nothing here is about a single model.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media, chosen_m
 from wanrun.media.windows import check_segments, padded_frames, reflected
 
 MAX_BYTES = 8 * 2**30
-"""Of the videos of several windows, which are held in memory: at 1280x720 and 30 fps 80 s, or 39 s with the
-background video and its mask too."""
+"""The largest size of the prepared videos of a model with windows, which are held in memory: 80 s at 1280x720
+and 30 fps, or 39 s with a background video and its mask."""
 
-_STEP_BYTES = 2**26  # by which a video of unknown length grows: above this malloc maps pages of their own
+_STEP_BYTES = 2**26  # growth of a video of unknown length; malloc maps separate pages for sizes above this
 
 
 def load_media(manifest: Manifest, profile: Profile, media: Media) -> Inputs:
-    """Reads, checks and prepares everything that is given.
+    """Reads, checks and prepares the given media.
 
     Args:
-        manifest: the artifact's.
-        profile: the static shape: size, frames (of a window, where there are windows) and number of reference
+        manifest: the artifact's manifest.
+        profile: the static shape: size, frames (of one window, if there are windows) and number of reference
             images.
-        media: what is given.
+        media: the given media.
 
     Raises:
-        UsageError: for what ``check_media`` refuses, and for an image or video that cannot be read or does
-            not fit the profile.
+        UsageError: as ``check_media``, and for an image or video that cannot be read or does not fit the
+            profile.
     """
     check_media(manifest, media)
     return _Loader(manifest, profile, media).load()
 
 
 def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:
-    """The ``facts`` of ``load_media``, where they can be told without decoding: files are digested alone.
+    """Returns the ``facts`` of ``load_media`` without decoding: files are only digested.
 
-    Whether the media can be used is not known then. Two that have the same facts are the same.
+    Equal facts mean equal media. They do not show that the media can be decoded or fit the profile.
 
     Args:
-        manifest, profile, media: as of ``load_media``.
+        manifest, profile, media: as for ``load_media``.
 
     Returns:
-        None for a model that makes windows, and for images in memory.
+        The facts; None for a model with windows, and for images in memory.
 
     Raises:
-        UsageError: for what ``check_media`` refuses, and for a file that cannot be read.
+        UsageError: as ``check_media``, and for a file that cannot be read.
     """
     check_media(manifest, media)
-    if manifest.model.task.windows is not None:  # how many frames of a folder are used, one video decides
+    if manifest.model.task.windows is not None:  # one video decides how many frames of a folder are used
         return None
     digests: dict[str, list[str]] = {}
     for name, source in _given(manifest, media):
@@ -87,12 +87,12 @@ class _Loader:
         self._model, self._task = manifest.model, manifest.model.task
         self._overlap = chosen_overlap(manifest, media)
         self._digests = dict[str, list[str]]()
-        self._pixels: list[np.ndarray] = []  # what the image encoder takes
+        self._pixels: list[np.ndarray] = []  # input of the image encoder
         self._total = profile.num_frames  # frames of each video's array
-        self._num_frames: int | None = None  # of the result, where the media decide it
+        self._num_frames: int | None = None  # frames of the result, if the media decide their number
 
     def load(self) -> Inputs:
-        """Everything that the programs take of the media."""
+        """Returns the arrays that the programs take, and the facts about the media."""
         arrays: dict[str, np.ndarray] = {}
         for name in self._order():
             item, source = self._task.inputs[name], getattr(self._media, name)
@@ -114,7 +114,7 @@ class _Loader:
         return Inputs(arrays, facts, self._num_frames, self._overlap)
 
     def _order(self) -> list[MediaOption]:
-        """The model's inputs: images first, and of videos the one that decides how long the others are."""
+        """Returns the model's inputs: images, then the video that decides the length, then other videos."""
         inputs, windows = self._task.inputs, self._task.windows
         first = None if windows is None else windows.frames_of
         there = [name for name in MEDIA_KINDS if name in inputs]
@@ -133,24 +133,24 @@ class _Loader:
         return self._padded_video(name, item, source)
 
     def _canvas(self, item: Input, title: str = "") -> Canvas:
-        """What an input is brought to."""
+        """Returns the size that an input is brought to, and its name in messages."""
         width, height = item.size or self._profile.width, item.size or self._profile.height
         return Canvas(width, height, self._model.vae_spatial, self._model.size_multiple, title)
 
     def _constant(self, item: Input, value: int) -> np.ndarray:
-        """A read-only array of one value, which takes the memory of one."""
+        """Returns a read-only array of one repeated value, which takes the memory of one value."""
         prepared = PREPARATIONS[item.prepare]
         count = 1 if item.kind == "image" else self._total
         return np.broadcast_to(prepared.dtype(value), (count, *prepared.shape(self._canvas(item))))
 
     def _image(self, name: MediaOption, item: Input, source: ImageSource) -> np.ndarray:
-        """An image (H, W, ...); the image encoder's pixels are kept too."""
+        """Returns an image (H, W, ...), and keeps the image encoder's pixels if the model encodes it."""
         digest, title = hashlib.sha256(), described(source, field(name))
         image = read_image(source, field(name), digest.update)
         self._digests.setdefault(name, []).append(digest.hexdigest())
         prepared = PREPARATIONS[item.prepare].process(image, self._canvas(item, title))
         if item.encoded:
-            assert self._model.image_processor is not None  # as the manifest was checked
+            assert self._model.image_processor is not None  # the manifest's check says so
             self._pixels.append(clip_pixels([image], self._model.image_processor, title))
         return prepared
 
@@ -169,7 +169,7 @@ class _Loader:
             )
 
     def _whole_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
-        """(F, H, W, ...) of a video that has to have the profile's number of frames."""
+        """Returns (F, H, W, ...) of a video that must have the profile's number of frames."""
         expected, canvas = self._total, self._canvas(item, described(source, field(name)))
         prepared = PREPARATIONS[item.prepare]
         frames, count = prepared.empty(expected, canvas), 0
@@ -187,12 +187,12 @@ class _Loader:
         return frames
 
     def _deciding_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
-        """(total, H, W, ...) of the video that decides how many frames there are, padded to whole windows."""
+        """Returns (total, H, W, ...) of the video that decides the length, padded to whole windows."""
         prepared, canvas = PREPARATIONS[item.prepare], self._canvas(item, described(source, field(name)))
         limit, step = MAX_BYTES // self._frame_bytes(), -(-_STEP_BYTES // _bytes(item, canvas))
         shape = prepared.shape(canvas)
-        # Grown in place, for its length is known at its end alone, and two copies would be twice the memory:
-        # of an array this large realloc moves the pages, not the bytes.
+        # The array grows in place: the length is known only at the video's end, and two copies would take
+        # twice the memory. realloc moves the pages of an array this large, not its bytes.
         frames, count = prepared.empty(0, canvas), 0
         for count, frame in enumerate(self._frames(name, source, limit + 1), 1):
             if count > limit:
@@ -212,7 +212,7 @@ class _Loader:
         return frames
 
     def _frame_bytes(self) -> int:
-        """Bytes that a frame of all given videos takes together."""
+        """Returns the prepared bytes of one frame of every given video together."""
         return sum(
             _bytes(item, self._canvas(item))
             for name, item in self._task.inputs.items()
@@ -220,7 +220,7 @@ class _Loader:
         )
 
     def _padded_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
-        """(total, H, W, ...): a video cut to the windows, or padded by reflection."""
+        """Returns (total, H, W, ...) of a video that is cut to the windows, or padded by reflection."""
         prepared, canvas = PREPARATIONS[item.prepare], self._canvas(item, described(source, field(name)))
         frames, count = prepared.empty(self._total, canvas), 0
         for count, frame in enumerate(self._frames(name, source, self._total), 1):
@@ -236,20 +236,20 @@ class _Loader:
 
 
 def _bytes(item: Input, canvas: Canvas) -> int:
-    """Bytes of a prepared frame."""
+    """Returns the bytes of a prepared frame."""
     prepared = PREPARATIONS[item.prepare]
     return math.prod(prepared.shape(canvas)) * np.dtype(prepared.dtype).itemsize
 
 
 def _reflect(frames: np.ndarray, count: int) -> None:
-    """Fills what follows the first frames with reflections of them."""
+    """Fills the frames after the first ``count`` with reflections of those."""
     for index, source in enumerate(reflected(count, len(frames))):
         if index >= count:
             frames[index] = frames[source]
 
 
 def _given(manifest: Manifest, media: Media) -> Iterator[tuple[MediaOption, ImageSource | VideoSource]]:
-    """The media that there are, by option; all of them are the model's."""
+    """Yields the given media with their options; ``check_media`` has refused options of other models."""
     inputs = manifest.model.task.inputs
     for name in (name for name in MEDIA_KINDS if name in inputs):
         source = getattr(media, name)
@@ -260,7 +260,7 @@ def _given(manifest: Manifest, media: Media) -> Iterator[tuple[MediaOption, Imag
 
 
 def _facts(manifest: Manifest, media: Media, digests: Mapping[str, list[str]]) -> dict[str, Any]:
-    """What the metadata records: names and digests of the media, lists of them where there may be several."""
+    """Returns the metadata's entries: names and digests of the media, lists of them for reference images."""
     names: dict[MediaOption, list[str | None]] = {}
     for name, source in _given(manifest, media):
         names.setdefault(name, []).append(_name(source))
@@ -275,5 +275,5 @@ def _facts(manifest: Manifest, media: Media, digests: Mapping[str, list[str]]) -
 
 
 def _name(source: ImageSource | VideoSource) -> str | None:
-    """A file's name without its folder; None for what is in memory."""
+    """Returns a file's name without its folder; None for images in memory."""
     return Path(source).absolute().name if isinstance(source, Path | str) else None

@@ -1,4 +1,4 @@
-"""Images as the programs take them: what the reference's processors compute, without torch.
+"""Scales, crops and normalises images for the programs as the reference's processors do, without torch.
 
 The reference is diffusers 0.42.1, and transformers' CLIPImageProcessor on Pillow, which is what diffusers
 loads where torchvision is not installed. With torchvision up to 0.7 % of the scaled pixels differ, by one of
@@ -17,20 +17,20 @@ from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import UsageError
 
 _LANCZOS = Image.Resampling.LANCZOS
-_MAX_STRETCHED_PIXELS = 2**26  # an image of one row would become gigabytes when its short edge is scaled up
+_MAX_STRETCHED_PIXELS = 2**26  # an image of one row would take gigabytes after its short edge is scaled up
 
 
 def resized(image: Image.Image, width: int, height: int) -> np.ndarray:
     """Scales an image to a size, whatever its aspect ratio: ``VaeImageProcessor.preprocess``.
 
     Returns:
-        uint8 (height, width, 3). An image of that size is not changed.
+        uint8 (height, width, 3). An image that has this size is not changed.
     """
     return np.asarray(image.resize((width, height), _LANCZOS))
 
 
 def greyscale(image: Image.Image, width: int, height: int) -> np.ndarray:
-    """The same, then converted to greyscale (ITU-R 601): ``WanAnimatePipeline``'s processor of masks.
+    """Scales as ``resized``, then converts to greyscale (ITU-R 601): ``WanAnimatePipeline``'s mask processor.
 
     Returns:
         uint8 (height, width).
@@ -41,8 +41,8 @@ def greyscale(image: Image.Image, width: int, height: int) -> np.ndarray:
 def filled(image: Image.Image, width: int, height: int, name: str = "the image") -> np.ndarray:
     """Fits an image into a size, centred on black: ``WanAnimateImageProcessor`` with ``resize_mode="fill"``.
 
-    Diffusers asks that processor for bilinear scaling, but its base class's constructor sets the filter back
-    to Lanczos, and that is what the model is given.
+    diffusers asks that processor for bilinear scaling, but the constructor of its base class sets the filter
+    back to Lanczos, so the model gets Lanczos.
 
     Returns:
         uint8 (height, width, 3).
@@ -68,17 +68,18 @@ def clip_pixels(
     Args:
         images: N images of any size.
         settings: sizes, filter and colours.
-        name: what messages call the images.
+        name: the name of the images in messages.
 
     Returns:
-        float32 (N, crop, crop, 3). What the scaled image lacks of the crop is black, before normalisation.
+        float32 (N, crop, crop, 3). Where the crop is larger than the scaled image it is black, before
+        normalisation.
 
     Raises:
         UsageError: for an image so narrow that scaling its short edge would fill the memory.
     """
     mean, std = (np.asarray(colours, np.float32) for colours in (settings.mean, settings.std))
     pixels = np.stack([_centre(image, settings, name) for image in images])
-    # Float64 for the product alone, and float32 after it, as transformers does.
+    # As in transformers, only the product is in float64.
     rescaled = (pixels.astype(np.float64) * settings.rescale_factor).astype(np.float32)
     return (rescaled - mean) / std
 
@@ -102,7 +103,7 @@ def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarr
 
 
 def _crop_or_pad(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """The middle of one axis; zeros around what is too short, the larger half in front."""
+    """Returns the middle of one axis. A shorter axis is padded with zeros, the larger half in front."""
     missing = size - pixels.shape[axis]
     if missing > 0:
         before = math.ceil(missing / 2)
@@ -118,8 +119,8 @@ def reference_canvas(
 ) -> np.ndarray:
     """Fits a reference image into a size, centred on white: ``WanVACEPipeline.preprocess_conditions``.
 
-    As there, the image is scaled twice: to the multiple of ``spatial`` below its own size (Lanczos), then to
-    the size (bilinear without antialiasing, on values in [-1, 1]).
+    As in the reference, the image is scaled twice: with Lanczos to the multiple of ``spatial`` below its own
+    size, then to the wanted size (bilinear without antialiasing, on values in [-1, 1]).
 
     Returns:
         float32 (height, width, 3) in [-1, 1].
@@ -148,9 +149,9 @@ def reference_canvas(
 
 
 def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Linear interpolation of one axis: ``torch.nn.functional.interpolate(align_corners=False)``.
+    """Interpolates one axis linearly: ``torch.nn.functional.interpolate(align_corners=False)``.
 
-    Torch computes positions in float32, which moves a weight by up to 1e-4: so are they here.
+    Torch computes positions in float32, which moves a weight by up to 1e-4. This function does the same.
     """
     old = pixels.shape[axis]
     scale = np.float32(old) / np.float32(size)
@@ -178,16 +179,16 @@ def _check_fits(image: Image.Image, width: int, height: int, name: str) -> None:
 def scaled_size(
     width: int, height: int, profile_width: int, profile_height: int, multiple: int, spatial: int = 8
 ) -> tuple[int, int]:
-    """The size that a video's frames are scaled to: ``WanVACEPipeline.preprocess_conditions``.
+    """Returns the size that a video's frames are scaled to: ``WanVACEPipeline.preprocess_conditions``.
 
-    Frames with more pixels than the profile's are scaled to fit in it, smaller ones are not; the result is
-    rounded down. Only a video whose size becomes the profile's conditions all of it.
+    Frames with more pixels than the profile are scaled to fit into its size; smaller ones are not scaled. The
+    result is rounded down. Only a video whose size becomes the profile's size conditions the whole result.
 
     Args:
         width, height: pixels of a frame.
-        profile_width, profile_height: pixels of the video that is made.
-        multiple: pixels that sizes are multiples of.
-        spatial: pixels of one latent pixel.
+        profile_width, profile_height: pixels of the result.
+        multiple: sizes are multiples of this number of pixels.
+        spatial: pixels of a latent cell's side.
 
     Returns:
         Width and height.

@@ -1,4 +1,4 @@
-"""Reading videos, files or folders of images: the frames that diffusers' ``load_video`` gives."""
+"""Reads videos from files and folders of images: the same frames as diffusers' ``load_video``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from wanrun.media.images import (
 VideoSource = Path | str | Sequence[Image.Image]
 
 _CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,ivf,h264,hevc,mpegvideo,yuv4mpegpipe,mjpeg"
-"""ffmpeg's names of what is read: not its playlists and scripts, which name other files."""
+"""ffmpeg's names of the containers that are read. Playlists and scripts are refused: they name more files."""
 
 
 def read_video(
@@ -41,19 +41,20 @@ def read_video(
 ) -> Iterator[Image.Image]:
     """Reads the frames of a video one by one.
 
-    A file with a variable frame rate is read as diffusers reads it: ffmpeg repeats and drops frames so that
-    they are evenly spaced.
+    A file with a variable frame rate is read as diffusers reads it: ffmpeg repeats and drops frames to space
+    them evenly.
 
     Args:
         source: a file that ffmpeg or Pillow can read (mp4, webm, gif, webp, apng, ...); a folder of images,
             in the natural order of their names (2 before 10) and without hidden files; or a list of images.
         option: the option's name as the user writes it, for messages.
-        max_frames: stops after so many; what follows is not decoded.
-        seen: told of what is decoded: of a file all its bytes, after the last frame; of a folder the names
-            and digests of its frames; of a list their sizes and pixels.
+        max_frames: stops after this many frames; later frames are not decoded.
+        seen: gets the bytes that identify the video: all bytes of a file, after the last frame; the names and
+            digests of a folder's frames; the sizes and pixels of a list's images.
 
     Yields:
-        Frames in mode RGB, all of one size. EXIF orientation turns the images of folders and lists.
+        Frames in mode RGB, all of one size. Images of folders and lists are turned as their EXIF orientation
+        says.
 
     Raises:
         UsageError: if it is missing, empty, damaged, cut short, has no frames, or frames that differ in size,
@@ -68,10 +69,10 @@ def read_video(
 
 
 def video_digest(source: Path | str, option: str, max_frames: int | None = None) -> str:
-    """sha256 of what ``read_video`` tells ``seen``, without decoding anything.
+    """Returns the sha256 of the bytes that ``read_video`` passes to ``seen``, without decoding.
 
     Raises:
-        UsageError: if it is missing, empty, or cannot be read.
+        UsageError: if the video is missing, empty, or cannot be read.
     """
     path = existing_path(source, option)
     if path.is_dir():
@@ -83,13 +84,13 @@ def video_digest(source: Path | str, option: str, max_frames: int | None = None)
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Sorts names by the numbers in them: frame2 before frame10."""
+    """Returns a key that sorts names by the numbers in them: frame2 before frame10."""
     parts = re.split("([0-9]+)", name)  # text and numbers in turn; int() would take other digits too
     return [int(part) if index % 2 else part for index, part in enumerate(parts)], name
 
 
 def folder_files(path: Path, option: str) -> list[Path]:
-    """The files of a folder of frames, in order, without the hidden ones.
+    """Returns the files of a folder of frames in natural order, without hidden files.
 
     Raises:
         UsageError: if the folder cannot be listed.
@@ -122,12 +123,12 @@ def _folder_frames(
 
 
 def _folder_entry(file: Path, digest: str) -> bytes:
-    """What stands for a frame's file in the digest of its folder."""
+    """Returns the bytes that a frame's file adds to the digest of its folder."""
     return f"{file.name}\0{digest}\n".encode("utf-8", "surrogateescape")
 
 
 def _same_size(frames: Iterator[Image.Image], source: VideoSource, option: str) -> Iterator[Image.Image]:
-    """The frames, of which there is at least one, and all have the first one's size."""
+    """Yields the frames, and checks that there is at least one and that all have the first one's size."""
     size, number = None, 0
     for number, frame in enumerate(frames, 1):
         size = size or frame.size
@@ -149,12 +150,12 @@ def _file_frames(path: Path, option: str, max_frames: int | None, seen: Seen | N
     before = identity(path, name)
     yield from _decoded(path, name, max_frames)
     if seen is not None:
-        # A digest of what was there before and after, not of what a name holds by now.
+        # The digest is of the file that was decoded: tell_file refuses one that changed since ``before``.
         tell_file(path, name, before, seen)
 
 
 def _decoded(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Image]:
-    """Frames from Pillow, or else from ffmpeg."""
+    """Yields frames from Pillow if it reads the format, else from ffmpeg."""
     with decoding(name):
         try:
             image = Image.open(path, formats=FORMATS)
@@ -177,19 +178,19 @@ def _decoded(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Im
 
 
 def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Image.Image]:
-    """Frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader.
+    """Yields frames from imageio's ffmpeg, with the conversion and frame timing of imageio's reader.
 
-    That reader itself, which diffusers uses, does not look at ffmpeg's exit status: of a file that is cut
-    short it gives the first part as if it were all.
+    diffusers uses that reader itself. The reader ignores ffmpeg's exit status: of a file that is cut short it
+    returns the first part, without an error.
     """
     limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
     most = Image.MAX_IMAGE_PIXELS
-    # Its decoders round sizes up, and what is above the limit by less than that its output says.
+    # Decoders round sizes up, so this limit has room. _next_ppm refuses sizes between the two limits.
     pixels = [] if most is None else ["-max_pixels", str(most * 9 // 8 + 2**16)]
     command = [
         *("-nostdin", "-v", "error", "-xerror", *pixels),
         *("-protocol_whitelist", "file", "-format_whitelist", _CONTAINERS, "-i", f"file:{path.absolute()}"),
-        # One PPM image a frame: its header says the size.
+        # One PPM image per frame, because its header has the size.
         *("-pix_fmt", "rgb24", "-vcodec", "ppm", *limit, "-f", "image2pipe", "-"),
     ]
     with _started(command, name) as (process, log):
@@ -205,7 +206,7 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
         lines = log.read().decode("utf-8", errors="replace").splitlines()
     if code and any("max pixel count" in line for line in lines):
         raise too_large(name)
-    # ffmpeg ends well when a Matroska file is cut short.
+    # ffmpeg exits with 0 when a Matroska file is cut short.
     if code or any("ended prematurely" in line for line in lines):
         reason = re.sub(r"\[[^]]*\] *", "", lines[0]) if lines else f"ffmpeg's exit code {code}"
         raise UsageError(
@@ -217,10 +218,10 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
 
 @contextmanager
 def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """A process of ffmpeg, and the file that its messages go to.
+    """Yields a started ffmpeg process and the file with its messages.
 
     Raises:
-        UsageError: if there is no ffmpeg, or it cannot be started.
+        UsageError: if there is no ffmpeg, or if it cannot be started.
         OSError: if the disk is full.
     """
     try:
@@ -234,7 +235,7 @@ def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.P
     with ExitStack() as stack:
         try:
             log = stack.enter_context(tempfile.TemporaryFile())
-            # In a session of its own Ctrl-C does not reach it: who reads ends it.
+            # In a session of its own, so that Ctrl-C does not reach it: the reader ends the process.
             process = subprocess.Popen(
                 [program, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -252,10 +253,10 @@ def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.P
 
 
 def _next_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
-    """The next whole image of a stream of binary PPM; None at its end.
+    """Returns the next whole image of a stream of binary PPM images; None at its end.
 
     Raises:
-        UsageError: if it is larger than Pillow reads.
+        UsageError: if the image is above Pillow's limit of pixels.
     """
     if stream.readline() != b"P6\n":
         return None

@@ -1,6 +1,6 @@
-"""The images and videos that a generation is given, and which ones a model takes.
+"""The images and videos given to a generation, and the check that they suit the model.
 
-Neither NumPy nor Pillow is imported until something is loaded.
+Neither NumPy nor Pillow is imported before an image or a video is loaded.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ MEDIA_KINDS: Mapping[MediaOption, str] = MappingProxyType(
         ),
     }
 )
-"""The options that are media, and what each of them is."""
+"""The media options and the kind of source that each takes, for messages."""
 
 
 @dataclass(frozen=True)
 class Media:
-    """What a user gives beside the prompt.
+    """The images and videos that a user gives beside the prompt, and the choices for their use.
 
     An image is a file or a Pillow image; a video is a file, a folder of images, or a list of Pillow images.
 
     Attributes:
         image: the first frame, or a character to animate.
         last_image: the last frame.
-        video: what controls the result, or is edited.
-        mask: white where something new is made, black where the video is kept.
-        reference_image: what the video shows.
-        pose_video: how the character moves; its length is the result's.
-        face_video: what its face does.
-        background_video: where it is put.
-        mask_video: white where it is put.
-        mode: one of the model's modes; its default where None.
-        segment_overlap: frames that windows share; the model's default where None.
+        video: the control video, or the video to edit.
+        mask: white where new content is made, black where the video is kept.
+        reference_image: images of the subjects that the video shows.
+        pose_video: the poses that the character takes; the result has as many frames.
+        face_video: the face whose expressions the character takes.
+        background_video: the video that the character is put into.
+        mask_video: white where the character is put.
+        mode: one of the model's modes; None for the first, its default.
+        segment_overlap: frames that a window shares with the one before; None for the model's default.
     """
 
     image: ImageSource | None = None
@@ -70,14 +70,14 @@ class Media:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Media as the programs take them.
+    """Media as the arrays that programs take.
 
     Attributes:
-        arrays: by program input name; where a video is made in windows, videos are padded to whole ones.
-            Constant ones are broadcast, and take no memory.
-        facts: what a video's metadata records: per option the name and the sha256 of the content; the mode.
-        num_frames: frames of the result where the media decide it, as they do where there are windows.
-        segment_overlap: frames that windows share, for which the videos are padded.
+        arrays: arrays by program input; for a model with windows, videos are padded to whole windows.
+            Constant arrays are broadcast, and take the memory of one value.
+        facts: entries of a video's metadata: name and sha256 of the content for each option, and the mode.
+        num_frames: frames of the result if the media decide their number (a model with windows), else None.
+        segment_overlap: frames that a window shares with the one before; the padding depends on it.
     """
 
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -87,23 +87,23 @@ class Inputs:
 
 
 def chosen_mode(manifest: Manifest, media: Media) -> str | None:
-    """The mode to use the model in; None for a model that has none."""
+    """Returns the mode in which the model is used; None for a model without modes."""
     modes = manifest.model.task.modes
     return None if modes is None else media.mode or modes.names[0]
 
 
 def chosen_overlap(manifest: Manifest, media: Media) -> int:
-    """Frames that windows share; 1 for a model that makes none."""
+    """Returns the frames that a window shares with the one before; 1 for a model without windows."""
     windows = manifest.model.task.windows
     return 1 if windows is None else media.segment_overlap or windows.overlaps[0]
 
 
 def check_media(manifest: Manifest, media: Media) -> None:
-    """Checks that a model gets the media it needs and no others; reads none.
+    """Checks that a model gets the media that it needs and no others; reads no file.
 
     Args:
-        manifest: ``model.task`` says which are required, optional, or for one mode.
-        media: what is given.
+        manifest: ``model.task`` says which media are required, optional, or for one mode only.
+        media: the given media.
 
     Raises:
         UsageError: naming all that are missing, not taken by this model, or contradict each other.
@@ -121,7 +121,7 @@ def _is_given(media: Media, name: MediaOption) -> bool:
 
 
 def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    """What is missing, or not taken."""
+    """Yields an error for each option that is missing, or that the model does not take."""
     inputs, variant, mode = manifest.model.task.inputs, manifest.model.variant, chosen_mode(manifest, media)
     taken = ", ".join(field(name) for name in MEDIA_KINDS if name in inputs) or "a prompt alone"
     for name, kind in MEDIA_KINDS.items():
@@ -139,7 +139,7 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
 
 
 def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    """What has no effect without another input."""
+    """Yields an error for each option that has no effect without another one."""
     for name, item in manifest.model.task.inputs.items():
         if item.beside is not None and _is_given(media, name) and not _is_given(media, item.beside):
             other = field(item.beside)
@@ -147,7 +147,7 @@ def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
 
 
 def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:
-    """A mode or an overlap that the model has not."""
+    """Yields an error for a mode or an overlap that the model does not have."""
     task, variant = manifest.model.task, manifest.model.variant
     mode, overlap = field("mode"), field("segment_overlap")
     if media.mode is not None and task.modes is None:

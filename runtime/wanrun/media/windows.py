@@ -1,6 +1,6 @@
-"""A long video is made in segments of one static shape, each begun with the end of the one before.
+"""The windows of a long video. All have one static shape, and each begins with the end of the one before.
 
-The arithmetic is that of ``WanAnimatePipeline.__call__``.
+diffusers calls a window a segment. The arithmetic is that of ``WanAnimatePipeline.__call__``.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from wanrun.errors import UsageError
 
 
 def num_segments(num_frames: int, length: int, overlap: int) -> int:
-    """How many segments cover a video.
+    """Returns the number of windows that cover a video.
 
     Args:
         num_frames: frames of the video, more than ``overlap``.
-        length: frames of a segment, more than twice ``overlap``.
-        overlap: frames that a segment begins with of the one before.
+        length: frames of a window, more than twice ``overlap``.
+        overlap: frames that a window shares with the one before.
     """
     return -(-(num_frames - overlap) // (length - overlap))
 
 
 def padded_frames(num_frames: int, length: int, overlap: int) -> int:
-    """Frames that these segments have together, the shared ones counted once."""
+    """Returns the frames that these windows have together; shared frames count once."""
     return num_segments(num_frames, length, overlap) * (length - overlap) + overlap
 
 
 def check_segments(num_frames: int, length: int, overlap: int, video: str = "the video") -> None:
-    """Checks that a video can be made in segments.
+    """Checks that a video can be made in windows.
 
     Args:
-        num_frames, length, overlap: as of ``num_segments``.
-        video: what messages call the video whose frames decide.
+        num_frames, length, overlap: as for ``num_segments``.
+        video: the name, in messages, of the video whose frames are counted.
 
     Raises:
-        UsageError: if the video or the segments are too short; the reference stops there with an assertion.
+        UsageError: if the video or the windows are too short, where the reference fails with an assertion.
     """
     if length <= 2 * overlap:
         shorter = "a smaller segment overlap, or " if overlap > 1 else ""
@@ -48,16 +48,16 @@ def check_segments(num_frames: int, length: int, overlap: int, video: str = "the
 
 
 def reflected(num_frames: int, target: int) -> list[int]:
-    """Which frames make a video of another length: ``WanAnimatePipeline.pad_video_frames``.
+    """Cuts or reflects a video to another number of frames: ``WanAnimatePipeline.pad_video_frames``.
 
-    A longer video is cut. A shorter one goes on backwards, and forwards again at its start: 0 1 2 1 0 1 2 ...
+    A longer video is cut. A shorter one continues backwards, then forwards again: 0 1 2 1 0 1 2 ...
 
     Args:
-        num_frames: frames there are; more than one, unless no more are needed.
-        target: frames that are needed.
+        num_frames: frames of the video; more than one if ``target`` is.
+        target: the wanted number of frames.
 
     Returns:
-        Indices of frames, ``target`` of them.
+        Indices of ``target`` frames.
     """
     last = num_frames - 1
     period = max(2 * last, 1)
@@ -66,13 +66,13 @@ def reflected(num_frames: int, target: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Window:
-    """A run of video frames that are made at once.
+    """The video frames that are made at once.
 
     Attributes:
-        index: which window it is.
-        count: how many there are.
+        index: the window's number, from 0.
+        count: the number of windows.
         start: its first frame.
-        stop: one past its last.
+        stop: one past its last frame.
     """
 
     index: int
@@ -82,12 +82,12 @@ class Window:
 
 
 def windows(total: int, length: int, overlap: int) -> list[Window]:
-    """The windows of a video whose frames they cover exactly.
+    """Returns the windows that exactly cover a video.
 
     Args:
         total: frames of the video, padded to whole windows.
         length: frames of a window.
-        overlap: frames that a window has in common with the one before.
+        overlap: frames that a window shares with the one before.
     """
     stride = length - overlap
     count = num_segments(total, length, overlap)

@@ -1,4 +1,4 @@
-"""Writing videos: checked before the work, atomic, with the same bytes for the same frames and metadata.
+"""Writes videos atomically, with the same bytes for the same frames and metadata.
 
 The suffix chooses the format:
 
@@ -10,8 +10,8 @@ The suffix chooses the format:
 | .png  | APNG, lossless; a plain PNG for one frame | tEXt chunk "Comment" |
 | .npy  | uint8 (T, H, W, 3), lossless | ``<name>.npy.json`` beside it |
 
-The animated formats join equal neighbouring frames into one that is shown longer. Pillow and ffmpeg are
-imported by the formats that need them, so that a start does not wait for them.
+The animated formats join equal neighbouring frames into one frame that is shown longer. Only the formats that
+need Pillow or imageio_ffmpeg import them, so a start does not wait for these imports.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MAX_EMBEDDED_BYTES = (
-    100_000  # one command line argument may be 128 KiB on Linux; longer goes beside the video
+    100_000  # Linux limits one command line argument to 128 KiB; longer metadata goes beside the video
 )
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _ASCII = b"ASCII\0\0\0"  # EXIF's name for the encoding of a UserComment
 
-# sRGB becomes BT.709 in limited range, and the file says so: untagged, players guess from the size.
+# sRGB becomes BT.709 in limited range, and the file is tagged so: players guess from the size without tags.
 # veryfast takes 60 % of medium's time and gave the same PSNR (within 0.5 dB) and size at this quality.
-# x264's output depends on its number of threads, which would otherwise be the machine's.
+# x264's output depends on its number of threads, whose default depends on the machine: so it is fixed.
 # fmt: off
 _H264 = (
     # The encoder takes primaries and transfer from its frames, not from the options of the same names below.
@@ -63,7 +63,7 @@ _H264 = (
 
 
 def metadata_sidecar(path: Path) -> Path:
-    """Where the metadata goes that a video's file cannot hold."""
+    """Returns the path for metadata that a video's file cannot hold."""
     return path.with_name(path.name + ".json")
 
 
@@ -74,14 +74,15 @@ def write_video(
     metadata: Mapping[str, object],
     overwrite: bool = True,
 ) -> None:
-    """Writes one video, atomically: the file is complete, or it is not there (or the old one still is).
+    """Writes one video atomically: the new file is complete, or the path still has its old file or none.
 
     Args:
         frames: uint8 (T, H, W, 3), sRGB.
-        path: where to, with a suffix of the table above.
+        path: the file, with a suffix of the table above.
         fps: frames per second.
-        metadata: what to write into the file, or beside it, as JSON; what JSON cannot hold becomes its
-            ``str``, for a video must not be lost over it.
+        metadata: written as JSON into the file, or beside it. A value that JSON cannot hold becomes its
+            ``str``, so that no video is lost over its metadata.
+        overwrite: whether an existing file is replaced.
 
     Raises:
         UsageError: if the file cannot be written, or its format cannot hold such frames.
@@ -92,13 +93,13 @@ def write_video(
     if not (math.isfinite(fps) and 0 < fps <= 1000):
         raise UsageError("the frame rate is out of range", expected="0 < fps <= 1000", found=fps)
     encode = _ENCODERS[path.suffix.lower()]
-    # ASCII with escapes, because the containers disagree on anything else.
+    # ASCII with escapes, because the containers disagree on other encodings.
     comment = json.dumps(dict(metadata), sort_keys=True, default=str)
     beside = path.suffix.lower() == ".npy" or len(comment) > _MAX_EMBEDDED_BYTES
     sidecar = None
     if beside:
         text = json.dumps(json.loads(comment), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
-        # A lone surrogate, from a byte of argv that is no UTF-8, becomes its JSON escape.
+        # A lone surrogate, from a byte of argv that is not UTF-8, becomes its JSON escape.
         sidecar = text.encode("utf-8", errors="backslashreplace")
     try:
         with _replacing(path, overwrite, sidecar) as temporary:
@@ -112,10 +113,10 @@ def write_video(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata that ``write_video`` wrote into a file, or beside it; empty if there is none.
+    """Returns the metadata that ``write_video`` wrote into a file, or beside it; empty if there is none.
 
     Raises:
-        UsageError: if the file cannot be read, or its metadata is not ``write_video``'s.
+        UsageError: if the file cannot be read, or if its metadata is not a JSON object.
     """
     try:
         read = _READERS.get(path.suffix.lower())
@@ -132,10 +133,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[Path]:
-    """Yields a new file's path in the same folder; it becomes ``path``, durably, or on any error goes.
+    """Yields a temporary file's path in the same folder; the file becomes ``path``, durably, or is removed.
 
-    A new video's sidecar is there before it, so that whatever ends the process, no video lacks its metadata.
-    A replaced video's comes after it, so that the old one is never taken for the new one.
+    The sidecar of a new video is written before the video, so that no video lacks its metadata, whatever ends
+    the process. The sidecar of a video that replaces another is written after it, so that the old video never
+    has the new one's metadata.
     """
     with temporary_path(path, path.suffix.lower()) as temporary:
         yield temporary
@@ -171,7 +173,7 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
 def _read_mp4_comment(path: Path) -> str:
     listing = run_ffmpeg(["-i", f"file:{path.absolute()}", "-f", "ffmetadata", "pipe:1"]).decode("utf-8")
     found = re.search(r"^comment=(.*)$", listing, flags=re.MULTILINE)
-    # ffmetadata puts a backslash before each of = ; # \ and newline; the comment is ASCII without newlines.
+    # ffmetadata puts a backslash before = ; # \ and a newline; the comment is ASCII without newlines.
     return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
 
@@ -183,7 +185,7 @@ def _images(frames: np.ndarray) -> tuple[Image.Image, list[Image.Image]]:
 
 
 def _durations(num_frames: int, fps: float, unit_ms: int) -> list[int]:
-    """Milliseconds per frame in whole units, spread so that the total does not drift: 16 fps is 62.5 ms."""
+    """Returns each frame's duration in ms, in whole units whose sum does not drift: 16 fps is 62.5 ms."""
     times = [round(i * 1000 / fps / unit_ms) for i in range(num_frames + 1)]
     return [(end - start) * unit_ms for start, end in pairwise(times)]
 
