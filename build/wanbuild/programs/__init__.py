@@ -1,1 +1,1 @@
-"""From models and shapes to StableHLO and compiled executables."""
+"""Builds programs from models and shapes: exports them as StableHLO and compiles them."""

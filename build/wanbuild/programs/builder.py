@@ -1,8 +1,8 @@
 """The programs of a profile: pure functions of named arrays to named arrays, with static shapes.
 
-All weights are arguments; guidance scale, timesteps and solver coefficients are inputs, so changing
+All weights are arguments; guidance_scale, timesteps and solver coefficients are inputs, so changing
 them needs no new executable. A program's arguments are listed by name, and its result is a dict, so the
-runtime passes the outputs of one program to the next without knowing what they are.
+runtime passes the outputs of one program to the next without knowing their meaning.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import UsageError
 
 ENCODE_BATCH = 1
-"""Prompts per ``encode_text`` call, always the same, so an embedding does not depend on its batch.
+"""Prompts per ``encode_text`` call. The number is fixed, so an embedding does not depend on its batch.
 
-One, not two: 512 tokens already saturate the matmuls, and a cached or unused negative prompt then costs
+It is one, not two: 512 tokens already saturate the matmuls, and a cached or unused negative prompt then costs
 nothing (BUILD_NOTES.md, "encode_text").
 """
 
 MAX_REFERENCES = 16
-"""Reference images that a profile may have: each costs a latent frame, and published examples use up to 3."""
+"""The most reference images of a profile. Each costs a latent frame; published examples use up to 3."""
 
 TEXT_LENGTHS = (64, 128, 256)
-"""Tokens of the shorter ``encode_text`` programs: most prompts are short; padding costs what text does."""
+"""Tokens of the shorter ``encode_text`` programs: most prompts are short, and padding costs like text."""
 
 
 class ProgramBuilder:
@@ -77,7 +77,7 @@ class ProgramBuilder:
         self._check_shape()
 
     def _arguments(self, params: Any) -> Any:
-        """Abstract weights as the program takes them."""
+        """Returns the abstract weights that a program takes; bfloat16 as uint16 if the kernels take bits."""
 
         def argument(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             as_bits = self._kernels.weight_bits and leaf.dtype == jnp.bfloat16
@@ -135,18 +135,18 @@ class ProgramBuilder:
 
     @property
     def _leading(self) -> int:
-        """Latent frames in front of the video's own."""
+        """Number of latent frames in front of the video's own."""
         return self._variant.leading_latents + self._shape.num_references
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """Latent frames, those in front too, rows and columns."""
+        """Latent frames (with those in front of the video's own), rows and columns."""
         spatial, temporal = self._model.vae_spatial, self._model.vae_temporal
         frames = (self._shape.num_frames - 1) // temporal + 1 + self._leading
         return frames, self._shape.height // spatial, self._shape.width // spatial
 
     def programs(self) -> tuple[ProgramSpec, ...]:
-        """Every program of the profile."""
+        """Returns every program of the profile."""
         texts = [self.encode_text(length) for length in (*TEXT_LENGTHS, self._max_length)]
         images = [self.encode_image()] if "image_encoder" in self._modules else []
         videos = [self.encode_video()] if self._variant.conditioner else []
@@ -158,7 +158,9 @@ class ProgramBuilder:
         return (*texts, *images, *videos, self.prepare(), *steps, self.decode_video())
 
     def encode_text(self, length: int) -> ProgramSpec:
-        """ids, mask (1, L) int32 -> embeddings (1, L, text_dim), zero past the prompt's length.
+        """Returns the program ids, mask (1, L) int32 -> embeddings (1, L, text_dim).
+
+        Embeddings are zero after the prompt's length.
 
         Args:
             length: L. Padding is masked, so a prompt of n tokens has the same embedding for every L >= n.
@@ -176,7 +178,7 @@ class ProgramBuilder:
         )
 
     def encode_image(self) -> ProgramSpec:
-        """pixels (N, S, S, 3) float32 of N images -> their image_tokens (N, tokens, image_dim)."""
+        """Returns the program pixels (N, S, S, 3) float32 -> image_tokens (N, tokens, image_dim)."""
         module: CLIPImageEncoder = self._modules["image_encoder"]
         size = self._configs["image_encoder"].image_size
 
@@ -188,7 +190,7 @@ class ProgramBuilder:
         return program("encode_image", encode_image, arguments)
 
     def encode_video(self) -> ProgramSpec:
-        """Images and videos, uint8 -> the condition of ``denoise_step``: see ``wanbuild.variants``."""
+        """Returns the program images, videos -> condition of ``denoise_step``: see ``wanbuild.variants``."""
         kind = self._variant.conditioner
         assert kind is not None
         conditioner = kind(
@@ -211,10 +213,10 @@ class ProgramBuilder:
         return program("encode_video", encode_video, arguments)
 
     def prepare(self) -> ProgramSpec:
-        """What stays the same over a generation: the cross-attention cache and the RoPE tables.
+        """Returns the program of the arrays that all steps share: cross-attention cache and RoPE tables.
 
-        embeddings (P, 512, text_dim), the positive first; of a model that takes them, image_tokens of
-        ``encode_image`` and face_video (F, S, S, 3) uint8.
+        Inputs: embeddings (P, L, text_dim) of P prompts, the positive one first; for a model that takes them,
+        image_tokens of ``encode_image`` and face_video (F, S, S, 3) uint8.
         """
         module: WanTransformer = self._modules["transformer"]
         arguments = {"transformer": self._weights["transformer"], "embeddings": self._embeddings()}
@@ -243,16 +245,16 @@ class ProgramBuilder:
 
     @functools.cached_property
     def _prepared(self) -> dict[str, Any]:
-        """What ``prepare`` gives to both forms of the loop."""
+        """The outputs of ``prepare``, inputs of both forms of the loop."""
         return self.prepare().outputs
 
     @functools.cached_property
     def _encoded(self) -> dict[str, Any]:
-        """What ``encode_video`` gives to both forms of the loop."""
+        """The outputs of ``encode_video``, inputs of both forms of the loop."""
         return self.encode_video().outputs
 
     def _denoising(self, form: str, **rows: jax.ShapeDtypeStruct) -> ProgramSpec:
-        """A form of the loop; rows are the arguments that say which steps it takes."""
+        """Returns a form of the loop; ``rows`` are the arguments that select its steps."""
         config = self._configs["transformer"]
         denoiser = Denoiser(self._modules["transformer"], ATTENTION[self._kernels.attention], self._dtype)
         latents = jax.ShapeDtypeStruct(self._latents().shape, jnp.dtype(self._options.scheduler_dtype))
@@ -271,7 +273,7 @@ class ProgramBuilder:
         return program(f"denoise_{form}", getattr(denoiser, form), arguments, donate=("latents", "history"))
 
     def denoise_step(self) -> ProgramSpec:
-        """One step: latents (B, C, T, h, w) and solver history -> the same, one step on.
+        """Returns the program of a step: latents (B, C, T, h, w), solver history -> those after the step.
 
         ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep`` and
         ``guidance_scale`` are float32 scalars. Latents and history are donated.
@@ -281,11 +283,11 @@ class ProgramBuilder:
         return self._denoising("step", coefficients=row, timestep=scalar)
 
     def denoise_loop(self) -> ProgramSpec:
-        """The steps [first, last): what ``denoise_step`` does, with the loop on the device.
+        """Returns the program of the steps [first, last): ``denoise_step`` in a loop on the device.
 
-        ``coefficients`` (max_steps, 9) and ``timesteps`` (max_steps,) are float32 and padded with anything;
-        ``first`` and ``last`` are int32 scalars, so any number of steps is one program. With two experts it
-        is called once for each: a branch inside would take both trees of weights as arguments.
+        ``coefficients`` (max_steps, 9) and ``timesteps`` (max_steps,) are float32, and their padding is not
+        read; ``first`` and ``last`` are int32 scalars, so any number of steps is one program. With two
+        experts it is called once for each: a branch inside it would take the weights of both as arguments.
         """
         steps, index = self._options.max_steps, jax.ShapeDtypeStruct((), jnp.int32)
         return self._denoising(
@@ -297,11 +299,11 @@ class ProgramBuilder:
         )
 
     def decode_video(self) -> ProgramSpec:
-        """latents (C, T, h, w) float32 of one video, normalised -> frames (F, H, W, 3) uint8.
+        """Returns the program normalised latents (C, T, h, w) float32 of one video -> uint8 (F, H, W, 3).
 
-        T is without the latent frames in front of the video's own, so that profiles which differ in those
-        share the program. Where a video is made in windows, also last_frames, float32 in [-1, 1]: what the
-        next one may begin with.
+        T is without the latent frames in front of the video's own, so that profiles which differ only in
+        those share the program. Its output is frames; for a model with windows also last_frames, float32 in
+        [-1, 1]: the next window may begin with them.
         """
         module: WanVAE = self._modules["vae"]
         config = self._configs["vae"]

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """Which profiles to build for which targets.
+    """The profiles to build, and the targets to build them for.
 
     Args:
         artifact: the artifact's folder.
         targets: target names.
-        sizes: (width, height) in pixels; the variant's first published one where there are none.
-        frames: frame counts; the variant's published one where there are none.
-        guidance: with guidance, without, or both; as the artifact's default scale says where it is empty.
+        sizes: (width, height) in pixels; if empty, the variant's first published size.
+        frames: frame counts; if empty, the variant's published frame count.
+        guidance: with guidance, without, or both; if empty, as the artifact's default guidance_scale says.
         num_videos: videos per prompt.
         num_references: reference images of a VACE model.
-        options: build options; the attention implementation comes from the target.
+        options: build options; the kernels come from the target.
     """
 
     artifact: Path
@@ -57,7 +57,7 @@ class CompileRequest:
     options: BuildOptions = field(default_factory=BuildOptions)
 
     def shapes(self, manifest: Manifest) -> Iterator[Shape]:
-        """Every combination of size, frame count and guidance, for the artifact of this manifest."""
+        """Yields every combination of size, frame count and guidance, for the artifact of this manifest."""
         variant = variant_named(manifest.model.variant, self.artifact)
         for width, height in self.sizes or variant.sizes[:1]:
             for frames in self.frames or (variant.num_frames,):
@@ -67,7 +67,7 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A compiled program's cache entry and what the compiler says of it."""
+    """A compiled program's cache entry and the compiler's statistics."""
 
     executable: Executable
     statistics: dict[str, Any]
@@ -78,9 +78,9 @@ class _Compiler:
 
     Args:
         artifact: the artifact's folder.
-        target: what to compile for.
-        folder: the folder of entries in it.
-        kept: entries in that folder that stay as they are, by file name.
+        target: the target to compile for.
+        folder: the folder of cache entries, relative to the artifact.
+        kept: entries in that folder that stay unchanged, by file name.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class _Compiler:
         final.mkdir(parents=True, exist_ok=True)
         with temporary_folder(final.parent) as cache:
             started = time.perf_counter()
-            # A cache entry that cannot be written is only a warning to JAX, and its first part stays.
+            # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
             options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
             with using_cache(cache), options:
                 compiled = lower(data, name, donate, self.target.device).compile()
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
-            if entry.name in self._kept:  # another spelling of a program that is already there
+            if entry.name in self._kept:  # StableHLO of another digest that compiles to an existing entry
                 return self._kept[entry.name]
             with entry.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -151,19 +151,19 @@ def _intact(artifact: Path, folder: str, entry: Executable) -> bool:
 def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> Manifest:
     """Adds profiles and targets to an artifact; never executes a program.
 
-    Executables that are there, intact and built in this environment are kept. A target whose environment
-    has changed is compiled again for all of its profiles.
+    Executables that are intact and were built in this environment are kept. A target whose environment has
+    changed is compiled again for all of its profiles.
 
     Args:
-        request: what to build.
-        report: told one line per program.
+        request: the profiles and targets to build.
+        report: gets one line per program.
 
     Returns:
         The artifact's new manifest.
 
     Raises:
         ArtifactError: if there is no usable artifact.
-        UsageError: for a shape or target that cannot be built.
+        UsageError: for a shape or a target that cannot be built.
     """
     artifact = request.artifact.resolve()
     read_manifest(artifact)
@@ -190,7 +190,7 @@ def build_target(
 ) -> Manifest:
     """Exports and compiles profiles for a target, and commits the manifest that lists them.
 
-    The caller holds the build lock and JAX's flags, and removes what is no longer listed.
+    The caller holds the build lock and JAX's flags, and removes files that are no longer listed.
     """
     exported, key = with_programs(artifact, manifest, spec, wanted)
     compiled = _compile_target(artifact, manifest, exported, spec, key, [p.name for p in wanted], report)
@@ -215,16 +215,16 @@ def _compile_target(
     wanted: Sequence[str],
     report: Callable[[str], None],
 ) -> Target:
-    """Compiles what a target has no usable executable of.
+    """Compiles the programs that a target has no usable executable of.
 
     Args:
         artifact: the artifact's folder.
-        before: its manifest, with the executables that there are.
-        manifest: the new one, with the programs.
+        before: its manifest, with the existing executables.
+        manifest: the new manifest, with the programs.
         spec: the target.
-        key: of its program set.
-        wanted: names of the profiles that were asked for; the target's others are compiled too.
-        report: told one line per program.
+        key: the key of the target's program set.
+        wanted: names of the requested profiles; the target's other profiles are compiled too.
+        report: gets one line per program.
     """
     folder = f"executables/{spec.name}"
     built = before.targets.get(spec.name)
@@ -234,7 +234,7 @@ def _compile_target(
         ledger = _usable_entries(artifact, before, built)
     elif built is not None:
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
-        if built.folder == folder:  # the key may be the same, and a killed build leaves the old entries
+        if built.folder == folder:  # keys may be the same, and a killed build must leave the old entries
             folder += "-2"
     compiler = _Compiler(artifact, spec, folder, {c.executable.file: c for c in ledger.values()})
     executables: dict[str, dict[str, Executable]] = {}
@@ -265,7 +265,7 @@ def _compile_target(
 def _usable_entries(
     artifact: Path, manifest: Manifest, built: Target
 ) -> dict[tuple[str, str], CompiledProgram]:
-    """What is compiled and undamaged, by program name and the digest of its StableHLO."""
+    """Returns the undamaged executables by program name and the digest of their StableHLO."""
     usable: dict[tuple[str, str], CompiledProgram] = {}
     for name, entries in built.executables.items():
         programs = manifest.programs(built, manifest.profiles[name])

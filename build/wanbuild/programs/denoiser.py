@@ -1,4 +1,4 @@
-"""A denoising step, and the loop over steps: the transformer, guidance and the solver's update."""
+"""The denoising step and the loop over steps: transformer, guidance and the solver's update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HISTORY = ("last", "m1", "m2")
 
 @dataclass(frozen=True)
 class Denoiser:
-    """What a step computes; ``step`` and ``loop`` are the functions of the two programs.
+    """The computation of a step; ``step`` and ``loop`` are the functions of the two programs.
 
     Args:
         module: the abstract transformer.
@@ -47,22 +47,22 @@ class Denoiser:
         frame_mask: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
     ) -> dict[str, Any]:
-        """One step.
+        """Computes one step.
 
         Args:
             transformer: the weights.
-            kv: the cross-attention cache of one prompt, or with guidance of two, the positive one first.
+            kv: the cross-attention cache of one prompt; with guidance of two, the positive prompt first.
             rope: the rotary tables.
             latents: (B, C, T, h, w).
-            history: the solver's, see ``solver_step``; of the latents' shape and dtype.
+            history: the solver's history, see ``solver_step``; arrays of the latents' shape and dtype.
             coefficients: float32 (9,), a row of the solver's table.
             timestep: float32 scalar.
             guidance_scale: float32 scalar; None for no guidance.
-            condition: what ``encode_video`` returned, the same for all videos.
-            frame_mask: float32 (T,), for a model that has a timestep per token (diffusers'
-                ``expand_timesteps``): zero for a frame that is held, of which the condition has the
-                latents, ``first_frame`` (C, 1, h, w), and one for the others.
-            conditioning_scale: float32 (control blocks,), for a model that has them.
+            condition: the output of ``encode_video``, the same for all videos.
+            frame_mask: float32 (T,), for a model with a timestep per token (diffusers'
+                ``expand_timesteps``): zero for a held frame and one for the others. The condition has the
+                held frame's latents as ``first_frame`` (C, 1, h, w).
+            conditioning_scale: float32 (control blocks,), for a model with control blocks.
 
         Returns:
             The next latents and history, in the dtype of the latents.
@@ -72,7 +72,7 @@ class Denoiser:
         latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
         condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
         if frame_mask is not None:
-            # The velocity of a held frame is as good as any: its latents are put in again at the end.
+            # The velocity of a held frame has no effect: its latents are put in again at the end.
             mask = frame_mask[:, None, None]
             batch = (1 - mask) * condition.pop("first_frame") + mask * latents
             timesteps = (frame_mask * timestep)[None]
@@ -98,16 +98,16 @@ class Denoiser:
         last: jax.Array,
         **constant: Any,
     ) -> dict[str, Any]:
-        """The steps [first, last) of a table; arguments as of ``step``.
+        """Computes the steps [first, last) of a table; arguments and result as for ``step``.
 
         Args:
             latents: (B, C, T, h, w).
-            history: the solver's.
+            history: the solver's history.
             coefficients: float32 (N, 9).
             timesteps: float32 (N,).
             first: int32 scalar.
             last: int32 scalar, at most N.
-            constant: what ``step`` takes besides, the same in every step.
+            constant: the other arguments of ``step``, the same in every step.
         """
 
         def body(index: jax.Array, state: dict[str, Any]) -> dict[str, Any]:
@@ -121,11 +121,11 @@ class Denoiser:
 def solver_step(
     x: jax.Array, velocity: jax.Array, history: _Arrays, coefficients: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """One step of a linear multistep solver, whichever its table describes.
+    """Computes one step of the linear multistep solver that the table describes.
 
     Args:
         x: the current sample, float32.
-        velocity: the model's output at x, float32.
+        velocity: the transformer's output at x, float32.
         history: the last corrected sample ``last`` and the data predictions ``m1`` (newest) and ``m2``.
         coefficients: one row of ``wanrun.denoising.solvers.SolverTable.coefficients``.
 

@@ -1,4 +1,4 @@
-"""Exports a profile's programs as StableHLO, into the set that a target's platform and kernels make."""
+"""Exports a profile's programs as StableHLO, into the program set of a target's platform and kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
 
 @contextlib.contextmanager
 def jax_options(**options: Any) -> Iterator[None]:
-    """Sets JAX options that are not a part of the cache's key, and sets them back."""
+    """Sets JAX options that are not in the cache's key, and sets them back at the end."""
     import jax
 
     before = {name: jax.config.values[name] for name in options}
@@ -50,7 +50,7 @@ def jax_options(**options: Any) -> Iterator[None]:
 
 
 def describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:
-    """Inputs and outputs as text; the weights of components are in the manifest already."""
+    """Returns inputs and outputs as text, without components: the manifest lists their weights already."""
     import jax
 
     def text(tree: Any) -> Any:
@@ -64,7 +64,7 @@ def describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:
 
 
 def profile_of(manifest: Manifest, shape: Shape, options: BuildOptions) -> Profile:
-    """The profile of a shape, the first in the order of building."""
+    """Returns the profile of a shape; its index, 0, is replaced when it is added to a manifest."""
     return Profile(
         width=shape.width,
         height=shape.height,
@@ -82,18 +82,18 @@ def with_programs(
 ) -> tuple[Manifest, str]:
     """Exports profiles into the program set of a target.
 
-    A target whose programs are of another set by now, for the kernels or JAX have changed, gets those of all
-    its profiles. Programs of other sets stay if they were built with the same options. Executables and
-    recorded outputs of programs that are not the same any more are left out.
+    If the target needs another set now, because the kernels or JAX have changed, all its profiles are
+    exported. Programs of other sets stay if they were built with the same options. Executables and golden
+    records of programs that have changed are left out.
 
     Args:
         artifact: the artifact's folder.
         manifest: its manifest.
-        target: what to export for.
-        wanted: the profiles.
+        target: the target to export for.
+        wanted: the profiles to export.
 
     Returns:
-        A manifest that lists the programs, and the key of the target's set.
+        A manifest that lists the programs, and the key of the target's program set.
     """
     import jax
 
@@ -123,7 +123,7 @@ def with_programs(
 
 
 def used_sets(program_sets: Mapping[str, ProgramSet], targets: Mapping[str, Target]) -> dict[str, ProgramSet]:
-    """The program sets that targets refer to."""
+    """Returns the program sets that targets refer to."""
     used = {target.program_set for target in targets.values()}
     return {key: programs for key, programs in program_sets.items() if key in used}
 
@@ -131,7 +131,7 @@ def used_sets(program_sets: Mapping[str, ProgramSet], targets: Mapping[str, Targ
 def _export_profile(
     artifact: Path, manifest: Manifest, profile: Profile, target: TargetSpec
 ) -> dict[str, Program]:
-    """Exports every program of a profile to files named by their content."""
+    """Exports every program of a profile to a file whose name has the digest of its content."""
     programs: dict[str, Program] = {}
     folder = artifact / "programs" / profile.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def _export_profile(
 
 
 def _indexed(old: Mapping[str, Profile], wanted: Sequence[Profile]) -> dict[str, Profile]:
-    """The profiles that there are and those that are wanted, in the order in which they were first built."""
+    """Returns the old and the wanted profiles; indices follow the order in which they were first built."""
     profiles = dict(old)
     for profile in wanted:
         following = 1 + max((other.index for other in profiles.values()), default=-1)
@@ -165,7 +165,7 @@ def _indexed(old: Mapping[str, Profile], wanted: Sequence[Profile]) -> dict[str,
 
 
 def _of_these(programs: ProgramSet, old: Mapping[str, Profile], new: Mapping[str, Profile]) -> ProgramSet:
-    """The programs of profiles whose options are what they were."""
+    """Returns the program set with only the profiles whose options are the same as before."""
     names = [name for name in programs.programs if old[name].options == new[name].options]
     return msgspec.structs.replace(
         programs,
@@ -175,7 +175,7 @@ def _of_these(programs: ProgramSet, old: Mapping[str, Profile], new: Mapping[str
 
 
 def _changed_programs(old: Mapping[str, ProgramSet], new: Mapping[str, ProgramSet]) -> set[tuple[str, str]]:
-    """Key and profile of the programs that are gone, or are others by now."""
+    """Returns set key and profile of the programs that are gone or have changed."""
     return {
         (key, name)
         for key, programs in old.items()
@@ -185,7 +185,7 @@ def _changed_programs(old: Mapping[str, ProgramSet], new: Mapping[str, ProgramSe
 
 
 def _without(target: Target, profiles: Collection[str]) -> Target:
-    """A target without the executables of these profiles."""
+    """Returns a target without the executables of these profiles."""
     return msgspec.structs.replace(
         target,
         executables={name: entry for name, entry in target.executables.items() if name not in profiles},

@@ -1,4 +1,4 @@
-"""What a profile's programs depend on beside the model and the target: its shape, and the user's choices."""
+"""A profile's shape and build options: with the model and the target, they determine its programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wanrun.errors import UsageError
 from wanrun.generation.request import MAX_STEPS
 
 LOOPS = ("both", *LOOP_PROGRAMS)
-"""Which forms of the denoising loop a profile has."""
+"""The choices for the forms of the denoising loop that a profile has."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class BuildOptions:
     Args:
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
-        scheduler_dtype: what latents and solver history are kept in between steps; sums are in float32.
+        scheduler_dtype: dtype of latents and solver history between steps; sums are in float32.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
-        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one; or ``both``.
-        max_steps: the most steps of the scan form, which its coefficient table is padded to.
+        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one call; or ``both``.
+        max_steps: the most steps of the scan form; its coefficient table is padded to this length.
 
     Raises:
-        UsageError: naming an option that is out of its range.
+        UsageError: naming the first option that is out of range.
     """
 
     dtype: str = "bfloat16"
@@ -57,11 +57,11 @@ class BuildOptions:
 
     @classmethod
     def of(cls, recorded: ProfileOptions) -> BuildOptions:
-        """The choices that a profile was built with."""
+        """Returns the choices that a profile was built with."""
         return cls(**{choice.name: getattr(recorded, choice.name) for choice in fields(cls)})
 
     def recorded(self, dtypes: Mapping[str, DtypePolicy]) -> ProfileOptions:
-        """What the manifest says of them.
+        """Returns the record of these choices in the manifest.
 
         Args:
             dtypes: storage dtypes by component, which change the programs too.
@@ -81,7 +81,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a profile's name says: the static shape of one generation.
+    """The static shape of one generation, which a profile's name says.
 
     Args:
         width: pixels.
@@ -89,7 +89,7 @@ class Shape:
         num_frames: frames, 4n + 1.
         num_videos: videos per prompt.
         guidance: whether classifier-free guidance doubles the batch.
-        num_references: reference images, each a latent frame in front of the video's.
+        num_references: reference images; each is a latent frame in front of the video's.
     """
 
     width: int
@@ -101,5 +101,5 @@ class Shape:
 
     @classmethod
     def of(cls, profile: Profile) -> Shape:
-        """The shape of a profile."""
+        """Returns the shape of a profile."""
         return cls(**{size.name: getattr(profile, size.name) for size in fields(cls)})

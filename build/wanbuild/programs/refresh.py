@@ -1,6 +1,6 @@
-"""Exports and compiles an artifact's profiles again, from what the manifest says they were built with.
+"""Exports and compiles an artifact's profiles again, with the build options that the manifest records.
 
-For programs that are damaged, or that JAX does not read any more because they are too old. Weights stay.
+This replaces programs that are damaged, or that JAX no longer reads because they are too old. Weights stay.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ Report = Callable[[str], None]
 
 
 def refresh_artifact(artifact: Path, report: Report) -> Manifest:
-    """Builds all profiles of all targets again that this machine can build, as they were built.
+    """Builds all profiles again, for every target that this machine can build.
 
-    The profiles' options are those of the manifest. Packages are those that are installed here. A target that
-    cannot be built here is kept, unless its programs are damaged or gone. Each target is committed when it is
-    done, so a refresh that is killed leaves an artifact as usable as it was.
+    The options are those of the manifest, and the packages are those that are installed here. A target that
+    cannot be built here is kept, unless its programs are damaged or gone. Each target is committed as soon as
+    it is built, so a refresh that is killed leaves the artifact as usable as before.
 
     Args:
         artifact: the artifact's folder.
-        report: told one line per program, and one of a target that is not built.
+        report: gets one line per program, and one per target that is not built.
 
     Returns:
         The artifact's new manifest.
 
     Raises:
-        ArtifactError: if there is no artifact, or no target of it can be built here.
+        ArtifactError: if there is no artifact, or if none of its targets can be built here.
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
     with build_lock(artifact), JaxFlags("cpu"):
         manifest = read_manifest(artifact)
         specs = _buildable(artifact, manifest, report)
-        for name, spec in specs.items():  # refuse what cannot be built before anything is
+        for name, spec in specs.items():  # refuse an impossible profile before any is built
             for profile in _profiles(manifest, name):
                 shape, options = Shape.of(profile), BuildOptions.of(profile.options)
                 ProgramBuilder(manifest, shape, options, spec.kernels)
@@ -63,16 +63,16 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
 
 
 def _profiles(manifest: Manifest, target: str) -> list[Profile]:
-    """What a target has executables of, in the order of building."""
+    """Returns the profiles that a target has executables of, in the order of building."""
     profiles = [manifest.profiles[name] for name in manifest.targets[target].executables]
     return sorted(profiles, key=lambda profile: profile.index)
 
 
 def _buildable(artifact: Path, manifest: Manifest, report: Report) -> dict[str, TargetSpec]:
-    """The targets that this machine can build, by name; the others are reported.
+    """Returns the targets that this machine can build, by name, and reports the others.
 
     Raises:
-        ArtifactError: if there are none.
+        ArtifactError: if this machine can build none.
     """
     specs: dict[str, TargetSpec] = {}
     reasons: list[str] = []
@@ -93,7 +93,7 @@ def _buildable(artifact: Path, manifest: Manifest, report: Report) -> dict[str, 
 
 
 def _like_here(artifact: Path, name: str, target: Target) -> TargetSpec:
-    """A target as it would be built here: for the same machine, with the packages that are installed.
+    """Returns a target's specification for a build here: the same machine, with the installed packages.
 
     Raises:
         UsageError: if this machine is of another kind.
@@ -111,7 +111,7 @@ def _like_here(artifact: Path, name: str, target: Target) -> TargetSpec:
 def _without_dead(
     artifact: Path, manifest: Manifest, built: Mapping[str, TargetSpec], report: Report
 ) -> Manifest:
-    """The manifest without targets that were not built and cannot run: committed if any is left out."""
+    """Removes targets that were not built and have lost their programs; commits if there are any."""
     dead = {
         name
         for name, target in manifest.targets.items()
@@ -129,7 +129,7 @@ def _without_dead(
 
 
 def _has_programs(artifact: Path, manifest: Manifest, target: Target) -> bool:
-    """Whether every program that a target has an executable of is whole; False where it has none."""
+    """Returns whether every program of a target's executables is whole; False for a target without any."""
     programs = [
         program
         for name in target.executables

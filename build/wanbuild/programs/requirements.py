@@ -1,4 +1,4 @@
-"""The requirements files of an artifact: what ``pip install -r`` takes so that its executables fit."""
+"""The requirements files of an artifact, for ``pip install -r``: the versions with which executables load."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HEADER = "# What the executables of this artifact were compiled with: they load
 
 
 def requirements_of(environment: Mapping[str, Any], file: str = "requirements.txt") -> Requirements:
-    """The record of the file that a target of this environment needs."""
+    """Returns the record of the requirements file for a target of this environment."""
     return Requirements(file=file, sha256=sha256_of(_text(environment)))
 
 
 def with_requirements(targets: Mapping[str, Target]) -> dict[str, Target]:
-    """The targets with one requirements file for all, or one for each where they differ."""
+    """Returns the targets with one requirements file for all, or one for each if their packages differ."""
     texts = {name: _text(target.environment) for name, target in targets.items()}
     alike = len(set(texts.values())) == 1
     files = {name: "requirements.txt" if alike else f"requirements-{name}.txt" for name in targets}
@@ -31,9 +31,9 @@ def with_requirements(targets: Mapping[str, Target]) -> dict[str, Target]:
 
 
 def write_requirements(artifact: Path, targets: Mapping[str, Target]) -> None:
-    """Writes the requirements files that targets name, where they are not there already.
+    """Writes the requirements files that targets name, unless they are up to date.
 
-    A build does this right before it commits the manifest, which has their digests.
+    A build does this right before it commits the manifest, which has the files' digests.
     """
     for target in targets.values():
         path, data = artifact / target.requirements.file, _text(target.environment)
@@ -42,7 +42,7 @@ def write_requirements(artifact: Path, targets: Mapping[str, Target]) -> None:
 
 
 def _text(environment: Mapping[str, Any]) -> bytes:
-    """The packages that decide the cache's key; of zstandard its presence does."""
+    """Returns a line per package in the cache's key; of zstandard only the presence counts."""
     lines = [f"{name}=={version}" for name, version in sorted(environment["packages"].items())]
     if environment["zstandard"]:
         lines.append("zstandard")

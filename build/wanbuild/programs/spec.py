@@ -1,4 +1,4 @@
-"""A program before it is exported: a pure function with static shapes, whose inputs have names."""
+"""A program before it is exported: a pure function with static shapes and named inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ProgramSpec:
     """A program before it is exported.
 
     Args:
-        name: its name.
+        name: the program's name.
         function: takes the inputs in order and returns a dict of outputs.
-        inputs: argument names; a component's name stands for its weights.
+        inputs: names of the inputs; a component's name stands for its weights.
         arguments: abstract arguments, one pytree per input.
         donate: names of donated inputs.
     """
@@ -29,7 +29,7 @@ class ProgramSpec:
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """Abstract outputs by name; traces the function."""
+        """The abstract outputs by name; traces the function."""
         return jax.eval_shape(self.function, *self.arguments)
 
     @property
@@ -43,11 +43,11 @@ def program(
     arguments: Mapping[str, Any],
     donate: tuple[str, ...] = (),
 ) -> ProgramSpec:
-    """A program of a function that takes its inputs by name.
+    """Makes a program of a function that takes its inputs by name.
 
     Args:
-        name: its name.
-        function: what it computes.
+        name: the program's name.
+        function: takes the inputs by name and returns a dict of outputs.
         arguments: abstract arguments by name, in the order of the program's inputs.
         donate: names of donated inputs.
     """

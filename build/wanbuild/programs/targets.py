@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """One target that can be compiled here.
+    """A target that can be compiled here.
 
     Args:
         name: its name and folder in the artifact; ``local`` on a CPU host is ``cpu``.
         platform: JAX's platform name.
-        kernels: the implementations its programs use.
+        kernels: the implementations that its programs use.
         device: the device that programs are lowered for.
         memory_bytes: the device's memory.
-        environment: every fact the executables depend on.
+        environment: every fact that the executables depend on.
     """
 
     name: str
@@ -36,13 +36,13 @@ class TargetSpec:
 
 
 def image_multiple(platform: str, device_kind: str) -> int:
-    """What the number of image tokens is padded to a multiple of: a TPU's attention works on whole blocks.
+    """Returns the multiple that image tokens are padded to: a TPU's attention works on whole blocks.
 
-    The targets of today are CPUs, which pad nothing.
+    All targets of today are CPUs, which need no padding.
 
     Args:
         platform: JAX's platform name.
-        device_kind: as JAX names the device, e.g. ``TPU v5p``.
+        device_kind: JAX's name of the device, e.g. ``TPU v5p``.
     """
     if platform != "tpu":
         return 1
@@ -50,13 +50,13 @@ def image_multiple(platform: str, device_kind: str) -> int:
 
 
 def resolve_target(name: str) -> TargetSpec:
-    """The target of this name, with its device.
+    """Returns the target of a name, with its device.
 
     Args:
-        name: 'local' for what this machine has, or 'cpu'.
+        name: 'local' for this machine's default device, or 'cpu'.
 
     Raises:
-        UsageError: for a target that is not known, or without a device here.
+        UsageError: for an unknown target, one without a device here, or an accelerator.
     """
     if name not in ("local", "cpu"):
         raise UsageError(f"target {name} is not known", expected="local or cpu", found=name)
