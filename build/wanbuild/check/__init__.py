@@ -1,1 +1,1 @@
-"""What an artifact holds, and whether it computes what it should."""
+"""Inspects an artifact, checks its files, and compares its results with records and with the reference."""

@@ -1,7 +1,7 @@
-"""Precomputed prompt embeddings: what the artifact's own text encoder gives for chosen prompts.
+"""Precomputes prompt embeddings with the artifact's own text encoder.
 
-A run that finds its prompts there does not read the text encoder. They are made by the executables of this
-machine's target, once for each compute dtype among the profiles that can run here, and serve every target.
+A run that finds its prompts in the artifact does not read the text encoder. This machine's executables make
+the embeddings, once for each compute dtype of the profiles that can run here. They serve every target.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Warn = Callable[[str], None]
 
 
 def no_warning(message: str) -> None:
-    """Takes a warning that nobody wants."""
+    """Ignores a warning."""
 
 
 def runnable_profiles(artifact: Path, manifest: Manifest, report: Report) -> list[Profile]:
-    """Profiles that have executables for this machine, in the order of building."""
+    """Returns the profiles with executables for this machine, in building order; reports the others."""
     profiles = []
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         try:
@@ -49,8 +49,8 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
 
     Args:
         artifact: the artifact's folder.
-        profile: what to load.
-        lazy: load nothing before it is used.
+        profile: the profile to load.
+        lazy: whether each part is loaded at its first use.
     """
     return load(
         artifact,
@@ -67,20 +67,21 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
 def embed_prompts(
     artifact: Path, prompts: Sequence[str], report: Report, warn: Warn = no_warning
 ) -> Manifest:
-    """Adds the embeddings of prompts to an artifact, and removes files that it does not list.
+    """Adds the embeddings of prompts to an artifact, and removes files that the manifest does not list.
 
     Args:
         artifact: the artifact's folder.
-        prompts: what to embed; the default negative prompt where there are none.
-        report: told one line an embedding.
-        warn: told of a prompt that was cut.
+        prompts: the prompts to embed; if empty, the default negative prompt.
+        report: gets one line per embedding.
+        warn: gets a warning for each prompt that is cut.
 
     Returns:
         The artifact's new manifest.
 
     Raises:
-        ArtifactError: if the artifact is damaged, or no profile can run here.
-        UsageError: if it cannot be written.
+        ArtifactError: if the artifact is damaged, or if no profile can run here.
+        UsageError: if the artifact cannot be written.
+        OSError: if the disk is full.
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
@@ -101,7 +102,7 @@ def embed_prompts(
             remove_unlisted(artifact, manifest)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # the command line has a message for these
+                raise  # the command line has a message for a full disk
             raise UsageError(
                 f"embeddings cannot be written into {artifact}",
                 found=error.strerror or error,
@@ -123,10 +124,10 @@ def add_embeddings(
     Args:
         artifact: the artifact's folder.
         manifest: its manifest.
-        profiles: that can run here; one of each compute dtype is loaded.
-        prompts: what to embed; the default negative prompt where there are none.
-        report: told one line an embedding.
-        warn: told of a prompt that was cut.
+        profiles: profiles that can run here; one of each compute dtype is loaded.
+        prompts: the prompts to embed; if empty, the default negative prompt.
+        report: gets one line per embedding.
+        warn: gets a warning for each prompt that is cut.
 
     Returns:
         The manifest with the embeddings listed.
@@ -164,7 +165,7 @@ def add_embeddings(
 
 
 def _tokenize(artifact: Path, manifest: Manifest, cleaned: Sequence[str], warn: Warn) -> TokenizedPrompts:
-    """Counts each prompt's tokens, and warns of those that are cut."""
+    """Returns the prompts' tokens, and warns of each prompt that is cut."""
     tokenizer = ArtifactTokenizer(artifact, manifest)
     tokens = tokenizer(cleaned)
     for cut in tokens.cut:
@@ -174,7 +175,7 @@ def _tokenize(artifact: Path, manifest: Manifest, cleaned: Sequence[str], warn: 
 
 
 def _intact(stored: ArtifactEmbeddings, prompt: str, dtype: str) -> bool:
-    """Whether an embedding is there; one that is damaged is made again."""
+    """Returns whether an intact embedding is stored; a damaged one is made again."""
     try:
         return stored.find(prompt, dtype) is not None
     except ArtifactError:
@@ -182,5 +183,5 @@ def _intact(stored: ArtifactEmbeddings, prompt: str, dtype: str) -> bool:
 
 
 def _shown(prompt: str) -> str:
-    """A prompt in a line of a report."""
+    """Returns a prompt for a line of a report, cut to 60 characters."""
     return repr(prompt if len(prompt) <= 60 else f"{prompt[:57]}...")

@@ -1,4 +1,4 @@
-"""Prints what an artifact holds, as a table or as JSON."""
+"""Describes an artifact's contents, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wanrun.artifact.targets import Target
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """The artifact in short, for ``--json``: the manifest without checksums."""
+    """Returns the manifest without checksums, for ``--json``."""
     profiles = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
     embeddings = sorted(manifest.embeddings.values(), key=lambda record: (record.prompt, record.dtype))
     return {
@@ -91,7 +91,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def table(manifest: Manifest) -> Iterator[str]:
-    """The artifact in lines for a terminal."""
+    """Yields the lines that describe the artifact on a terminal."""
     data = summary(manifest)
     for section in (_model_lines, _component_lines, _profile_lines, _embedding_lines):
         yield from section(manifest, data)
@@ -168,7 +168,7 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
 
 
 def _exports(manifest: Manifest) -> Iterator[str]:
-    """When the programs of each set were exported, and until when newer versions of JAX read them."""
+    """Yields, for each program set, the days of export and the last day on which newer JAX reads it."""
     for key, programs in manifest.program_sets.items():
         days = sorted(set(programs.exported.values()))
         if days:

@@ -1,7 +1,7 @@
-"""Compares an artifact with diffusers on the checkpoint it was made from, component by component.
+"""Compares an artifact with diffusers on the checkpoint that it was made from, component by component.
 
-The artifact's side runs its own executables, as ``wanrun`` does; only the VAE encoder, which a
-text-to-video artifact holds but has no program for, is run from the model definition. The reference
+The artifact runs its own executables, as ``wanrun`` does. Only the VAE encoder runs from the model
+definition: a text-to-video artifact holds its weights but no program of it. The reference
 runs in float32 on the CPU. Needs the test extra (torch, diffusers, transformers).
 """
 
@@ -46,7 +46,7 @@ PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"
 NEGATIVE_PROMPT = "blurry, static"
 SEED = 7
 GUIDANCE_SCALE, GUIDANCE_SCALE_2 = 5.0, 3.0
-"""They differ, so that experts that are given each other's are noticed."""
+"""They differ, so that a swap of the experts' scales is noticed."""
 
 ENCODERS = ("text_encoder", "image_encoder")
 
@@ -58,10 +58,10 @@ class Check:
     """One row of the table.
 
     Args:
-        name: what was compared.
+        name: the compared component or result.
         error: relative error ‖a−b‖/‖b‖; for frames in float32 the share of uint8 values off by more than
             one level, and in bfloat16 the root mean square error over the range of 255.
-        limit: the largest that passes.
+        limit: the largest error that passes.
         note: more figures.
     """
 
@@ -77,30 +77,31 @@ class Check:
 
 LIMITS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        # float32 sums in another order are worth 1e-6; 1e-5 on the final latents is the aim and 2e-4 a
-        # different computation. Frames may differ where a value lies between two levels.
+        # float32 sums in another order change a component by 1e-6. On the final latents 1e-5 is the aim, and
+        # 2e-4 means another computation. Frames may differ where a value lies between two levels.
         "float32": {"component": 1e-4, "latents": 1e-5, "frames": 1e-3},
-        # bfloat16 has 8 bits: 4e-3 a rounding, about 1e-2 after a transformer, 2e-2 with guidance; another
-        # computation is off by 1e-1 and more. Its frames are bounded by their RMS error (5e-2 is 26 dB).
+        # bfloat16 has 8 bits: an error of 4e-3 per rounding, about 1e-2 after a transformer, 2e-2 with
+        # guidance. Another computation is off by 1e-1 or more. Frames have a limit of their RMS error
+        # (5e-2 is 26 dB).
         "bfloat16": {"component": 5e-2, "latents": 1e-1, "frames": 5e-2},
     }
 )
 
 
 def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
-    """‖value − reference‖ / ‖reference‖ in float64."""
+    """Returns ‖value − reference‖ / ‖reference‖, computed in float64."""
     reference = np.asarray(reference, np.float64)
     return float(np.linalg.norm(np.asarray(value, np.float64) - reference) / np.linalg.norm(reference))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one whole video is made of.
+    """The media of one whole video.
 
     Args:
-        name: for the table; empty for the only one.
-        media: as it was made up; None for text alone.
-        inputs: the same as the artifact takes it.
+        name: its name in the table; empty for the only trial.
+        media: the sample media; None for text alone.
+        inputs: the same media in the form that the artifact takes.
     """
 
     name: str
@@ -113,9 +114,9 @@ def _variant(manifest: Manifest) -> Variant:
 
 
 def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
-    """A trial for each way of using a model: in each mode, without and with what is optional.
+    """Returns a trial for each way of using a model: in each mode, without and with the optional media.
 
-    The last one has all that there may be.
+    The last trial has all of the media.
     """
     made = []
     for name, options in _variant(manifest).ways:
@@ -126,7 +127,7 @@ def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
 
 
 class _Comparison:
-    """One artifact profile against one reference pipeline."""
+    """Compares one profile of an artifact with one pipeline of the reference."""
 
     def __init__(self, pipeline: Pipeline, pipe: Any) -> None:
         self._ours, self._pipe = pipeline, pipe
@@ -142,13 +143,13 @@ class _Comparison:
         self._prompts = [PROMPT, NEGATIVE_PROMPT] if self._profile.guidance else [PROMPT]
 
     def _coarser(self, options: Sequence[str], components: Sequence[str]) -> str:
-        """bfloat16 if these components are stored in it, or one of the build options says it."""
+        """Returns bfloat16 if a component is stored in it or a build option names it, else float32."""
         stored = [self._ours.manifest.dtypes[name].weights for name in components]
         chosen = [getattr(self._profile.options, name) for name in options]
         return "bfloat16" if "bfloat16" in [*stored, *chosen] else "float32"
 
     def text(self) -> Check:
-        """Embeddings of the prompts."""
+        """Compares the embeddings of the prompts."""
         import torch
 
         with torch.no_grad():
@@ -158,7 +159,7 @@ class _Comparison:
         return Check("text_encoder", error, LIMITS[self._text_dtype]["component"])
 
     def image(self) -> list[Check]:
-        """Tokens of the images, for a model that has an encoder of them."""
+        """Compares the image tokens, for a model with an image encoder."""
         import torch
 
         media, inputs = self._trials[-1].media, self._trials[-1].inputs
@@ -172,12 +173,12 @@ class _Comparison:
         return [Check("image_encoder", error, limits["component"])]
 
     def experts(self) -> list[Check]:
-        """Every expert's velocity at the second of two steps of the reference, guidance included."""
+        """Compares every expert's velocity at the second of two steps of the reference, with guidance."""
         return [self._transformer(name) for name in self._transformers]
 
     def _transformer(self, name: str) -> Check:
         trial, single = self._trials[-1], len(self._transformers) == 1
-        # All steps are the wanted expert's: timesteps are below twice the boundary's range, and not below 0.
+        # The wanted expert runs all steps: no timestep is below boundary 0, and all are below boundary 2.
         boundary = None if single else 2.0 * (name != self._transformers[0])
         calls = self._run(trial, 2, {} if boundary is None else {"boundary": boundary}).calls
         outputs = [call for call in calls if call.transformer == name][len(calls) // 2 :]
@@ -185,7 +186,7 @@ class _Comparison:
         if len(outputs) == 2:
             guided = outputs[1].output + GUIDANCE_SCALE * (outputs[0].output - outputs[1].output)
         latents = outputs[0].latents[:, : self._ours.latents_shape[1]]
-        timestep = float(outputs[0].timestep.max())  # of a frame that is held it is zero
+        timestep = float(outputs[0].timestep.max())  # a held frame's timestep is zero
         velocity = self._ours.velocity(
             latents, self._prompts, timestep, GUIDANCE_SCALE, transformer=name, inputs=trial.inputs
         )
@@ -202,7 +203,7 @@ class _Comparison:
         return torch.from_numpy(latents) / std + mean
 
     def decode(self) -> Check:
-        """uint8 frames of random latents."""
+        """Compares the uint8 frames of random latents."""
         import torch
 
         latents = initial_noise(SEED + 1, self._ours.latents_shape)
@@ -214,7 +215,7 @@ class _Comparison:
         return self._frames("vae decode", self._ours.decode(latents), frames, self._vae_dtype)
 
     def encode(self) -> Check:
-        """Moments of a random video, from the model definition with the artifact's weights."""
+        """Compares the mean latents of a random video: the model definition with the artifact's weights."""
         import jax
         import torch
 
@@ -241,14 +242,14 @@ class _Comparison:
         return Check(name, float(error), LIMITS[dtype]["frames"], note)
 
     def videos(self, steps: int) -> list[Check]:
-        """The whole path from prompt to frames, from the same seed, for every trial."""
+        """Compares the whole path from prompt to frames, from the same seed, for every trial."""
         return [check for trial in self._trials for check in self._video(trial, steps)]
 
     def _video(self, trial: Trial, steps: int) -> list[Check]:
         options, note = self._expert_options(steps)
         guidance = GUIDANCE_SCALE if self._profile.guidance else 1.0
         made = self._run(trial, steps, options)
-        scheduler = self._scheduler  # the reference's is the checkpoint's, whatever the artifact's defaults
+        scheduler = self._scheduler  # as in the reference: the checkpoint's, not the artifact's defaults
         ours = self._ours.generate(
             PROMPT,
             NEGATIVE_PROMPT,
@@ -268,19 +269,19 @@ class _Comparison:
 
     @property
     def _scheduler(self) -> SchedulerDefaults:
-        """What the checkpoint's scheduler_config.json says."""
+        """The defaults of the checkpoint's scheduler_config.json."""
         manifest = self._ours.manifest
         variant = variant_named(manifest.model.variant, self._ours.artifact)
         return read_scheduler(manifest.configs["scheduler"], default_shift=variant.flow_shift)
 
     def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
-        """The reference's run of a trial; options as of ``Pipeline.generate``."""
+        """Runs a trial with the reference; options as for ``Pipeline.generate``."""
         import torch
 
         pipe = self._pipe if trial.media is not None else text_pipeline(self._pipe)
 
         def prompts(text: str) -> str | list[str]:
-            """A prompt for each video: the reference's image tokens are as many. VACE takes no list."""
+            """Returns one prompt per video, as the reference needs with image tokens; VACE takes no list."""
             count = self._profile.num_videos
             return text if count == 1 else [text] * count
 
@@ -303,9 +304,9 @@ class _Comparison:
         return run_reference(pipe, **arguments)
 
     def _expert_options(self, steps: int) -> tuple[dict[str, Any], str]:
-        """Options of a generation in which every expert takes steps, if there are as many; and a note.
+        """Returns options with which every expert runs if the steps suffice, and a note for the table.
 
-        The boundary is the checkpoint's where both experts run with it, else in the middle of the steps.
+        The boundary is the checkpoint's if both experts run with it, else in the middle of the steps.
         """
         manifest, grid = self._ours.manifest, asdict(self._scheduler)
         if (boundary := boundary_between(manifest, steps, **grid)) is None:
@@ -321,14 +322,19 @@ class _Comparison:
 
 
 def _readable_source(manifest: Manifest, source: str) -> Path:
-    """The folder of a source that the reference can load, and that says all of what is in the artifact."""
+    """Returns the folder of a source that the reference can load and that determines the artifact's weights.
+
+    Raises:
+        SourceError: if the folder is not a checkpoint.
+        UsageError: if the artifact has LoRAs, or the source has weights in the original naming.
+    """
     if manifest.loras:
         raise UsageError(
             "the artifact has LoRAs merged, and the reference would have none",
             remedy="compare an artifact of the same checkpoint without them",
         )
     located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
-    with open_source(located.path) as opened:  # says what is wrong with a folder that is no checkpoint
+    with open_source(located.path) as opened:  # raises SourceError for a folder that is no checkpoint
         if any(component.stored for component in opened.components.values()):
             raise UsageError(
                 f"{source} has weights in the original naming, which the reference cannot load",
@@ -342,22 +348,23 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
 
     Args:
         artifact: the artifact's folder.
-        source: the checkpoint folder or hub id it was made from.
+        source: the checkpoint folder or hub id that the artifact was made from.
         steps: denoising steps of the whole video.
-        report: told one line per check.
+        report: gets one line per check.
 
     Returns:
-        Every check by name.
+        Every check by name, as a dict of its fields.
 
     Raises:
-        UsageError: if the reference is not installed, cannot load what the artifact was made from, or makes
-            no video like the profile's.
+        SourceError: if the source is not a checkpoint.
+        UsageError: if the reference is not installed, cannot load the source, or makes no videos of the
+            profile's kind.
         VerificationError: naming the checks that failed.
     """
     manifest = read_manifest(artifact)
     profile = min(manifest.profiles.values(), key=lambda p: p.index, default=None)
     if profile is None:
-        select_profile(manifest, artifact)  # raises, saying what to do
+        select_profile(manifest, artifact)  # raises ArtifactError with the remedy
     assert profile is not None
     variant = _variant(manifest)
     most = variant.reference_videos

@@ -1,4 +1,4 @@
-"""diffusers' pipelines as the judge: what they make of a prompt and media, and what went through on the way.
+"""Runs diffusers' pipelines as the reference, and records their results and the calls of transformers.
 
 Needs the test extra (torch, diffusers, transformers). Everything runs in float32 on the CPU.
 """
@@ -23,10 +23,10 @@ class ModelCall:
     """One call of a transformer.
 
     Attributes:
-        transformer: its name.
-        latents: the model's input, (B, channels with those of the condition, T, h, w).
-        timestep: as it was given.
-        output: the velocity.
+        transformer: the component's name.
+        latents: the transformer's input, float32 (B, channels with those of the condition, T, h, w).
+        timestep: the timestep, in the form that the pipeline passed.
+        output: the velocity, float32 (B, C, T, h, w).
     """
 
     transformer: str
@@ -37,12 +37,13 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class Made:
-    """What one run of the reference made.
+    """The results of one run of the reference.
 
     Attributes:
-        latents: final, float32 (B, C, T, h, w), normalised; of the last segment where there are several.
+        latents: final latents, float32 (B, C, T, h, w), normalised; those of the last window if there are
+            several.
         frames: float32 (B, F, H, W, 3) in [0, 1].
-        calls: of the transformers, in order; with guidance two a step, the positive prompt first.
+        calls: the calls of the transformers in order; with guidance two per step, the positive prompt first.
     """
 
     latents: np.ndarray
@@ -51,11 +52,11 @@ class Made:
 
 
 def load_reference(source: Path, class_name: str) -> Any:
-    """The reference pipeline of a checkpoint, float32, on the CPU.
+    """Loads the reference pipeline of a checkpoint, float32, on the CPU.
 
     Args:
         source: the checkpoint's folder, in the diffusers layout.
-        class_name: of the pipeline: ``Variant.reference_class``.
+        class_name: the pipeline's class, ``Variant.reference_class``.
 
     Raises:
         UsageError: if the reference is not installed.
@@ -75,7 +76,7 @@ def load_reference(source: Path, class_name: str) -> Any:
 
 
 def text_pipeline(pipe: Any) -> Any:
-    """The pipeline that makes a video from text alone, of the same modules."""
+    """Returns a pipeline of the same modules that makes a video from text alone."""
     import diffusers
 
     if type(pipe).__name__ != "WanImageToVideoPipeline":
@@ -92,7 +93,7 @@ def text_pipeline(pipe: Any) -> Any:
 
 @contextmanager
 def _recorded(pipe: Any) -> Iterator[list[ModelCall]]:
-    """Records the calls of the transformers."""
+    """Yields a list to which the calls of the transformers are added."""
     calls: list[ModelCall] = []
     hooks = []
     for name in TRANSFORMERS:
@@ -114,11 +115,11 @@ def _recorded(pipe: Any) -> Iterator[list[ModelCall]]:
 
 
 def run_reference(pipe: Any, **arguments: Any) -> Made:
-    """One run of a pipeline.
+    """Runs a pipeline of the reference.
 
     Args:
-        pipe: of ``load_reference``.
-        arguments: of its call, see ``Variant.reference_arguments``.
+        pipe: the pipeline of ``load_reference``.
+        arguments: the arguments of its call, see ``Variant.reference_arguments``.
     """
     last: list[np.ndarray] = []
 
@@ -130,5 +131,5 @@ def run_reference(pipe: Any, **arguments: Any) -> Made:
         frames = pipe(**arguments, output_type="np", callback_on_step_end=keep).frames
     (latents,) = last
     if getattr(pipe.config, "expand_timesteps", False) and "image" in arguments:
-        latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the frame that was held
+        latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the held frame
     return Made(latents, np.asarray(frames), calls)

@@ -1,9 +1,9 @@
-"""Checks an artifact: every byte it holds, and that it still computes what was recorded.
+"""Checks every byte of an artifact, and that its results agree with the recorded ones.
 
 ``record`` runs every profile that can run here for two steps from a fixed seed, one step for each of two
-experts, and keeps digests and a sample of the result in golden/. ``replay`` runs them again: on the machine
-kind that recorded them the digests must be equal, elsewhere the sample must agree within the recorded
-tolerance.
+experts, and keeps digests and a sample of the result in golden/. ``replay`` runs the profiles again: on the
+kind of machine that recorded them the digests must be equal, elsewhere the samples must agree within the
+recorded tolerance.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ STEPS = 2
 SAMPLES = 256
 
 TOLERANCES: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Relative error allowed on another machine kind, by compute dtype.
+"""Relative error allowed on another kind of machine, by compute dtype.
 
-float32 sums in another order differ by 1e-6 to 1e-5 on latents; bfloat16 by about 1e-2. Both bounds leave
-a factor of five to ten, and a wrong weight or program is off by more than 1e-1.
+Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 latents by about 1e-2. Both bounds
+leave a factor of five to ten. A wrong weight or program changes the latents by more than 1e-1.
 """
 
 Report = Callable[[str], None]
@@ -49,14 +49,14 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Golden:
-    """What one profile computed.
+    """The recorded result of one profile.
 
     Args:
         latents_sha256: digest of the final latents' bytes.
         frames_sha256: digest of the frames' bytes.
         samples: evenly spaced values of the final latents.
-        machine: device, CPU features and package versions of the machine that computed it.
-        tolerance: relative error allowed on another machine kind.
+        machine: environment of the machine: device, CPU features, package versions and number of cores.
+        tolerance: relative error allowed on another kind of machine.
     """
 
     latents_sha256: str
@@ -93,7 +93,7 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
     """Reads every file that the manifest lists and checks its digest.
 
     Raises:
-        ArtifactError: naming the first that is missing or damaged, or that is in weights/ and not listed.
+        ArtifactError: naming the first file that is missing or damaged, or unlisted in weights/.
     """
     check_weights(artifact, manifest, report)
     for key, program_set in manifest.program_sets.items():
@@ -148,19 +148,23 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
         sha256_of(result.latents.tobytes()),
         sha256_of(result.frames.tobytes()),
         tuple(float(value) for value in samples),
-        # The number of cores may decide in which order partial sums are added.
+        # The number of cores may decide the order in which partial sums are added.
         {**environment, "cores": usable_cores()},
         TOLERANCES[profile.options.dtype],
     )
 
 
 def record(artifact: Path, report: Report) -> None:
-    """Checks every file, runs what can run here, and commits the results to golden/.
+    """Checks every file, runs every profile that can run here, and commits the results to golden/.
 
-    Also embeds the default negative prompt.
+    It also embeds the default negative prompt.
+
+    Args:
+        artifact: the artifact's folder.
+        report: gets one line per check and profile.
 
     Raises:
-        ArtifactError: if the artifact is damaged, or no profile can run here.
+        ArtifactError: if the artifact is damaged, or if no profile can run here.
     """
     artifact = artifact.resolve()
     with build_lock(artifact):
@@ -188,10 +192,10 @@ def record(artifact: Path, report: Report) -> None:
 
 
 def compare(expected: Golden, found: Golden) -> str:
-    """Says how a replay agrees with the record.
+    """Compares a replay with the record, and returns how they agree, for a report.
 
     Raises:
-        VerificationError: if it does not.
+        VerificationError: if they do not agree.
     """
     if expected.machine == found.machine:
         for what in ("latents_sha256", "frames_sha256"):
@@ -220,14 +224,18 @@ def compare(expected: Golden, found: Golden) -> str:
 
 
 def replay(artifact: Path, report: Report) -> dict[str, str]:
-    """Checks every file and runs every recorded profile again.
+    """Checks every file and runs every recorded profile again that can run here.
+
+    Args:
+        artifact: the artifact's folder.
+        report: gets one line per check and profile.
 
     Returns:
-        By profile, how it agrees.
+        For each profile that was run, the text of ``compare``.
 
     Raises:
         ArtifactError: if the artifact is damaged.
-        VerificationError: if a profile computes something else.
+        VerificationError: if a profile's result differs from the record.
     """
     manifest = read_manifest(artifact)
     check_all(artifact, manifest, report)

@@ -1,6 +1,6 @@
-"""Checks an artifact's weights: the manifest's files and no others, as wanrun and as plain Orbax read them.
+"""Checks an artifact's weights: the files are the manifest's, and wanrun and plain Orbax read the same bits.
 
-Memory does not grow with a component: parameters are read in batches.
+Parameters are read in batches, so memory does not grow with a component.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 BATCH_BYTES = 256 * 2**20
-"""Parameters that are read at a time; a larger parameter is a batch of its own."""
+"""Bytes of the parameters that are read at a time; a larger parameter is a batch of its own."""
 
 Report = Callable[[str], None]
 
 
 def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
-    """Reads every file in weights/ and checks it; a batch of parameters is in memory at a time.
+    """Reads and checks every file in weights/; one batch of parameters is in memory at a time.
 
     Args:
         artifact: the artifact's folder.
         manifest: its manifest.
-        report: told one line a component.
+        report: gets one line per component.
 
     Raises:
         ArtifactError: naming the first file that is missing, damaged or not listed.
@@ -60,17 +60,17 @@ def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
 def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None:
     """Restores every component with plain Orbax, and compares the bits with the manifest's row checksums.
 
-    At most two times a batch is in memory: its arrays, and chunks that TensorStore has read and not copied to
-    their place yet. Measured: 0.53 GB for 1200 parameters in batches of 0.27 GB, and 0.67 to 1.03 GB for an
-    array of 0.63 GB. The largest parameter of the 14B models has 5.7 GB.
+    At most twice the bytes of a batch are in memory: its arrays, and chunks that TensorStore has read but not
+    yet copied. Measured: 0.53 GB for 1200 parameters in batches of 0.27 GB, and 0.67 to 1.03 GB for an array
+    of 0.63 GB. The largest parameter of the 14B models has 5.7 GB.
 
     Args:
         artifact: the artifact's folder.
         manifest: its manifest.
-        report: told one line a component.
+        report: gets one line per component.
 
     Raises:
-        ArtifactError: naming the first parameter that Orbax does not restore, or restores to other bits.
+        ArtifactError: naming the first parameter that Orbax does not restore, or restores with other bits.
     """
     import orbax.checkpoint as ocp
 
@@ -88,7 +88,7 @@ def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None
 
 
 def batches(component: Component) -> Iterator[Component]:
-    """The component in parts of at most ``BATCH_BYTES``, or of one parameter."""
+    """Yields parts of the component, each of at most ``BATCH_BYTES`` or of one parameter."""
     batch: dict[str, Parameter] = {}
     nbytes = 0
     for path, parameter in sorted(component.parameters.items()):
@@ -105,7 +105,7 @@ def check_names(artifact: Path, manifest: Manifest) -> None:
     """Refuses a file or folder in weights/ that the manifest does not imply.
 
     Raises:
-        ArtifactError: naming one.
+        ArtifactError: naming the first such path.
     """
     implied: set[str] = set()
     for component in manifest.components.values():
@@ -117,7 +117,7 @@ def check_names(artifact: Path, manifest: Manifest) -> None:
         )
         implied |= {f"{component.folder}/{name}" for name in (*metadata_files(layouts), *chunks)}
     implied |= {str(parent) for name in implied for parent in PurePosixPath(name).parents}
-    # Through links, as the restore reads; a loop of links has a name that is not implied.
+    # Links are followed, as the restore does; a loop of links has a name that is not implied.
     for folder, folders, files in os.walk(artifact / "weights", followlinks=True):
         for path in (Path(folder, name) for name in sorted((*folders, *files))):
             if path.relative_to(artifact).as_posix() not in implied:
@@ -129,7 +129,7 @@ def check_names(artifact: Path, manifest: Manifest) -> None:
 
 
 def check_metadata(artifact: Path, component: Component) -> None:
-    """Compares what Orbax reads beside the chunk files with what wanbuild writes, byte for byte.
+    """Compares Orbax's metadata files with the bytes that wanbuild writes.
 
     Raises:
         ArtifactError: naming the first file that is missing or damaged.
@@ -143,7 +143,11 @@ def check_metadata(artifact: Path, component: Component) -> None:
 def _restore(
     checkpointer: ocp.Checkpointer, artifact: Path, name: str, component: Component, batch: Component
 ) -> Any:
-    """The component's tree with the batch's arrays, and placeholders for the others."""
+    """Restores a batch: returns the component's tree with its arrays, and placeholders for the others.
+
+    Raises:
+        ArtifactError: if Orbax does not restore them.
+    """
     import jax
     import orbax.checkpoint as ocp
 
