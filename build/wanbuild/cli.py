@@ -15,7 +15,7 @@ from wanrun.console import SIZE
 from wanrun.errors import UsageError
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub")
-"""What the extra ``build`` installs, as modules. Help, ``inspect`` and ``embed`` need none of it."""
+"""The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
 
 _ARTIFACT = click.option(
     "--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder."
@@ -25,7 +25,7 @@ _STORED = click.Choice(["bfloat16", "float32"])
 
 
 class _Building(click.Command):
-    """A command that needs the build extra, and looks for all of it before anything long is done."""
+    """A command that needs the build extra, and checks that all of it is installed before it starts."""
 
     def invoke(self, context: click.Context) -> Any:
         if missing := [name for name in BUILD_EXTRA if not _installed(name)]:
@@ -38,10 +38,10 @@ class _Building(click.Command):
 
 
 def _installed(name: str) -> bool:
-    """Whether a module can be imported; it is not."""
+    """Returns whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # there is no such parent, or sys.modules holds None
+    except (ImportError, ValueError):  # the parent is missing, or sys.modules holds None
         return False
 
 
@@ -200,7 +200,7 @@ def _compile(artifact: Path, **options: Any) -> None:
 
 
 def _warn_of_age(artifact: Path) -> None:
-    """Says which programs are soon too old for newer versions of JAX."""
+    """Warns of programs that will soon be too old for newer versions of JAX."""
     from wanrun.artifact.export_age import age_warning
     from wanrun.artifact.manifest import read_manifest
 
@@ -328,4 +328,4 @@ def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
 
 
 SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
-"""Of the videos that a toy comes with."""
+"""Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""

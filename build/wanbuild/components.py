@@ -34,14 +34,14 @@ from wanrun.artifact.record import Dtype
 
 @dataclass(frozen=True)
 class ComponentKind:
-    """How one kind of component is read, mapped and built.
+    """The classes, mapping table and dtypes with which one kind of component is read and built.
 
     Args:
         config_class: the dataclass of its config.json.
         rules: its mapping table.
         build: makes the abstract module from a config, a weights dtype and a norms dtype.
-        default_dtype: of the weights, where the user names none.
-        option: the command-line option that sets it.
+        default_dtype: dtype of the weights if the user names none.
+        option: the command-line option that sets this dtype.
     """
 
     config_class: type[Any]
@@ -51,16 +51,16 @@ class ComponentKind:
     option: str
 
     def parse(self, data: Mapping[str, Any], where: str) -> Any:
-        """The config; raises SourceError for anything in it that is not understood."""
+        """Returns the config; raises SourceError as ``parse_config`` does. ``where`` names the file."""
         config_class: type[ConfigClass] = self.config_class
         return parse_config(config_class, data, where)
 
     def module(self, config: Any, policy: DtypePolicy) -> nnx.Module:
-        """The abstract module whose parameters have the policy's dtypes."""
+        """Returns the abstract module whose parameters have the policy's dtypes."""
         return self.build(config, jnp.dtype(policy.weights), jnp.dtype(policy.norms))
 
     def policy(self, dtype: Dtype | None) -> DtypePolicy:
-        """The policy for a weights dtype; norms stay in float32 whatever it is."""
+        """Returns the policy for a weights dtype, None for the default one; norms are always in float32."""
         return DtypePolicy(dtype or self.default_dtype, "float32")
 
 
@@ -74,7 +74,7 @@ _VARIANTS: tuple[ComponentKind, ...] = (
     _transformer(VACEConfig, VACE_RULES, VACETransformer),
     _transformer(AnimateConfig, ANIMATE_RULES, AnimateTransformer),
 )
-"""The transformers of other classes than the base's."""
+"""The kinds of transformer whose class is not the base class, ``WanTransformer3DModel``."""
 
 KINDS: Mapping[str, ComponentKind] = MappingProxyType(
     {
@@ -95,17 +95,16 @@ KINDS: Mapping[str, ComponentKind] = MappingProxyType(
         ),
     }
 )
-"""By component name; of a transformer the base's, see ``kind_of``."""
+"""The kinds by component name. A transformer's is that of the base class; ``kind_of`` finds the others."""
 
 
 def kind_of(name: str, class_name: str | None) -> ComponentKind:
-    """The kind of a component, which for a transformer depends on its class.
+    """Returns the kind of a component; for a transformer it depends on the class.
 
     Args:
         name: the component's name, one of ``KINDS``.
-        class_name: its class, without the library: that of model_index.json, which a config that names
-            another contradicts; in a manifest that of the config. None for the base's, which is all that
-            there was in the manifests that name none.
+        class_name: its class, without the library: that of model_index.json, which the config must not
+            contradict, or that of the config in a manifest. None means the base class.
     """
     for variant in _VARIANTS:
         if KINDS[name] is _TRANSFORMER and class_name in variant.config_class.CLASS_NAMES:

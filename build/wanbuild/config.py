@@ -1,13 +1,13 @@
-"""Reads a component's config.json into a frozen dataclass, and refuses what it does not understand.
+"""Reads a component's config.json into a frozen dataclass, and refuses unknown fields and values.
 
-A config class lists the fields it reads as dataclass fields (a default applies where the file leaves
-the field out), and two class variables:
+A config class lists the fields that it reads as dataclass fields (a default applies if the file lacks
+the field), and two class variables:
 
 - ``FIXED``: fields that are not read because only one value is implemented; any other value is an error;
 - ``IGNORED``: fields that cannot change a result at inference.
 
-Published files carry many fields, and one that is neither read, fixed nor ignored is an error: a
-silent default is how a port goes wrong.
+Published files have many fields. A field that is neither read, fixed nor ignored is an error, because a
+silent default could change a result unnoticed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wanrun.files import UnusableFileError, open_regular
 
 
 class ConfigClass(Protocol):
-    """What ``parse_config`` needs of a config dataclass."""
+    """The class variables that ``parse_config`` needs in a config dataclass."""
 
     CLASS_NAMES: ClassVar[tuple[str, ...]]
     FIXED: ClassVar[Mapping[str, Any]]
@@ -39,12 +39,13 @@ C = TypeVar("C", bound=ConfigClass)
 
 
 class ConfigError(SourceError):
-    """Fields of a config that contradict each other, or that no model here has.
+    """The fields of a config contradict each other, or no model here has such fields.
 
-    A config class raises it when it is made; ``parse_config`` makes an error of it that names the file.
+    A config class raises it from its constructor; ``parse_config`` raises a SourceError with the file's name
+    instead.
 
     Args:
-        problems: one text each.
+        problems: one text per problem.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -55,7 +56,7 @@ class ConfigError(SourceError):
 METADATA_FIELDS = frozenset(
     {
         *("_class_name", "_diffusers_version", "_name_or_path", "transformers_version"),
-        "_attn_implementation_autoset",  # of transformers 4.46 to 4.52: who chose the attention's form
+        "_attn_implementation_autoset",  # transformers 4.46 to 4.52: how the attention's form was chosen
     }
 )
 
@@ -66,23 +67,23 @@ MAX_NUMBER = 1e6
 """The largest magnitude of a config's floating-point number. Models compute in float32 and bfloat16."""
 
 Divisor = Annotated[float, 1e-12]
-"""A number that is divided by or is under a root: an epsilon, a standard deviation. Zero would give NaN."""
+"""A divisor or a number under a root, such as an epsilon or a standard deviation: zero would give NaN."""
 
 MAX_JSON_BYTES = 256 * 2**20
 """The largest JSON file that is read: more than ten times the largest published one, a tokenizer."""
 
 MAX_DEPTH = 32
-"""How deep values may be nested in a config that is taken over into the manifest."""
+"""The most levels of nesting in a config, which is copied into the manifest."""
 
 MAX_NAME = 1000
-"""Characters in the name of a JSON object's member, a tensor's among them."""
+"""The most characters in the name of a JSON object's member, for example a tensor's name."""
 
 
 _INFINITIES = ("Infinity", "-Infinity")
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value for a message, cut to a length that leaves it one readable line."""
+    """Returns a value's text for a message, cut after ``limit`` characters to keep the line readable."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
@@ -91,8 +92,8 @@ def _coerce(value: Any, annotation: Any, least: int = 1) -> Any:
     """Returns value as the annotated type.
 
     Raises:
-        TypeError: if it is not of that type.
-        ValueError: if it is an integer outside least to ``MAX_SIZE``, or a number outside its range.
+        TypeError: if the value is not of that type.
+        ValueError: for an integer outside least to ``MAX_SIZE``, or a number outside its range.
     """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
@@ -132,7 +133,7 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def _depth(value: Any) -> int:
-    """How deep a value is nested, at most one more than ``MAX_DEPTH``."""
+    """Returns a value's levels of nesting, counted up to ``MAX_DEPTH`` + 1."""
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
         containers = [item.values() if isinstance(item, dict) else item for item in level]
@@ -142,7 +143,7 @@ def _depth(value: Any) -> int:
 
 
 def _class_name(data: Mapping[str, Any]) -> Any:
-    """The class that a config names, as diffusers or as transformers write it; None where it names none."""
+    """Returns the class that a config names, in diffusers' or transformers' form; None if it names none."""
     architectures = data.get("architectures")
     if isinstance(architectures, list):
         architectures = architectures[0] if architectures else None
@@ -158,8 +159,8 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
         where: the file's name, for messages.
 
     Raises:
-        SourceError: naming every field that is unknown, missing, of a wrong type or not supported, or fields
-            that do not fit together.
+        SourceError: naming every field that is unknown, missing, of a wrong type or not supported; or the
+            fields that do not fit together; or for another class, or for too deep nesting.
     """
     problems: list[str] = []
     class_name = _class_name(data)
@@ -210,8 +211,8 @@ def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Makes a dict of a JSON object's members (json's ``object_pairs_hook``).
 
     Raises:
-        ValueError: if a name occurs twice, for readers differ in which value they take; or if it is too long
-            or has a character that is not printable, for names are shown in messages.
+        ValueError: if a name occurs twice, because readers differ in the value that they take; or if a name
+            is too long or has an unprintable character, because names are shown in messages.
     """
     members = dict(pairs)
     if len(members) != len(pairs):
@@ -224,17 +225,17 @@ def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite_float(text: str) -> float | str:
-    """A number; the text itself where it is too large for a float."""
+    """Returns the number, or the text itself if the number is too large for a float."""
     value = float(text)
     return value if math.isfinite(value) else text
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The content of a regular file.
+    """Returns the content of a regular file.
 
     Raises:
-        SourceError: if it is missing, cannot be read, is a pipe or another thing that may never end, or has
-            more bytes than the limit.
+        SourceError: if the file is missing, cannot be read, is not a regular file (a pipe may never end), or
+            has more bytes than the limit.
     """
     try:
         with open_regular(path, limit) as file:
@@ -252,12 +253,12 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     """Parses a JSON object.
 
-    JSON has no infinity and no NaN, and Python reads and writes them: diffusers saves ``-Infinity`` in the
-    configs of some schedulers. They are taken as text, so that no field can have one as its number.
+    JSON has no infinity and no NaN, but Python reads and writes them: diffusers saves ``-Infinity`` in the
+    configs of some schedulers. Here they stay text, so no number field can have one of these values.
 
     Raises:
-        SourceError: if the file is missing or cannot be read, is not JSON, has a name twice in one object, or
-            is not an object.
+        SourceError: if the file is missing or cannot be read, is not JSON, is not an object, or has a name
+            that ``unique_object`` refuses.
     """
     raw = read_bytes(path)
     try:

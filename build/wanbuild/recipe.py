@@ -1,4 +1,4 @@
-"""Recipes: a .toml file that says how an artifact is made, for ``wanbuild build``."""
+"""Reads recipes: .toml files with the source and the options of an artifact, for ``wanbuild build``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "max_steps": int,
     },
 }
-"""Fields by section, with the type of the value, or of each item of a list."""
+"""The fields of each section, with the type of the value or of each item of a list."""
 
 DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
 _LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low", "timesteps"})
@@ -61,10 +61,10 @@ class Recipe:
     """A parsed recipe.
 
     Args:
-        source: the checkpoint; a relative path starts at the recipe's folder. What is no folder there and
-            has the form of a hub id is one.
-        artifact: the artifact's folder; it and the LoRAs start at the recipe's folder too.
-        convert: options of ``wanbuild convert`` by name; ``defaults`` by their names.
+        source: the checkpoint's folder, relative to the recipe's folder; or a hub id, if the text has this
+            form and the recipe's folder has nothing of this name.
+        artifact: the artifact's folder; it and the LoRAs are relative to the recipe's folder too.
+        convert: options of ``wanbuild convert`` by name; ``defaults`` is a dict by name.
         compile: options of ``wanbuild compile`` by name.
     """
 
@@ -107,7 +107,8 @@ def read_recipe(path: Path) -> Recipe:
     """Reads a recipe.
 
     Raises:
-        UsageError: if it cannot be read, lacks source or artifact, or has an unknown field.
+        UsageError: if the recipe cannot be read, lacks source or artifact, or has a field that is unknown, of
+            a wrong type or out of range.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,12 +1,12 @@
 """Thin runtime for ahead-of-time artifacts of Wan video-diffusion models.
 
-Importing this package loads no jax, numpy or orbax: ``wanrun --help`` has to answer at once.
-What it exports is resolved on first use.
+Importing this package loads neither jax nor numpy, so that ``wanrun --help`` answers at once.
+The exported names are resolved on first use.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing's, which takes longer to import than all else here
+TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
 __version__ = "0.1.0"
 __all__ = ["Media", "Pipeline", "Result", "__version__", "load"]
 

@@ -1,4 +1,4 @@
-"""The ``wanrun`` command: parse, check what can be checked for free, load, generate, write."""
+"""The ``wanrun`` command: parses the options, makes the cheap checks first, loads, generates and writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _click_option(row: Row) -> Callable[[Any], Any]:
-    """The command-line option of an option of a generation."""
+    """Returns the decorator that adds a generation option to a command."""
     kind: Any = click.Choice(row.choices) if row.choices and row.base is str else row.base
     if row.name == "size":
         kind = SIZE
@@ -42,7 +42,7 @@ def _click_option(row: Row) -> Callable[[Any], Any]:
 
 
 def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a generation, but for the prompt, to a command."""
+    """Adds every generation option except the prompt to a command."""
     for row in reversed(rows()):
         if row.name != "prompt":
             function = _click_option(row)(function)
@@ -144,7 +144,7 @@ def _print_list(artifact: Path) -> None:
 
 
 def _generate(artifact: Path, options: dict[str, Any]) -> int:
-    """Makes what was asked for, and returns the exit code."""
+    """Makes the requested videos and returns the exit code."""
     from wanrun.jobs.plan import make_plan
     from wanrun.jobs.run import RunOptions
     from wanrun.timing import Timings
@@ -164,7 +164,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
         if plan.jobs:
             _run(artifact, how, plan, batch, timings)
     except Exception:
-        with contextlib.suppress(UsageError):  # what ended the run is what is told
+        with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
             _write_timings(how, timings)
         raise
     finally:
@@ -183,13 +183,13 @@ def _write_timings(how: RunOptions, timings: Timings) -> None:
 
 
 def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings) -> None:
-    """Loads, and makes what is not there yet."""
+    """Loads the pipeline and makes the videos that do not exist yet."""
     with timings.phase("import"):
         from wanrun.generation.pipeline import load
         from wanrun.jobs.batch import tracing
 
     draft, low, first = plan.jobs[0].draft, how.memory == "low", None
-    with contextlib.suppress(UsageError):  # which is told in the job's turn
+    with contextlib.suppress(UsageError):  # reported in the job's turn
         first = plan.inputs_of(plan.jobs[0])
     profile = draft.profile
     with load(
@@ -209,7 +209,7 @@ def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Tim
         text_encoder_device=how.text_encoder_device,
         embeddings="artifact" if how.no_embedding_cache else "all",
         weights=how.weights,
-        # What load is told of is encoded before the first step: all of it where the text encoder goes then.
+        # These prompts are encoded before the first step: all of them if the text encoder is released then.
         prompts=plan.first_prompts(None if low else 1),
         inputs=first,
         timings=timings,
