@@ -1,1 +1,1 @@
-"""What an artifact says of itself: its manifest, the layout of its files, and what of it fits a machine."""
+"""An artifact's manifest, the layout of its files, and the choice of the profile and target for a machine."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import jax
 
 KEY_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""Environment variables that are a part of the compilation cache's key."""
+"""The environment variables in the compilation cache's key."""
 
 DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
         "platform_version": "install the jaxlib and driver that the target was built with",
     }
 )
-"""Facts about the devices, and what to do where one differs."""
+"""The facts about devices, with the remedy for a mismatch of each."""
 
 ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
     {
@@ -44,7 +44,7 @@ ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
         "platform_version": str,
     }
 )
-"""What every target's environment says, and of which type; a CPU target also has cpu_features."""
+"""The facts in every target's environment, with their types; a CPU target also has cpu_features."""
 
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
 CPU_FEATURE_NAMES = frozenset(
@@ -53,10 +53,10 @@ CPU_FEATURE_NAMES = frozenset(
 
 
 def cpu_features() -> tuple[str, ...]:
-    """Instruction-set features of this CPU, from /proc/cpuinfo; empty where there is none.
+    """Returns the instruction-set features of this CPU, from /proc/cpuinfo; empty if there is no such file.
 
-    Entries of the CPU backend embed the build host's features while the device kind just says "cpu":
-    an executable that uses one the CPU lacks would die of an illegal instruction.
+    Executables for CPUs use the build host's features, but the device kind is only "cpu". An executable with
+    an instruction that the CPU lacks would end the process with SIGILL.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
@@ -79,12 +79,12 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Returns the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that decide the cache's key."""
+    """Returns the versions of the packages in the cache's key."""
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     for name in ("libtpu", "jax-cuda13-pjrt", "jax-cuda12-pjrt"):
         try:
@@ -95,7 +95,7 @@ def package_versions() -> dict[str, str]:
 
 
 def host_environment(platform_name: str) -> dict[str, Any]:
-    """Facts that are known without importing jax."""
+    """Returns the facts that are known without importing jax."""
     facts: dict[str, Any] = {
         "platform": platform_name,
         "machine": platform.machine(),
@@ -117,7 +117,7 @@ def _has_package(name: str) -> bool:
 
 
 def check_environment(environment: Mapping[str, Any]) -> None:
-    """Raises ValueError unless a target's recorded environment has every fact, of its type."""
+    """Raises ValueError unless a target's recorded environment has every fact with the right type."""
     for name, kind in ENVIRONMENT_FACTS.items():
         if not isinstance(environment.get(name), kind):
             raise ValueError(f"{name} of a target's environment is {environment.get(name)!r}")
@@ -127,7 +127,7 @@ def check_environment(environment: Mapping[str, Any]) -> None:
 
 
 def device_environment(devices: list[jax.Device]) -> dict[str, Any]:
-    """Facts about the devices of a backend."""
+    """Returns the facts about the devices of a platform."""
     first = devices[0]
     return {
         "device_kind": first.device_kind,
@@ -137,11 +137,14 @@ def device_environment(devices: list[jax.Device]) -> dict[str, Any]:
 
 
 def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismatch]:
-    """Compares what a target was built with and this host, without importing jax.
+    """Compares a target's environment with this host, without importing jax.
 
     Args:
         built: the target's environment.
         requirements: its requirements file, for the remedy.
+
+    Returns:
+        A mismatch for each fact that differs.
     """
     found = host_environment(built["platform"])
     install = f"pip install -r {shlex.quote(str(requirements))}"
@@ -183,7 +186,7 @@ def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismat
 
 
 def device_mismatches(built: Mapping[str, Any], devices: list[jax.Device]) -> list[Mismatch]:
-    """Compares what a target was built for and the devices that are there."""
+    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs."""
     found = device_environment(devices)
     return [
         Mismatch(name.replace("_", " "), built[name], found[name], remedy)
@@ -193,10 +196,10 @@ def device_mismatches(built: Mapping[str, Any], devices: list[jax.Device]) -> li
 
 
 def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
-    """What the devices add to mismatches of the host, so that one error lists them all.
+    """Returns the mismatches of devices, for an error that lists those of the host too.
 
-    XLA ends the process over a flag that it does not know, so with drifted flags it is not started, and
-    only the device count that they ask of the CPU backend is compared.
+    XLA ends the process if it does not know a flag. So if the flags differ from those of the build, XLA is
+    not started, and only the number of CPU devices that the flags ask for is compared.
     """
     platform_name = built["platform"]
     flags = os.environ.get("XLA_FLAGS", "")
@@ -213,21 +216,21 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
 
 
 def open_devices(platform_name: str | None = None) -> list[jax.Device]:
-    """The devices of a platform, which JAX starts with our flags.
+    """Returns the devices of a platform; JAX starts the platform with the flags of ``JaxFlags``.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, with its own flags.
 
     Raises:
-        ArtifactError: if JAX cannot start the platform, or another that JAX_PLATFORMS names.
+        ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
     """
     try:
         import jax
 
         with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
             return jax.devices(platform_name)
-    # RuntimeError is also what jax raises for a jaxlib that does not fit it. AssertionError: no platform was
-    # started, for without a GPU jax passes over CUDA in silence.
+    # jax also raises RuntimeError for a jaxlib of another version. AssertionError means that no platform was
+    # started: without a GPU jax skips CUDA silently.
     except (RuntimeError, AssertionError) as error:
         kind = f"{platform_name} device" if platform_name else "device that JAX may use"
         reason = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
@@ -239,5 +242,5 @@ def open_devices(platform_name: str | None = None) -> list[jax.Device]:
 
 
 def xla_arguments() -> list[str]:
-    """Arguments of this process that XLA would read as flags; they are a part of the key."""
+    """Returns the arguments of this process that XLA reads as flags; they are in the cache's key."""
     return [argument for argument in sys.argv[1:] if argument.startswith("--xla")]

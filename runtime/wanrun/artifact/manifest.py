@@ -1,4 +1,4 @@
-"""The artifact's manifest: what it holds, what it was made from, and the digest of every part.
+"""The artifact's manifest: its contents, its sources, and the digest of every part.
 
 ``manifest.json`` is written last and replaced atomically: what it lists is complete, and a file that it
 does not list is rubbish of a build that was cut short. No digest covers times and days of export.
@@ -25,10 +25,10 @@ FORMAT: Final = "wan-artifact"
 FORMAT_VERSION: Final = 2
 MANIFEST = "manifest.json"
 MAX_BYTES = 2**26
-"""Of a manifest; that of a 14B model with two experts and one profile has a quarter of a megabyte."""
+"""The largest manifest; that of a 14B model with two experts and one profile has a quarter of a megabyte."""
 
 TRANSFORMERS = ("transformer", "transformer_2")
-"""Component names of the experts, the high-noise one first; most models have the first alone."""
+"""Component names of the experts, the high-noise one first; most models have only the first."""
 
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 """The options of a model with two experts."""
@@ -37,11 +37,11 @@ _DIGESTS = ("content_digest", "targets_digest")
 
 
 class Tokenizer(ListedFile, frozen=True, kw_only=True):
-    """The tokenizer, and how prompts are brought to one length.
+    """The tokenizer's file, and the length and padding of prompts.
 
     Attributes:
         max_length: tokens of a prompt, padding included.
-        pad_id: id of the padding.
+        pad_id: id of the padding token.
     """
 
     what: ClassVar[str] = "the tokenizer"
@@ -55,8 +55,8 @@ class Embedding(ListedFile, frozen=True, kw_only=True):
 
     Attributes:
         prompt: the cleaned prompt.
-        dtype: of the compute that made it.
-        length: its rows: the prompt's tokens, the end among them.
+        dtype: compute dtype of the text encoder that made it.
+        length: its rows, one per token of the prompt, with the end token.
     """
 
     what: ClassVar[str] = "a prompt embedding"
@@ -67,11 +67,11 @@ class Embedding(ListedFile, frozen=True, kw_only=True):
 
 
 class Manifest(Record, frozen=True, kw_only=True):
-    """Everything an artifact says about itself.
+    """All records of an artifact.
 
     Attributes:
         model: the facts and defaults that the runtime needs.
-        configs: each component's config as it was read.
+        configs: each component's config, as read from the source.
         source: repository, revision, and a digest of every source file.
         loras: LoRAs merged at conversion.
         dtypes: dtype policy by component.
@@ -137,11 +137,11 @@ class Manifest(Record, frozen=True, kw_only=True):
                 raise ValueError(f"target {name} has executables without programs: {sorted(unknown)}")
 
     def programs(self, target: Target, profile: Profile) -> Mapping[str, Program]:
-        """The programs of a profile for a target, by name; none where they are not built."""
+        """Returns the programs of a profile for a target, by name; empty if they are not built."""
         return self.program_sets[target.program_set].programs.get(profile.name, {})
 
     def _content_digest(self) -> str:
-        # All of a profile but its place in the order of building.
+        # All of a profile except its index, the place in the order of building.
         profiles = {
             name: msgspec.structs.replace(profile, index=0) for name, profile in self.profiles.items()
         }
@@ -159,11 +159,11 @@ class Manifest(Record, frozen=True, kw_only=True):
         return _digest(content)
 
     def as_json(self) -> dict[str, Any]:
-        """The manifest as ``manifest.json`` has it."""
+        """Returns the content of ``manifest.json``."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
     def changed(self, **fields: Any) -> Manifest:
-        """A copy with these fields replaced."""
+        """Returns a copy with these fields replaced."""
         return msgspec.structs.replace(self, **fields)
 
     def write(self, artifact: Path) -> None:
@@ -173,12 +173,12 @@ class Manifest(Record, frozen=True, kw_only=True):
 
 
 def _digest(content: Any) -> str:
-    """sha256 of records in their one spelling."""
+    """Returns the sha256 of records in canonical JSON."""
     return "sha256:" + sha256_of(canonical_json(msgspec.to_builtins(content)))
 
 
 class _Header(msgspec.Struct):
-    """What tells an artifact's manifest from other files, and this version's from others'."""
+    """The fields that show whether a file is a manifest of this format and version."""
 
     format: Any = None
     format_version: Any = None
@@ -190,7 +190,8 @@ def read_manifest(artifact: Path) -> Manifest:
     """Reads and checks an artifact's manifest.
 
     Raises:
-        ArtifactError: if there is no artifact, it has another format or version, or the manifest is damaged.
+        ArtifactError: if there is no artifact, if it has another format or version, or if the manifest is
+            damaged.
     """
     path = artifact / MANIFEST
     data = _read(path)
@@ -220,10 +221,10 @@ def read_manifest(artifact: Path) -> Manifest:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a manifest.
+    """Returns the bytes of a manifest.
 
     Raises:
-        ArtifactError: if there is none, or it cannot be read.
+        ArtifactError: if there is no manifest, or if it cannot be read.
     """
     try:
         return read_bounded(path, MAX_BYTES)
@@ -238,14 +239,14 @@ def _read(path: Path) -> bytes:
 
 
 def _header(path: Path, data: bytes) -> _Header:
-    """The first things that a manifest says of itself.
+    """Returns the header of a manifest.
 
     Raises:
-        ArtifactError: if it is not JSON.
+        ArtifactError: if the manifest is not a JSON object.
     """
     try:
         return msgspec.json.decode(data, type=_Header)
-    except msgspec.ValidationError:  # JSON, and no object
+    except msgspec.ValidationError:  # JSON, but no object
         raise ArtifactError(
             f"{path} is not a Wan artifact", expected=f"format {FORMAT}", found="no JSON object"
         ) from None

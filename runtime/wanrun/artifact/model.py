@@ -1,4 +1,4 @@
-"""What the manifest says of the model: its geometry, and what it is run with where its user says nothing."""
+"""The manifest's records of the model: its geometry and its default options."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Colours = tuple[Number, Number, Number]
 
 
 class ImageProcessor(Record, frozen=True, kw_only=True):
-    """How an image becomes what the image encoder takes: the settings of transformers' CLIPImageProcessor.
+    """The preparation of images for the image encoder: the settings of transformers' CLIPImageProcessor.
 
     Attributes:
         shortest_edge: pixels that the short edge is scaled to.
         crop: pixels of a side of the square that is cut out of the middle.
         resample: Pillow's number of the filter.
-        rescale_factor: multiplies a colour of 0 to 255.
-        mean: taken off each colour.
-        std: each colour is divided by it.
+        rescale_factor: the factor of a colour of 0 to 255.
+        mean: subtracted from each rescaled colour.
+        std: the divisor of each colour after that.
     """
 
     shortest_edge: AtLeastOne
@@ -39,16 +39,16 @@ class ImageProcessor(Record, frozen=True, kw_only=True):
 
 
 class Defaults(Record, frozen=True, kw_only=True):
-    """What stands for the options that every model has, where a generation does not give them.
+    """The defaults of the options that every model has.
 
     Attributes:
         num_steps: denoising steps.
-        guidance_scale: strength of guidance; of two experts, the high-noise one's.
+        guidance_scale: strength of guidance; with two experts, that of the high-noise one.
         flow_shift: shift of the sigmas.
         solver: name of the solver.
         fps: frames per second of the video file.
-        negative_prompt: what to avoid.
-        timesteps: explicit ones, falling, as a distilled model has; None for the solver's own.
+        negative_prompt: description of what the video must not show.
+        timesteps: explicit decreasing timesteps, as a distilled model has; None for the solver's own.
     """
 
     num_steps: AtLeastOne
@@ -61,23 +61,23 @@ class Defaults(Record, frozen=True, kw_only=True):
 
 
 class Model(Record, frozen=True, kw_only=True):
-    """The facts of a model that the runtime needs; it knows no model code.
+    """The facts of a model that the runtime needs; the runtime has no model code.
 
     Attributes:
-        variant: its name, as ``wanbuild --variant`` spells it.
+        variant: the variant's name, as in ``wanbuild toy --variant``.
         text_width: values of an embedded token.
         latent_channels: channels of the latents.
-        vae_spatial: pixels of a latent cell, in each direction.
-        vae_temporal: frames of a latent frame, but for the first, which is one.
-        size_multiple: pixels that widths and heights are multiples of.
+        vae_spatial: pixels of a latent cell's side.
+        vae_temporal: frames of each latent frame except the first, which is one frame.
+        size_multiple: widths and heights are multiples of this number of pixels.
         leading_latents: latent frames in front of the video's own, besides those of reference images.
         num_train_timesteps: the timestep of pure noise.
         expand_timesteps: whether each latent frame has a timestep of its own.
-        defaults: of the options that every model has.
-        options: the options that this model has and not every model, with their defaults; but the overlap
-            of windows, which is with these. A step that has an input of an option's name takes its value.
-        image_processor: what prepares images for the image encoder; None where there is none.
-        task: which images and videos it takes, and what is done with them.
+        defaults: the defaults of the options that every model has.
+        options: the defaults of this model's other options, except the overlap of windows, which is in
+            ``task``. A step with an input of an option's name takes the option's value.
+        image_processor: the preparation for the image encoder; None for a model without one.
+        task: the images and videos that it takes, and the programs that use them.
     """
 
     variant: str
@@ -100,7 +100,7 @@ class Model(Record, frozen=True, kw_only=True):
             raise ValueError(f"{encoded[0]} is encoded, and there is no image processor")
 
     def default_options(self) -> dict[str, Any]:
-        """Returns the default of every option that has one here, by name; the model has these options."""
+        """Returns the default of every option that has one, by name; these are options of this model."""
         everywhere, windows = msgspec.structs.asdict(self.defaults), self.task.windows
         overlap = {} if windows is None else {"segment_overlap": windows.overlaps[0]}
         defaults = {name: value for name, value in everywhere.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What the manifest says of weights: how each parameter is stored, and its checksums."""
+"""The manifest's records of weights: the layout and the checksums of each parameter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class DtypePolicy(Record, frozen=True):
 
     Attributes:
         weights: matmul and convolution weights with their biases.
-        norms: norms, and in the transformer the condition embedder and scale_shift_table, in the image
-            encoder the class and position embeddings.
+        norms: norms; in the transformer also the condition embedder and scale_shift_table, in the image
+            encoder also the class and position embeddings.
     """
 
     weights: Dtype
@@ -27,7 +27,7 @@ class Parameter(Record, frozen=True, kw_only=True):
 
     Attributes:
         layout: shape, dtype, rows and chunk files.
-        axes: a logical axis such as ``heads``, or None, per dimension: what shardings derive from.
+        axes: a logical axis such as ``heads``, or None, per dimension; shardings derive from them.
         crc32c: checksum of every row, 8 hexadecimal digits each.
         sha256: sha256 over the concatenated sha256 digests of the rows.
     """

@@ -1,4 +1,4 @@
-"""What the manifest says of programs: the static shapes they are built for, and the sets they are in."""
+"""The manifest's records of programs, of their static shapes (profiles), and of program sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wanrun.files import canonical_json, plain_relative, sha256_of
 
 
 def aval(text: str) -> tuple[str, tuple[int, ...]]:
-    """Dtype and shape of an array that is described as ``float32[2,3]``."""
+    """Returns dtype and shape of an array described as ``float32[2,3]``."""
     dtype, _, sizes = text.removesuffix("]").partition("[")
     return dtype, tuple(int(size) for size in sizes.split(",") if size)
 
@@ -22,11 +22,11 @@ class Program(Record, frozen=True):
     """One exported program.
 
     Attributes:
-        file: its serialized ``jax.export`` module.
-        sha256: digest of that file.
-        inputs: argument names in order; a component's name stands for its weights.
-        donate: indices of donated arguments.
-        avals: input and output avals as text, ``float32[2,3]``; in nested dicts where an input is one.
+        file: its serialized ``jax.export`` module, relative to the artifact.
+        sha256: digest of this file.
+        inputs: input names in order; a component's name stands for its weights.
+        donate: indices of donated inputs.
+        avals: dtype and shape of inputs and outputs as text, ``float32[2,3]``; nested dicts for a pytree.
     """
 
     file: str
@@ -39,25 +39,25 @@ class Program(Record, frozen=True):
         plain_relative(self.file, "a program")
 
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Dtype and shape of an input that is one array."""
+        """Returns dtype and shape of an input that is one array."""
         return aval(self.avals["inputs"][name])
 
 
 class ProfileOptions(Record, frozen=True, kw_only=True):
-    """What a profile was built with: all that changes its programs besides shape and target.
+    """A profile's build options: with its shape and the target, they determine its programs.
 
     Attributes:
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
-        scheduler_dtype: what latents and solver history are kept in between steps.
+        scheduler_dtype: dtype of latents and solver history between steps.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
         loop: forms of the denoising loop: ``step``, ``scan`` or ``both``.
         max_steps: the most steps of the scan form.
-        weights_dtype: what the transformer is stored in.
-        text_weights_dtype: the same of the text encoder.
-        vae_weights_dtype: the same of the VAE.
-        image_weights_dtype: the same of the image encoder; None where there is none.
+        weights_dtype: storage dtype of the transformer.
+        text_weights_dtype: storage dtype of the text encoder.
+        vae_weights_dtype: storage dtype of the VAE.
+        image_weights_dtype: storage dtype of the image encoder; None for a model without one.
     """
 
     dtype: Dtype
@@ -74,7 +74,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True):
-    """One static shape, and what its programs are built with.
+    """One static shape and the build options of its programs.
 
     Attributes:
         width: pixels.
@@ -82,9 +82,9 @@ class Profile(Record, frozen=True):
         num_frames: frames of one video.
         num_videos: videos per prompt in one run.
         guidance: whether classifier-free guidance is on, as one doubled batch.
-        index: position in the order of building; the first is the default.
-        options: what it was built with.
-        num_references: reference images, each a latent frame in front of the video's.
+        index: position in the order of building; the first profile is the default.
+        options: the build options.
+        num_references: reference images; each is a latent frame in front of the video's.
     """
 
     width: AtLeastOne
@@ -98,14 +98,14 @@ class Profile(Record, frozen=True):
 
     @property
     def name(self) -> str:
-        """Size, frames, videos, guidance, and reference images where there are any: ``832x480x81-b1-cfg``."""
+        """Size, frames, videos, guidance and any reference images, as in ``832x480x81-b1-cfg``."""
         guidance = "cfg" if self.guidance else "nocfg"
         references = f"-r{self.num_references}" if self.num_references else ""
         return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
 
 
 class Kernels(Record, frozen=True):
-    """Implementations that suit a kind of machine; they compute the same.
+    """The implementations that suit a kind of machine; all of them compute the same functions.
 
     Attributes:
         attention: the form of the attention.
@@ -121,10 +121,10 @@ class Kernels(Record, frozen=True):
 
 
 class ProgramSet(Record, frozen=True, kw_only=True):
-    """The programs of one way to build them, which targets of several machines may share.
+    """The programs for one platform, one choice of kernels and one mesh; several targets may share them.
 
     Attributes:
-        platform: JAX's name of it.
+        platform: JAX's platform name.
         kernels: the implementations in the programs.
         mesh: devices by axis of the mesh that the programs are partitioned over; empty for one device.
         jax: version of the JAX that exported the programs.
@@ -147,12 +147,12 @@ class ProgramSet(Record, frozen=True, kw_only=True):
 
     @property
     def content(self) -> dict[str, Any]:
-        """All but the days: the same for equal programs."""
+        """All fields except the days of export: equal for equal programs."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if name != "exported"}
 
     @property
     def key(self) -> str:
-        """The platform, and a digest of all that changes a program besides its profile: ``cpu-1a2b3c4d``."""
+        """The platform, and a digest of the facts that change a profile's programs: ``cpu-1a2b3c4d``."""
         facts = {"kernels": self.kernels, "mesh": self.mesh, "jax": self.jax}
         digest = sha256_of(canonical_json(msgspec.to_builtins({"platform": self.platform, **facts})))
         return f"{self.platform}-{digest[:8]}"

@@ -1,4 +1,4 @@
-"""What all records of a manifest have in common: they never change, and an unknown field is an error."""
+"""The base of all records of a manifest: they are immutable, and an unknown field is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ListedFile(Record, frozen=True, kw_only=True):
     """
 
     what: ClassVar[str] = "a recorded output"
-    """What messages call it."""
+    """The kind of file, for messages."""
 
     file: str
     sha256: str
@@ -35,4 +35,4 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 
 Dtype = Literal["bfloat16", "float32"]
-"""What weights are stored in, and what programs compute in."""
+"""A dtype for stored weights and for computing."""

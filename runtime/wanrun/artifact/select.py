@@ -1,4 +1,4 @@
-"""Chooses the profile and the target of a run; nothing is rounded, and what is not built is refused."""
+"""Chooses the profile and the target of a run; no size is rounded, and an unbuilt profile is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def select_profile(
     guidance: bool = True,
     num_references: int = 0,
 ) -> Profile:
-    """The profile that was asked for; where size or frames are left open, the first built that fits.
+    """Returns the requested profile; if size or num_frames is None, the first built one that fits.
 
     Args:
         manifest: the artifact's manifest.
@@ -66,12 +66,12 @@ def select_profile(
 
 @dataclasses.dataclass(frozen=True)
 class SelectedTarget:
-    """A target and what speaks against it on this host.
+    """A target and its mismatches with this host.
 
     Args:
-        name: its name.
-        target: its entry in the manifest.
-        mismatches: host facts that differ; empty for a target that fits.
+        name: the target's name.
+        target: its record in the manifest.
+        mismatches: the host's facts that differ; empty for a target that fits.
     """
 
     name: str
@@ -86,17 +86,18 @@ def select_target(
     name: str | None = None,
     allow_compile: bool = False,
 ) -> SelectedTarget:
-    """The target that matches this host, or the named one.
+    """Returns the target that matches this host, or the named one.
 
     Args:
         manifest: the artifact's manifest.
         artifact: its folder, for messages.
         profile: the chosen profile; a target that has executables for it is preferred.
         name: a target's name, or None to choose.
-        allow_compile: whether one that does not fit may be used, by compiling again.
+        allow_compile: whether a target that does not fit may be used, by compiling again.
 
     Raises:
-        ArtifactError: if none fits, listing every mismatch of the nearest.
+        ArtifactError: if no target fits, listing every mismatch of the nearest one; or if the named target or
+            the profile's executables are not built.
     """
     if name == "local":
         name = None

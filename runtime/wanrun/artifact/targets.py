@@ -1,4 +1,4 @@
-"""What the manifest says of targets: the kinds of machine that programs are compiled for."""
+"""The manifest's records of targets, the kinds of machine that programs are compiled for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wanrun.files import plain_relative
 
 
 class Executable(Record, frozen=True):
-    """One entry of the JAX compilation cache; its digest guards what is, after all, code."""
+    """One entry of the JAX compilation cache. It holds machine code, so its digest is checked before use."""
 
     file: str
     nbytes: NotNegative = field(name="bytes")
@@ -33,11 +33,11 @@ class Target(Record, frozen=True, kw_only=True):
     """One kind of machine and the executables compiled for it.
 
     Attributes:
-        program_set: key of the programs.
-        folder: the compilation cache.
+        program_set: key of its program set.
+        folder: its compilation cache, relative to the artifact.
         environment: every fact that the executables depend on: see ``wanrun.artifact.environment``.
-        requirements: the versions of packages among those facts, for ``pip install -r``.
-        executables: by profile and program name.
+        requirements: a file with the versions of packages among those facts, for ``pip install -r``.
+        executables: executables by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
     """
 

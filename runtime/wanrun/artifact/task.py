@@ -1,6 +1,6 @@
-"""What the manifest says of a model's task: the images and videos it takes, and what is done with them.
+"""The manifest's records of a model's task: its images and videos, their preparation, and its programs.
 
-The runtime does what these records say and knows no task by name.
+The runtime follows these records and knows no task by name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MediaOption = Literal[
 """The options of a generation that are images or videos."""
 
 SEVERAL: Final = "reference_image"
-"""The one of them that may be given several times."""
+"""The only one of them that may be given several times."""
 
 Preparation = Literal["resize", "resize_same_aspect", "fit_on_black", "fit_on_white", "greyscale"]
-"""How an image or a frame is brought to a size: see ``wanrun.media.preparations``."""
+"""A way to bring an image or a frame to a size: see ``wanrun.media.preparations``."""
 
 Colour = Annotated[int, Meta(ge=0, le=255)]
 
@@ -40,17 +40,17 @@ class Input(Record, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``image``: an array (1, H, W, C). ``images``: (N, H, W, C), N the profile's number of reference
-            images; with none there is no array. ``video``: (F, H, W, C), F the profile's number of frames;
-            where a video is made in windows, frames of all of them, and a window's share for the programs.
-        array: the input of the programs that takes it.
-        prepare: how it is brought to its size, which decides C and the dtype.
-        size: pixels of a side of the square that it is brought to; None: width and height of the profile.
-        required: whether it must be given; with a mode, in that mode.
-        mode: the mode that it has an effect in; None: in any.
-        beside: the option without which it has no effect; None where there is none.
+            images; there is no array if N is 0. ``video``: (F, H, W, C), F the profile's number of frames;
+            for a model with windows the array has the frames of all windows, and a program takes F of them.
+        array: the program input that takes the array.
+        prepare: the preparation, which decides C and the dtype.
+        size: pixels of a side of the square that it is brought to; None for the profile's width and height.
+        required: whether it must be given; if it has a mode, in this mode only.
+        mode: the only mode in which it has an effect; None for all modes.
+        beside: the option without which it has no effect; None if there is no such option.
         encoded: whether the image encoder takes the image too.
-        default: what the array is filled with where it is not given; None: then there is no array.
-        flag: the input of the programs that is 1 where it is given and else 0, int32; None for none.
+        default: the array's value if the option is not given; None for no array.
+        flag: the program input, int32, that is 1 if the option is given and else 0; None for no such input.
     """
 
     kind: Literal["image", "images", "video"]
@@ -72,11 +72,11 @@ class Input(Record, frozen=True, kw_only=True):
 
 
 class Modes(Record, frozen=True, kw_only=True):
-    """Ways to use a model, of which a generation names one.
+    """The modes of a model; a generation uses one of them.
 
     Attributes:
-        names: their names, the default first.
-        array: the input of the programs that takes the number of the mode, from 0, int32.
+        names: the modes' names, the default first.
+        array: the program input, int32, that takes the number of the mode, from 0.
     """
 
     names: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -84,17 +84,17 @@ class Modes(Record, frozen=True, kw_only=True):
 
 
 class Windows(Record, frozen=True, kw_only=True):
-    """A video of any length is made in windows of the profile's frames, one after the other.
+    """The windows of a model that makes videos of any length. Each window has the profile's frames.
 
-    A window begins with the last frames of the one before. Its programs take ``overlap``, how many frames
-    these are, and ``later``, 0 for the first window and else 1, both int32.
+    A window begins with the last frames of the one before. Its programs take ``overlap``, the number of these
+    frames, and ``later``, 0 for the first window and else 1, both int32.
 
     Attributes:
-        frames_of: the option whose frames decide how many the video has. The other videos are cut to that
+        frames_of: the option whose number of frames is that of the result. The other videos are cut to this
             length, or padded to it by reflection.
-        overlaps: how many frames two windows may share, the default first.
-        carried: what goes from window to window: by the input of a window's programs, the output of the
-            program that decoded the window before. Zeros stand for it in the first one.
+        overlaps: the possible values of ``overlap``, the default first.
+        carried: arrays that pass from window to window: by the input of a window's programs, the output of
+            the program that decoded the window before. The first window gets zeros.
     """
 
     frames_of: MediaOption
@@ -103,12 +103,12 @@ class Windows(Record, frozen=True, kw_only=True):
 
 
 class HeldFrame(Record, frozen=True, kw_only=True):
-    """The first latent frame may be given. Then it is not denoised, and is in its place at the end.
+    """The first latent frame, if it may be given. A given frame is not denoised and is kept in the result.
 
     Attributes:
-        condition: the input of a step that holds what was encoded.
-        latents: the name in it of the frame's latents (C, 1, h, w).
-        mask: the input of a step that is 0 for a latent frame that is held and else 1, float32 (T,).
+        condition: the input of a step with the encoded images.
+        latents: the key of the frame's latents (C, 1, h, w) in the condition.
+        mask: the input of a step, float32 (T,), that is 0 for a held latent frame and else 1.
     """
 
     condition: str
@@ -117,15 +117,17 @@ class HeldFrame(Record, frozen=True, kw_only=True):
 
 
 class Order(Record, frozen=True, kw_only=True):
-    """The programs of a generation in their order, but those of the text encoder and of the denoising loop.
+    """The order of a generation's programs, except those of the text encoder and of the denoising loop.
 
-    A program takes by name what was prepared of images and videos, and what programs before it have returned.
+    A program takes, by name, the prepared images and videos and the outputs of the programs before it.
 
     Attributes:
-        once: before everything, once for all windows.
-        window: after them, once a window; for a video that is made at once, likewise once.
-        expert: before an expert's steps, with the embeddings. The steps take what these return.
-        after: after the last step, for each video: they take ``latents`` and return ``frames``.
+        once: programs that run first, once for all windows.
+        window: programs that run next, once per window; once for a video without windows.
+        expert: programs that run before an expert's steps and take the embeddings. The steps take their
+            outputs.
+        after: programs that run after the last step, for each video: they take ``latents`` and return
+            ``frames``.
     """
 
     once: tuple[str, ...] = ()
@@ -135,15 +137,15 @@ class Order(Record, frozen=True, kw_only=True):
 
 
 class Task(Record, frozen=True, kw_only=True):
-    """What a model makes a video of.
+    """A model's task: its inputs beside the prompt, and the programs that make a video of them.
 
     Attributes:
-        name: what it is called, for people alone.
+        name: the task's name, for people only.
         inputs: the images and videos that it takes, by option.
-        modes: the ways to use it; None where there is one.
-        windows: how a long video is made; None where a video has the profile's frames.
-        held: the frame that may be given; None where there is none.
-        order: the programs.
+        modes: the model's modes; None for a model with a single one.
+        windows: the windows of a long video; None if every video has the profile's frames.
+        held: the first frame that may be given; None if there is no such frame.
+        order: the order of programs.
     """
 
     name: str
@@ -158,7 +160,7 @@ class Task(Record, frozen=True, kw_only=True):
             raise ValueError(problem)
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong between the inputs, the modes and the windows."""
+        """Yields the contradictions between the inputs, the modes and the windows."""
         modes = () if self.modes is None else self.modes.names
         for name, item in self.inputs.items():
             if item.mode is not None and item.mode not in modes:
@@ -181,10 +183,10 @@ class Task(Record, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> tuple[MediaOption, Input] | None:
-        """The option that takes as many images as the profile has, and its record; None for none."""
+        """The option with the profile's number of reference images, and its record; None if there is none."""
         return (SEVERAL, self.inputs[SEVERAL]) if SEVERAL in self.inputs else None
 
     @property
     def always_encodes(self) -> bool:
-        """Whether there are arrays to encode whatever is given."""
+        """Whether there are arrays to encode even if no image or video is given."""
         return any(item.required or item.default is not None for item in self.inputs.values())
