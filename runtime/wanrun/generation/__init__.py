@@ -1,1 +1,1 @@
-"""One generation: its options, what it is conditioned on, and the pipeline that makes it."""
+"""One generation: its options, its conditions from images and videos, and the pipeline that makes it."""

@@ -1,4 +1,4 @@
-"""What a generation asks for beside its images and videos, and which built profile that is."""
+"""Reads the options of ``Pipeline.generate``, and chooses the built profile for them and their media."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media
 
 
 def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
-    """The request of these options, where size, frames and number of videos are by default as loaded.
+    """Makes a request of options; the defaults of size, frames and number of videos are the loaded profile's.
 
     Args:
-        loaded: the profile that was loaded.
-        options: fields of ``Request`` by name; None is the default.
+        loaded: the loaded profile.
+        options: fields of ``Request`` by name; None means the default.
 
     Raises:
         UsageError: naming every option that is unknown or out of range.
@@ -33,10 +33,10 @@ def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
 
 
 def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:
-    """The images and videos of a generation: as they are given, or the files that its request names.
+    """Returns the images and videos of a generation: the given media, or the files that its request names.
 
     Raises:
-        UsageError: if there are both.
+        UsageError: if the request names files and media or inputs are given too.
     """
     named = [name for name in (*MEDIA_KINDS, "mode") if getattr(request, name) not in (None, ())]
     if not named:
@@ -50,7 +50,7 @@ def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None
 
 
 def media_files(request: Request) -> Iterator[tuple[Row, tuple[Path, ...]]]:
-    """The options of a request that are media, each with its files; those that take several come last."""
+    """Yields the media options of a request with their files; options that take several files come last."""
     for row in sorted(rows(), key=lambda row: row.many):
         if row.name in MEDIA_KINDS:
             value = getattr(request, row.name) or ()
@@ -58,7 +58,7 @@ def media_files(request: Request) -> Iterator[tuple[Row, tuple[Path, ...]]]:
 
 
 def media_of(request: Request) -> Media:
-    """The media that a request names, as files."""
+    """Returns the media that a request names, as files."""
     named = {row.name: files if row.many else files[0] for row, files in media_files(request) if files}
     given: dict[str, Any] = {**named, "mode": request.mode, "segment_overlap": request.segment_overlap}
     return Media(**given)
@@ -116,7 +116,7 @@ def chosen_profile(
 
 
 def _num_references(manifest: Manifest, given: Media | Inputs | None) -> int | None:
-    """How many reference images there are; None for a model that takes none, or where nothing is given."""
+    """Returns the number of reference images; None for a model without them, and if no media are given."""
     if isinstance(given, Media):
         check_media(manifest, given)
     counted = manifest.model.task.counted

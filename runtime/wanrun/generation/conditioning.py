@@ -1,4 +1,4 @@
-"""What images and videos give the transformer: their tokens and latents, and what goes with them."""
+"""Encodes images and videos to the transformer's conditions: image tokens, latents, masks and scales."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Conditioning:
     """Runs the programs that encode images and videos, as the model's task orders them.
 
     Args:
-        programs: the profile's, with their weights.
+        programs: the profile's programs, with their weights.
         manifest: the artifact's manifest.
         profile: the profile.
-        last: keeps what the last inputs gave, for the next prompt.
-        low_memory: whether what encodes once is let go of when it has run.
+        last: keeps the encodings of the last inputs, for the next prompt.
+        low_memory: whether the components that encode once per generation are released after that.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Conditioning:
 
     @property
     def needed(self) -> bool:
-        """Whether every step needs a condition, whatever is given."""
+        """Whether every step needs a condition, even without images and videos."""
         return self._task.always_encodes
 
     @property
@@ -59,7 +59,7 @@ class Conditioning:
         return next(self._programs[name] for name in LOOP_PROGRAMS.values() if name in self._programs)
 
     def request_weights(self) -> list[Future[Any]]:
-        """Starts to read what encodes images and videos."""
+        """Starts to load the weights of the components that encode images and videos."""
         names = [name for program in self._encoders for name in self._programs.components(program)]
         return self._programs.request(components=names)
 
@@ -70,17 +70,17 @@ class Conditioning:
     def read(
         self, media: Media | None, inputs: Inputs | None, overlap: int | None, timings: Timings
     ) -> Inputs | None:
-        """What a generation is given of images and videos, read if it is not yet; None for text alone.
+        """Returns a generation's images and videos as arrays, and reads media for it; None for text alone.
 
         Args:
-            media: as files or in memory; None where there are none.
-            inputs: the same read already, instead.
-            overlap: frames that windows share; the media's or inputs' own where None.
+            media: images and videos as files or in memory, or None.
+            inputs: images and videos that were already read, instead of media, or None.
+            overlap: frames that a window shares with the one before; None for the media's or inputs' own.
             timings: where the time is recorded.
 
         Raises:
-            UsageError: if both are given, they contradict the overlap, or the media are missing, not taken by
-                this model, or cannot be used.
+            UsageError: if both are given, if the inputs have another overlap, or if media are missing, not
+                taken by this model, or cannot be used.
         """
         if inputs is not None:
             if media is not None:
@@ -106,14 +106,14 @@ class Conditioning:
         return inputs if inputs.arrays else None
 
     def blank(self) -> Conditions:
-        """Conditions of black images, by running all programs: for a warm-up."""
+        """Runs all encoding programs with zeros, for a warm-up, and returns the conditions."""
         if not self._encoders:
             return self._without()
         media = {item.array for item in self._task.inputs.values()}
         arrays: dict[str, np.ndarray] = {}
         for name in (*self._encoders, *self._task.order.expert):
             program = self._programs[name]
-            for key in program.avals["inputs"]:  # which leaves out the weights
+            for key in program.avals["inputs"]:  # without the weights
                 if name in self._encoders or key in media:
                     dtype, shape = program.array(key)
                     arrays[key] = np.zeros(shape, dtype)
@@ -132,20 +132,20 @@ class Conditioning:
         """Encodes images and videos.
 
         Args:
-            inputs: what was read of them; None for text alone.
+            inputs: the images and videos as arrays; None for text alone.
             timings: where the time is recorded.
-            window: which part of the videos, for a model that makes long ones in parts; the first where None.
-            carried: what the window before leaves to this one, by program input; None for the first.
-            options: of the generation, of which the steps take those that they have an input for; the model's
-                defaults where there are none.
+            window: the window, for a model with windows; None for the first.
+            carried: the arrays from the window before, by program input; None for the first window.
+            options: the generation's options; a step takes those that it has an input for. None for the
+                model's defaults.
 
         Raises:
-            ArtifactError: if a program or weights cannot be loaded, or the profile has no such program.
-            UsageError: if the inputs are of another profile.
+            ArtifactError: if a program or weights cannot be loaded, or if the profile has no such program.
+            UsageError: if the inputs were prepared for another profile.
         """
         if inputs is None or not inputs.arrays:
             return self._without()
-        if not (self._encoders and self._all_built):  # a task of text alone has none
+        if not (self._encoders and self._all_built):  # a task of text alone has no encoders
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
@@ -165,7 +165,7 @@ class Conditioning:
         return self._conditions(arrays, encoded, options or {})
 
     def _of_window(self, inputs: Inputs, window: Window | None) -> dict[str, Any]:
-        """The arrays, and of the videos the frames of a window."""
+        """Returns the arrays, of videos only the frames of a window."""
         arrays: dict[str, Any] = dict(inputs.arrays)
         if self._task.windows is None:
             return arrays
@@ -190,7 +190,10 @@ class Conditioning:
                     )
 
     def _run(self, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What programs return, on the device: each takes what is given, and what those before it made."""
+        """Runs programs in order and returns all their outputs, on the device.
+
+        Each program takes the given arrays and the outputs of the programs before it.
+        """
         import jax
 
         made: dict[str, Any] = {}
@@ -199,7 +202,7 @@ class Conditioning:
         return jax.block_until_ready(made)  # type: ignore[no-any-return]
 
     def _encode_once(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """What is the same for all windows."""
+        """Returns the outputs that are the same for all windows."""
         names = self._task.order.once
         made = self._run(names, arrays)
         if self._low_memory:
@@ -210,7 +213,7 @@ class Conditioning:
     def _encode_window(
         self, arrays: Mapping[str, Any], once: Mapping[str, Any], carried: Mapping[str, Any], overlap: int
     ) -> dict[str, Any]:
-        """What is a window's own."""
+        """Returns the outputs for one window."""
         given, names = {**arrays, **once, **carried}, self._task.order.window
         if self._task.windows is not None:
             given |= {"overlap": np.int32(overlap), "later": np.int32(bool(carried))}
@@ -223,7 +226,7 @@ class Conditioning:
     def _conditions(
         self, arrays: Mapping[str, Any], encoded: Encoded, options: Mapping[str, Any]
     ) -> Conditions:
-        """What was made, for the programs that take it."""
+        """Returns arrays and encodings, sorted by the programs that take them."""
         made = {**encoded.once, **encoded.window}
         expert = {key for name in self._task.order.expert for key in self._programs[name].inputs}
         prepare = {key: value for key, value in {**arrays, **made}.items() if key in expert}
@@ -239,14 +242,14 @@ class Conditioning:
         return Conditions(prepare, self._programs.put(steps), held)
 
     def _frame_mask(self, name: str, held: bool) -> np.ndarray:
-        """Zero for a frame that is held, float32 (T,)."""
+        """Returns float32 (T,): zero for a held frame, else one."""
         dtype, shape = self._step.array(name)
         mask = np.ones(shape, dtype)
         mask[:1] = not held
         return mask
 
     def _without(self) -> Conditions:
-        """Text alone: none, or a frame that is not held."""
+        """Returns the conditions of text alone: none, or a first frame that is not held."""
         if (frame := self._task.held) is None:
             return Conditions()
         nothing = zeros(self._step.avals["inputs"][frame.condition])

@@ -1,4 +1,4 @@
-"""What images and videos were encoded to last, kept for the next generation that is given the same ones."""
+"""Keeps the encodings of the last images and videos for a next generation with the same ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wanrun.media.types import Inputs
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the encoding programs made, on the device, by the names of their outputs.
+    """The outputs of the encoding programs, on the device, by name.
 
     Attributes:
-        once: what is the same for all windows.
-        window: what is the first window's own.
+        once: outputs that are the same for all windows.
+        window: outputs for the first window only.
     """
 
     once: Mapping[str, Any]
@@ -24,17 +24,17 @@ class Encoded:
 
 
 class LastEncoded:
-    """What the encoding programs made of the last inputs: one entry, on the device, for all profiles.
+    """The encodings of the last inputs: one entry, on the device, for all profiles.
 
-    The key is the ``Inputs`` object itself, by identity, and the digests of the programs. Its arrays may be
-    gigabytes and are the caller's: they are neither compared nor kept alive.
+    The key is the identity of the ``Inputs`` object, with the digests of the programs. The object's arrays
+    may take gigabytes and belong to the caller: they are neither compared nor kept alive.
     """
 
     def __init__(self) -> None:
         self._entry: tuple[weakref.ref[Inputs], tuple[str, ...], Encoded] | None = None
 
     def find(self, inputs: Inputs, programs: Sequence[str]) -> Encoded | None:
-        """What these programs made of this object, if that was the last."""
+        """Returns these programs' encodings of this object, if it was the last one, else None."""
         entry = self._entry
         if entry is None:
             return None
@@ -42,9 +42,9 @@ class LastEncoded:
         return encoded if last() is inputs and made_by == tuple(programs) else None
 
     def keep(self, inputs: Inputs, programs: Sequence[str], encoded: Encoded) -> None:
-        """Takes the place of what was kept before."""
+        """Keeps encodings, instead of those kept before."""
         self._entry = weakref.ref(inputs), tuple(programs), encoded
 
     def forget(self) -> None:
-        """Lets go of it."""
+        """Releases the entry."""
         self._entry = None

@@ -20,7 +20,8 @@ from wanrun.generation.request import Request, Row, rows
 from wanrun.media.types import MEDIA_KINDS
 
 _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "size", "num_frames", "num_videos", "fps"})
-"""No options of the steps: media, whose digests are recorded, the profile's, and the file's."""
+"""Options that ``resolve_options`` leaves out: media, whose digests are in the metadata, the profile's shape,
+and the file's fps."""
 
 
 def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
@@ -29,15 +30,15 @@ def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
 
 
 def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Profile:
-    """The profile that a request is made with; where size or frames are left open, the first built that fits.
+    """Returns the profile for a request; if size or frames are not given, the first built one that fits.
 
-    Without a guidance scale that is one with the model's own; where none is built with guidance and one is
-    without, that one.
+    If guidance_scale is not given, the model's own decides on guidance. If that asks for guidance and only a
+    profile without guidance fits, this profile is taken.
 
     Args:
         manifest: the artifact's manifest.
         artifact: its folder, for messages.
-        request: what is asked for.
+        request: the request.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -66,18 +67,18 @@ def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Prof
 
 
 def profile_options(profile: Profile) -> dict[str, Any]:
-    """The options of a request that name this profile."""
+    """Returns the options of a request that select this profile's size, frames and number of videos."""
     size = f"{profile.width}x{profile.height}"
     return {"size": size, "num_frames": profile.num_frames, "num_videos": profile.num_videos}
 
 
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
-    """Latent frames in front of the video's own: the model's, and one for each reference image."""
+    """Returns the latent frames in front of the video's own: the model's, and one per reference image."""
     return manifest.model.leading_latents + profile.num_references
 
 
 def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
-    """Shape (B, C, T, h, w) of a profile's latents, as diffusers takes them, with the leading ones."""
+    """Returns the shape (B, C, T, h, w) of a profile's latents, in diffusers' layout, with leading frames."""
     model = manifest.model
     frames = (profile.num_frames - 1) // model.vae_temporal + 1
     return (
@@ -107,11 +108,11 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
 
     Args:
         manifest: the artifact's manifest.
-        guidance: whether guidance is on, which ``guidance_scale`` alone decides.
-        request: what is asked for.
+        guidance: whether guidance is on; only ``guidance_scale`` decides this, not ``guidance_scale_2``.
+        request: the request.
 
     Raises:
-        UsageError: for an option of two experts with a single transformer, one of another kind of model, or a
+        UsageError: for an option of two experts with a single transformer, an option of other models, or a
             ``guidance_scale_2`` above 1 without guidance.
     """
     for row in _absent(manifest):
@@ -133,19 +134,19 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
 
 
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
-    """The options that other models have and this one has not."""
+    """Returns the options that only other models have."""
     here = _NOT_RECORDED | manifest.model.default_options().keys()
     return tuple(row for row in rows() if row.models and row.name not in here)
 
 
 def _own_options(manifest: Manifest) -> tuple[str, ...]:
-    """The options that this model has, of those that are recorded with a video."""
+    """Returns the names of this model's options that ``resolve_options`` resolves."""
     absent = _absent(manifest)
     return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED and row not in absent)
 
 
 def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
-    """What stands for the options that a request leaves out."""
+    """Returns the values for the options that a request leaves out."""
     defaults = manifest.model.default_options()
     if request.guidance_scale is not None:
         defaults["guidance_scale_2"] = request.guidance_scale
@@ -153,16 +154,16 @@ def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
 
 
 def loop_forms(profile: Profile) -> tuple[str, ...]:
-    """The forms of the denoising loop that a profile is built with, the preferred one first."""
+    """Returns the forms of the denoising loop that a profile is built with, the preferred one first."""
     return tuple(form for form in LOOP_PROGRAMS if profile.options.loop in (form, "both"))
 
 
 def resolve_loop(profile: Profile, loop: str | None) -> str:
-    """The form of the denoising loop to run: the given one, or the preferred one where it is None.
+    """Returns the form of the denoising loop to run: the given one, or for None the preferred one.
 
     Raises:
         UsageError: if there is no such form.
-        ArtifactError: if the profile is not built with it, saying which it is built with.
+        ArtifactError: if the profile is not built with it, naming the built form.
     """
     name, built = field("loop"), loop_forms(profile)
     if loop is not None and loop not in LOOP_PROGRAMS:
@@ -178,7 +179,7 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
 
 
 def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
-    """Raises UsageError if the scan form is asked for more steps than its table holds."""
+    """Raises UsageError if the scan form is to run more steps than its table holds."""
     if loop == "scan" and num_steps > profile.options.max_steps:
         other = " --loop step," if "step" in loop_forms(profile) else ""
         raise UsageError(
@@ -190,18 +191,18 @@ def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
 
 
 def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> dict[str, Any]:
-    """The options of a generation with the manifest's defaults filled in: what the metadata records.
+    """Fills in the manifest's defaults: returns the options of a generation, which the metadata records.
 
     Args:
         manifest: the artifact's manifest.
-        profile: the chosen one. Without guidance its guidance scales are 1, and it has no negative prompt.
-        request: what is asked for. The default of ``guidance_scale_2`` is the given ``guidance_scale``; where
-            neither is given, both are the manifest's. ``explicit_timesteps`` says when the default timesteps
-            are used.
+        profile: the chosen profile. Without guidance both scales are 1, and there is no negative prompt.
+        request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
+            is given, both are the manifest's. ``explicit_timesteps`` decides when the default timesteps are
+            used.
 
     Returns:
-        The options that this model has, and width, height and num_frames. ``timesteps`` are among them where
-        they are explicit, and ``num_steps`` is their number then.
+        The options of this model, with width, height and num_frames. Explicit timesteps are in ``timesteps``,
+        and ``num_steps`` is then their number.
 
     Raises:
         UsageError: for an option that would have no effect, or more steps than the scan form is built for.

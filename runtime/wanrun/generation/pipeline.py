@@ -1,6 +1,6 @@
-"""An opened artifact that makes videos: any of its built profiles, over one copy of the weights.
+"""An opened artifact that makes videos of any of its built profiles, with one copy of the weights.
 
-The runtime restores, loads executables, and runs them in order. It knows no model code.
+The runtime restores weights, loads executables, and runs them in order. It has no model code.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Pipeline:
 
     | part of a call | runs | waits for |
     |---|---|---|
-    | reading images and videos, encoding prompts | beside any other | nothing |
-    | encoding images and videos, steps, decoding, warm-up | one at a time | those that came before it |
+    | reading images and videos, encoding prompts | beside any other call | nothing |
+    | encoding images and videos, steps, decoding, warm-up | one at a time | earlier calls for the device |
     | ``close`` | last | every call that has the device or needs none |
 
     So the device is one generation's at a time, in the order of arrival, and the prompts of the next ones are
@@ -61,14 +61,14 @@ class Pipeline:
     others. ``on_step`` is called by the thread that has the device: from there it cannot be asked for again.
     Calls record what they take in the ``timings`` that they are given; ``generate`` else in its result's.
 
-    Pipelines of one process are independent, but for what JAX has one of in a process: of all of them one
-    executable is loaded at a time.
+    Pipelines of one process are independent, except for JAX's process-wide cache options: only one executable
+    is loaded at a time in all pipelines together.
 
     Attributes:
         artifact: the artifact's folder.
         manifest: its manifest.
-        profile: the profile that was loaded.
-        timings: what loading it took.
+        profile: the loaded profile.
+        timings: the times of loading it.
     """
 
     def __init__(self, shared: Shared, profile: Profile, timings: Timings) -> None:
@@ -81,7 +81,7 @@ class Pipeline:
         self._session.describe(timings)
 
     def session(self, profile: Profile) -> Session:
-        """The session of a built profile, made when it is first asked for.
+        """Returns the session of a built profile, and makes it at the first call.
 
         Raises:
             ArtifactError: if the profile cannot run here.
@@ -95,7 +95,7 @@ class Pipeline:
             return self._sessions[profile.name]
 
     def _report(self, session: Session) -> None:
-        """Tells where a new session keeps two experts, unless the first session does the same."""
+        """Reports where a new session keeps two experts, unless the first session does the same."""
         placement, first = session.placement, next(iter(self._sessions.values()), session)
         if placement is None or first.placement is None:
             return
@@ -125,12 +125,12 @@ class Pipeline:
             return self._encode(self._session, prompts, timings)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
-        """A component's weights on the device, as nested dicts by path."""
+        """Returns a component's weights on the device, as nested dicts by path."""
         with self._turns.call():
             return self._shared.weights.weights(name)
 
     def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
-        """Normalised latents (B, C, T, h, w) to frames, uint8 (B, T, H, W, 3), one video at a time."""
+        """Decodes normalised latents (B, C, T, h, w) to frames, uint8 (B, F, H, W, 3), video by video."""
         with self._call(timings) as timings, self._device(timings):
             return self._session.sampler.decode(latents, timings)[0]
 
@@ -143,19 +143,19 @@ class Pipeline:
         transformer: str = "transformer",
         inputs: Inputs | None = None,
     ) -> np.ndarray:
-        """The model's guided output at these latents, for comparing it with another implementation.
+        """Returns the model's guided velocity at these latents, for a comparison with another implementation.
 
         Args:
             latents: float32 (B, C, T, h, w).
-            prompts: positive, and with guidance negative.
+            prompts: the positive prompt, and with guidance the negative one after it.
             timestep: in training timesteps, 0 to 1000.
             guidance_scale: unused without guidance.
-            transformer: which expert.
+            transformer: the expert.
             inputs: images and videos, for one window.
 
         Returns:
-            float32 of latents' shape, as exact as the dtype that the profile keeps latents in. A frame that
-            is held has no velocity.
+            float32 of latents' shape, as exact as the profile's dtype of latents. A held frame has no
+            velocity.
         """
         steps = ExpertRange(transformer, 0, 1, guidance_scale)
         with self._call(None) as timings:
@@ -164,16 +164,16 @@ class Pipeline:
                 return self._session.velocity(latents, embeddings, timestep, steps, inputs)
 
     def image_tokens(self, inputs: Inputs) -> np.ndarray:
-        """What the image encoder makes of the images: (N, tokens, image_dim) in the compute dtype."""
+        """Returns the image encoder's tokens, (N, tokens, image_dim) in the compute dtype."""
         with self._call(None) as timings, self._device(timings):
             conditions = self._session.conditioning(inputs, timings=timings)
             return np.asarray(conditions.prepare["image_tokens"])
 
     def warmup(self, timings: Timings | None = None) -> None:
-        """Executes every program once, and with every expert, so that the first request pays for nothing new.
+        """Executes every program of the loaded profile once, and with every expert.
 
-        Of the loaded profile, and of the two forms of the loop the one that ``load`` was given. The text
-        encoder is left out where ``load`` was told the prompts and had all their embeddings.
+        The first generation then has no cost of a first execution. Of the two forms of the loop only the form
+        of ``load`` is executed. The text encoder is left out if ``load`` had embeddings of all given prompts.
         """
         with self._call(timings) as timings, timings.phase("warmup"):
             with self._text(timings):
@@ -195,20 +195,21 @@ class Pipeline:
     ) -> Result:
         """Generates a profile's number of videos for one prompt.
 
-        The profile is the one that was loaded, but for what the options say of size, num_frames, num_videos
-        and guidance, and the media of their number of reference images. Another one is loaded when it is
-        first asked for, over the same weights.
+        The profile is the loaded one, unless the options (size, num_frames, num_videos, guidance_scale) or
+        the number of reference images select another. That profile is loaded at its first use, with the same
+        weights.
 
         Args:
-            prompt: what to show.
-            negative_prompt: what to avoid; the manifest's default where None. Unused without guidance.
+            prompt: description of the video.
+            negative_prompt: description of what the video must not show; None for the manifest's default.
+                Unused without guidance.
             media: the images and videos that the model takes, as files or in memory.
-            inputs: the same read already, by ``load_media``; given again as they are, they are not encoded
-                again.
+            inputs: the same, already read by ``load_media``. If the same object is given again, it is not
+                encoded again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
-            on_step: told after each call how many of how many steps are done.
-            timings: where to record what it takes; the result's own where None.
-            options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None is the default.
+            on_step: called after each program call with the number of steps done and the total.
+            timings: where the times are recorded; None for new ones in the result.
+            options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
         Raises:
             UsageError: for an option that is unknown, out of range, or without effect, latents of a wrong
@@ -239,7 +240,7 @@ class Pipeline:
 
     @contextmanager
     def _call(self, timings: Timings | None) -> Iterator[Timings]:
-        """A call: what is loaded meanwhile is recorded in its timings, or in new ones that end with it."""
+        """Runs a call. Loading meanwhile is recorded in its timings, or in new ones that end with it."""
         own = timings if timings is not None else Timings.from_now()
         with self._turns.call(), self._opened.recorder.into(own):
             yield own
@@ -248,7 +249,7 @@ class Pipeline:
 
     @contextmanager
     def _device(self, timings: Timings) -> Iterator[None]:
-        """Has the device for itself; what it had to wait for that is recorded."""
+        """Holds the device; the time of waiting for it is recorded."""
         asked = timings.now()
         with self._turns.turn() as waited:
             if waited:
@@ -256,7 +257,7 @@ class Pipeline:
             yield
 
     def _text(self, timings: Timings) -> AbstractContextManager[None]:
-        """Runs the text encoder: beside the steps of another call, unless there is no memory for both."""
+        """Lets the text encoder run beside another call's steps; with low memory, holds the device for it."""
         return self._device(timings) if self._opened.policy.low_memory else nullcontext()
 
     def _encode(self, session: Session, prompts: Sequence[str], timings: Timings) -> np.ndarray:
@@ -272,7 +273,7 @@ class Pipeline:
         return self.session(profile)
 
     def _resolved(self, session: Session, request: Request, inputs: Inputs | None) -> dict[str, Any]:
-        """The options of a generation with all defaults filled in."""
+        """Returns the options of a generation with all defaults filled in."""
         changes: dict[str, Any] = {"loop": request.loop or session.loop}
         if inputs is not None and self.manifest.model.task.windows is not None:
             changes["segment_overlap"] = inputs.segment_overlap
@@ -281,17 +282,17 @@ class Pipeline:
     def _facts(
         self, profile: Profile, options: Mapping[str, Any], inputs: Inputs | None, frames: np.ndarray
     ) -> dict[str, Any]:
-        """What a video's metadata says of how it was made."""
+        """Returns a video's metadata: its options, its media, the number of frames and the content digest."""
         facts = {**options, **(inputs.facts if inputs else {}), "num_frames": frames.shape[1]}
         if self.manifest.model.task.windows is not None:
             facts["segment_frames"] = profile.num_frames
         return {**facts, "content_digest": self.manifest.content_digest}
 
     def close(self) -> None:
-        """Lets go of weights and executables, when the generation that runs and its like have ended.
+        """Waits until the running calls end, then releases weights and executables.
 
         Raises:
-            UsageError: if it is called in the middle of a generation, from its own thread.
+            UsageError: if it is called inside a generation by the generation's own thread.
         """
         self._turns.close()
         self._shared.close()
@@ -315,19 +316,19 @@ def load(
     report: Tell = _silent,
     **choices: Unpack[LoadChoices],
 ) -> Pipeline:
-    """Opens an artifact, and loads one profile until its first step could run; the VAE follows later.
+    """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
 
     Args:
         artifact: the artifact's folder.
-        prompts: the prompts, negative ones too, that are going to be used: they are encoded meanwhile, and
-            the text encoder is not read if all their embeddings are at hand. None: any may come.
-        inputs: the images and videos that are going to be used first, which are encoded meanwhile.
-        timings: where to record what it took.
-        warn: told what does not stop the run but should be known.
-        report: told what was decided: where two experts are kept.
-        choices: size, num_frames, num_videos, guidance, num_references and target choose what is loaded: see
-            ``ProfileChoices``. allow_compile, verify, memory, loop, first_expert, text_encoder,
-            text_encoder_device, embeddings, weights and lazy say how: see ``LoadPolicy``.
+        prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
+            the text encoder is not read if all their embeddings are stored. None means any prompt.
+        inputs: the images and videos of the first generation, which are encoded meanwhile.
+        timings: where the times are recorded; None for new ones.
+        warn: gets messages about problems that do not stop the run.
+        report: gets messages about decisions: where two experts are kept.
+        choices: size, num_frames, num_videos, guidance, num_references and target select the loaded profile:
+            see ``ProfileChoices``. allow_compile, verify, memory, loop, first_expert, text_encoder,
+            text_encoder_device, embeddings, weights and lazy are about the loading: see ``LoadPolicy``.
 
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.

@@ -1,4 +1,4 @@
-"""What a generation is asked for: one typed record, a row for each option.
+"""The options of a generation: one typed record, with a row for each option.
 
 The command line, the lines of a prompts file, the keywords of ``Pipeline.generate``, the metadata of a video,
 the table in README.md and a JSON schema derive from ``Request``. A new option is one row here, and the line
@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from wanrun.errors import UsageError, field, quoted, shortened
 
 ARTIFACT = "the artifact's"
-"""How a default is called that the manifest has."""
+"""The help's text for a default that is in the manifest."""
 
 _MAX_FLOAT32 = 3.4028234663852886e38
 
@@ -36,7 +36,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
-"""What every container can hold."""
+"""Frames per second that every container can hold."""
 Path = Annotated[str, Meta(min_length=1)]
 Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
 
@@ -44,19 +44,19 @@ Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_ST
 def _row(
     help: str, *, default: str | None = None, models: str | None = None, value: str | None = None
 ) -> Meta:
-    """What users read about an option.
+    """Returns the texts about an option for users.
 
     Args:
-        help: what it does.
-        default: what stands for it where it is not given, if that is no constant.
-        models: which models have it; None for all.
-        value: what its value is called, with its unit, where its type does not say.
+        help: the option's effect.
+        default: the default in words, if it is not a constant.
+        models: the models that have the option; None for all.
+        value: the value's name, with its unit, if the type does not imply it.
     """
     return Meta(description=help, extra={"default": default, "models": models, "value": value})
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt and its options; None asks for the default.
+    """One prompt and its options; None means the default.
 
     Field names are the Python keywords. ``steps`` and ``frames`` are shorter on the command line and in JSON.
     Files are relative to the working directory. The order is that of the help and of README.md.
@@ -177,22 +177,22 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Row:
-    """One option as users see it.
+    """The facts about one option that its users see.
 
     Attributes:
         name: the Python keyword.
-        key: its name in JSON; with dashes, that of the command line.
-        type: what msgspec converts a value to.
+        key: the name in JSON; with dashes, that of the command line.
+        type: the type that msgspec converts a value to.
         base: ``str``, ``int`` or ``float``.
         many: whether several values may be given.
-        numbers: whether the value is a list of numbers; ``base`` is that of each.
-        choices: the values there are; none for any.
-        bounds: least and most; None where there is none.
-        positive: whether it is above 0.
-        help: what it does.
-        value: what its value is called, with its unit.
-        default: what stands for it, in words; empty where it must be given or has no default.
-        models: which models have it; empty for all.
+        numbers: whether the value is a list of numbers; ``base`` is the type of each.
+        choices: the possible values; empty if any value is possible.
+        bounds: least and most value; None for no bound.
+        positive: whether the value must be above 0.
+        help: the option's effect.
+        value: the value's name, with its unit.
+        default: the default in words; empty if the option is required or has no default.
+        models: the models that have the option; empty for all.
     """
 
     name: str
@@ -211,12 +211,12 @@ class Row:
 
     @property
     def flag(self) -> str:
-        """Its spelling on the command line."""
+        """The option's spelling on the command line."""
         return f"--{self.key.replace('_', '-')}"
 
     @property
     def kind(self) -> str:
-        """The type in words."""
+        """The value's type in words."""
         if self.numbers:
             return "a list of numbers"
         words = {str: "a string", int: "an integer", float: "a number"}[self.base]
@@ -224,7 +224,7 @@ class Row:
 
     @property
     def expected(self) -> str:
-        """The values in words."""
+        """The possible values in words."""
         if self.choices:
             return " or ".join(map(str, self.choices))
         if self.numbers:
@@ -245,7 +245,7 @@ _BASES: Mapping[type[Any], type[Any]] = MappingProxyType(
 
 
 def _bare(info: Any) -> Any:
-    """A type without its metadata, and without what stands beside it: None, or several of it."""
+    """Returns a type without metadata; of a union its first type, which leaves out None and tuples of it."""
     while isinstance(info, msgspec.inspect.Metadata):
         info = info.type
     if isinstance(info, msgspec.inspect.UnionType):
@@ -254,7 +254,7 @@ def _bare(info: Any) -> Any:
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a ``Literal`` inside an annotation, as they are written: msgspec sorts them."""
+    """Returns the values of a ``Literal`` inside an annotation, in the written order: msgspec sorts them."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return next(filter(None, map(_choices, get_args(annotation))), ())
@@ -295,12 +295,12 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
 
 @lru_cache
 def rows(kind: type[Request] = Request) -> tuple[Row, ...]:
-    """The options of a request, or of a kind of request that adds some, in the order of the help."""
+    """Returns the options of a request, or of a subclass with more options, in the order of the help."""
     return tuple(map(_row_of, msgspec.structs.fields(kind)))
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a request; an option that is left out has its default, and null is no value."""
+    """Returns the JSON schema of a request; a missing option has its default, and null is not a value."""
     whole = msgspec.json.schema(Request)["$defs"][Request.__name__]
     for item in whole["properties"].values():
         kinds = [kind for kind in item.pop("anyOf", ()) if kind != {"type": "null"}]
@@ -314,7 +314,7 @@ _Kind = TypeVar("_Kind", bound=Request)
 
 
 def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
-    """A request of values by the options' Python names, all of them checked.
+    """Checks values by the options' Python names, and makes a request of them.
 
     Args:
         given: names and values, None among none of them: strings, and numbers, or lists of them, of Python or
@@ -322,7 +322,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
         kind: ``Request``, or a kind of it with more options.
 
     Raises:
-        UsageError: naming everything that is wrong, in one line.
+        UsageError: naming every problem, in one line.
     """
     known = {row.name: row for row in rows(kind)}
     values: dict[str, Any] = {}
@@ -349,7 +349,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
 
 
 def raise_all(problems: Sequence[UsageError]) -> None:
-    """Raises the only problem, or one that names them all; nothing where there are none."""
+    """Raises the only problem, or one error that names all; does nothing without a problem."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -357,7 +357,7 @@ def raise_all(problems: Sequence[UsageError]) -> None:
 
 
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:
-    """What speaks against a value."""
+    """Yields the problems of a value."""
     if not _fits(value, row):
         what = f"{field(row.name)} has the wrong type"
         yield UsageError(what, expected=row.kind, found=quoted(value))
@@ -375,7 +375,7 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
 
 
 def _fits(value: Any, row: Row) -> bool:
-    """Whether a value is of the option's type; True is no number, and 3 may stand for 3.0."""
+    """Returns whether a value has the option's type; True is not a number, and 3 may stand for 3.0."""
     if row.many and isinstance(value, list | tuple):
         return all(type(item) is str for item in value)
     kinds = (int, float) if row.base is float else (row.base,)
@@ -385,7 +385,7 @@ def _fits(value: Any, row: Row) -> bool:
 
 
 def _names_a_file(name: str) -> bool:
-    """Whether a file can have this name. An empty one would be the working directory."""
+    """Returns whether a file can have this name. An empty name would be the working directory."""
     try:
         return bool(name) and b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:  # half of a surrogate pair

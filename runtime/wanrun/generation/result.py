@@ -1,4 +1,4 @@
-"""What a generation returns."""
+"""The result of a generation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wanrun.timing import Timings
 
 @dataclass(frozen=True)
 class Result:
-    """What one generation made.
+    """The result of one generation.
 
     Args:
-        frames: uint8 (B, T, H, W, 3).
-        latents: final latents, float32 (B, C, T, h, w), normalised.
-        options: prompt, seed, solver and everything else that was used, for the video's metadata.
-        timings: what this generation took, with what was loaded meanwhile; or what ``generate`` was given to
-            record into.
+        frames: uint8 (B, F, H, W, 3).
+        latents: final latents, float32 (B, C, T, h, w), normalised; of the last window if there are several.
+        options: prompt, seed, solver and all other options of the generation, for the video's metadata.
+        timings: times of this generation and of the loading during it; the ``timings`` argument of
+            ``generate`` if one was passed.
     """
 
     frames: np.ndarray

@@ -1,4 +1,4 @@
-"""From noise and conditions to frames: at once, or for a long video one window after the other."""
+"""Makes frames from noise and conditions: the whole video at once, or a long one window by window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sampler:
     """Denoises and decodes.
 
     Args:
-        programs: the profile's, with their weights.
+        programs: the profile's programs, with their weights.
         manifest: the artifact's manifest.
         profile: the profile.
         conditioning: encodes images and videos.
@@ -47,11 +47,11 @@ class Sampler:
         """Decodes latents, one video at a time.
 
         Args:
-            latents: normalised, (B, C, T, h, w), with the frames in front of the video's own.
+            latents: normalised, float32 (B, C, T, h, w), with the leading latent frames.
             timings: where the time is recorded.
 
         Returns:
-            Frames, uint8 (B, F, H, W, 3), and all that the programs made of the last video, on the device.
+            Frames, uint8 (B, F, H, W, 3), and all outputs of the programs for the last video, on the device.
         """
         programs = [self._programs.bound(name) for name in self._task.order.after]
         with timings.phase("decode"):
@@ -70,20 +70,22 @@ class Sampler:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Makes a video.
+        """Makes a profile's videos.
 
-        All noise comes from one generator of the seed. A window takes its initial noise, unless latents are
-        given in its place, then the noise of each of its steps, where the solver adds any. The next window
-        goes on from there. Several videos share each array of noise, in their order. diffusers draws alike.
+        All noise comes from one random generator with the seed. Each window draws its initial noise, unless
+        latents replace it, and then the noise of each step if the solver adds noise. The next window
+        continues with the same generator. Each array of noise covers all videos of the batch, in their order.
+        diffusers draws in the same order.
 
         Args:
-            run: what to ask of the denoising loop.
-            options: of the generation, resolved.
+            run: the parameters of the denoising loop.
+            options: the generation's resolved options.
             inputs: images and videos; None for text alone.
             latents: initial noise of the first window, instead of the seed's.
 
         Returns:
-            Frames, uint8 (B, F, H, W, 3), and the final latents, of the last window where there are several.
+            Frames, uint8 (B, F, H, W, 3), and the final latents, float32 (B, C, T, h, w); those of the last
+            window if there are several.
         """
         noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
         parts: list[np.ndarray] = []
@@ -106,12 +108,12 @@ class Sampler:
         return whole[:, : None if inputs is None else inputs.num_frames], final
 
     def _carried(self, made: Mapping[str, Any]) -> dict[str, Any]:
-        """What a window leaves to the next, by the input that takes it."""
+        """Returns the outputs of a window that the next one takes, by its inputs' names."""
         windowing = self._task.windows
         return {} if windowing is None else {key: made[name] for key, name in windowing.carried.items()}
 
     def _windows(self, inputs: Inputs | None, overlap: int) -> Sequence[Window | None]:
-        """The windows of a long video; one that is none where the profile makes all of it."""
+        """Returns the windows of a long video; one None if the profile makes the whole video at once."""
         windowing = self._task.windows
         if inputs is None or windowing is None:
             return [None]

@@ -1,4 +1,4 @@
-"""One profile of an opened artifact: its programs in the order that makes a video."""
+"""One profile of an opened artifact: it runs the profile's programs in the order that makes a video."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from wanrun.timing import Timings
 
 
 def check_profile(artifact: Path, profile: Profile, selected: SelectedTarget, policy: LoadPolicy) -> None:
-    """Checks of a profile that cost nothing: neither jax nor a file's content is needed.
+    """Makes the cheap checks of a profile, which need neither jax nor a file's content.
 
     Raises:
-        ArtifactError: if it is not compiled for the target, or an executable is missing or has another size.
+        ArtifactError: if the profile is not compiled for the target, or if an executable is missing or has
+            another size.
     """
-    if not policy.allow_compile:  # or what is missing is compiled
+    if not policy.allow_compile:  # else missing executables are compiled
         if profile.name not in selected.target.executables:
             raise ArtifactError(
                 f"profile {profile.name} is not compiled for target {selected.name}",
@@ -49,10 +50,10 @@ def check_profile(artifact: Path, profile: Profile, selected: SelectedTarget, po
 
 
 def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
-    """The transformer that is needed first.
+    """Returns the transformer that is needed first.
 
     Raises:
-        UsageError: if the policy names one that there is not.
+        UsageError: if the policy names an unknown one.
     """
     names = transformers(manifest)
     if policy.first_expert not in (None, *names):
@@ -65,25 +66,24 @@ def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
 
 
 class Session:
-    """Makes videos of one profile. It holds no weights, and making one reads none.
+    """Makes videos of one profile. A session holds no weights, and its constructor reads none.
 
     Args:
-        shared: what it shares with the sessions of other profiles.
+        shared: the parts that it shares with the sessions of other profiles.
         profile: the profile.
 
     Attributes:
-        profile: as given.
+        profile: the profile.
         programs: its programs, with their weights.
-        loop: the form of the denoising loop where a generation names none: as the artifact was loaded, if the
-            profile is built with it.
-        text: what turns its prompts into embeddings.
-        conditioning: what encodes its images and videos.
+        loop: the default form of the denoising loop: the form of ``load``, if the profile is built with it.
+        text: turns its prompts into embeddings.
+        conditioning: encodes its images and videos.
         sampler: makes its frames.
         placement: where two experts are kept; None for a model with one transformer.
 
     Raises:
         ArtifactError: if the profile cannot run here: see ``check_profile`` and ``Programs``.
-        UsageError: likewise, or if the text encoder cannot run.
+        UsageError: for an unknown first expert, or if the text encoder cannot run.
     """
 
     def __init__(self, shared: Shared, profile: Profile) -> None:
@@ -109,24 +109,24 @@ class Session:
 
     @property
     def latents_shape(self) -> tuple[int, int, int, int, int]:
-        """Shape (B, C, T, h, w) of the latents."""
+        """Shape (B, C, T, h, w) of the latents, with the leading frames."""
         return latents_shape(self._opened.manifest, self.profile)
 
     def describe(self, timings: Timings) -> None:
-        """Says where the experts are kept, to the timings of what runs in this session."""
+        """Records in the timings of a call where the experts are kept."""
         if self.placement is not None:
             timings.placement = self.placement.kind
 
     def start(self, prompts: Sequence[str] | None, inputs: Inputs | None, timings: Timings) -> None:
-        """Loads until the first step could run; what comes after it is loaded behind the second step.
+        """Loads until the first step can run; parts for after the steps start to load during the second one.
 
         Args:
-            prompts: as of ``load``.
-            inputs: as of ``load``.
+            prompts: as for ``load``.
+            inputs: as for ``load``.
             timings: where the time is recorded.
 
         Raises:
-            ArtifactError: if something that is needed is missing or damaged.
+            ArtifactError: if a needed part is missing or damaged.
         """
         text, waiting = self.text, list[Future[Any]]()
         missing = self._start_text(prompts, waiting, timings)
@@ -136,14 +136,14 @@ class Session:
         waiting += self.programs.request(components=[self._first_expert])
         if missing:
             waiting += text.backend.request(text.tokenizer(missing).lengths)
-        if conditioned:  # after the text's, which is encoded first
+        if conditioned:  # after the text encoder's programs, because the text is encoded first
             waiting += self.conditioning.request_programs()
         waiting += self.programs.request(programs=[*self._order.expert, LOOP_PROGRAMS[self.loop]])
         when_done(waiting, timings.mark_ready)
         if missing:
             with timings.phase("text"):
                 text.prompts.fetch(missing)
-                waiting = unfinished(waiting)  # or they hold the text encoder
+                waiting = unfinished(waiting)  # finished futures would keep the text encoder in memory
                 text.spare()
         if inputs is not None:
             self.conditioning(inputs, timings=timings)
@@ -154,7 +154,7 @@ class Session:
     def _start_text(
         self, prompts: Sequence[str] | None, waiting: list[Future[Any]], timings: Timings
     ) -> list[str]:
-        """Starts to load what encodes prompts, and returns those that are to be encoded meanwhile."""
+        """Starts to load the text stage, and returns the prompts that are to be encoded meanwhile."""
         text, low = self.text, self._opened.policy.low_memory
         if prompts is None:
             text.tokenizer.load()
@@ -167,14 +167,14 @@ class Session:
             return []
         text.tokenizer.start(missing)
         waiting += text.backend.request(())
-        if low:  # not both in memory
+        if low:  # text encoder and transformer are not in memory together
             waiting.clear()
             text.encode(missing, timings)
             return []
         return missing
 
     def load_behind(self) -> None:
-        """Asks for what comes after the last step, and raises what has failed of it."""
+        """Requests the programs and weights for after the last step; raises the error of a failed load."""
         programs = self._order.after
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
@@ -182,21 +182,21 @@ class Session:
     def velocity(
         self, latents: np.ndarray, embeddings: np.ndarray, timestep: float, steps: ExpertRange, inputs: Any
     ) -> np.ndarray:
-        """The model's guided output at these latents; see ``Pipeline.velocity``."""
+        """Returns the model's guided velocity at these latents; see ``Pipeline.velocity``."""
         run = Denoising(velocity_table(timestep), [steps], embeddings, self.loop, Timings())
         return latents - self._expert_loop(run, latents, self.conditioning(inputs, timings=Timings()))
 
     def warm_up_text(self) -> None:
-        """Runs the text encoder once, unless ``start`` was told the prompts and had all their embeddings."""
+        """Runs the text encoder once, unless ``start`` had the embeddings of all given prompts."""
         if self._text_expected:
             self.text.warm_up()
 
     def warm_up(self, timings: Timings) -> None:
-        """Executes every program once but the text encoder's, and with every expert; no step is recorded."""
+        """Executes every program except the text encoder's once, with every expert; records no step."""
         embeddings = self.text.blank(2 if self.profile.guidance else 1)
         noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
         conditions = self.conditioning.blank()
-        # Each expert, not those that some boundary and shift choose; the one that is next to run is last.
+        # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
             run = Denoising(table, [ExpertRange(expert, 0, 1, 1.0)], embeddings, self.loop, Timings())
             latents = self._expert_loop(run, noise, conditions)
@@ -204,7 +204,7 @@ class Session:
 
 
 def _place(opened: OpenedArtifact, profile: Profile) -> Placement | None:
-    """Where two experts are kept while a profile runs; a single transformer stays on the device."""
+    """Returns where two experts are kept while a profile runs; None for a single transformer."""
     if len(transformers(opened.manifest)) == 1:
         return None
     return choose_placement(

@@ -1,4 +1,4 @@
-"""What all sessions of an opened artifact share."""
+"""The parts of an opened artifact that all its sessions share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wanrun.text.stage import TextStages
 
 @dataclass(frozen=True)
 class Shared:
-    """An opened artifact and what is loaded from it, once for all profiles.
+    """An opened artifact and its loaded parts, one copy for all profiles.
 
     Attributes:
         opened: the artifact.
         weights: its weights.
         executables: its executables.
-        texts: what turns prompts into embeddings.
-        last_encoded: what images and videos were encoded to last.
+        texts: the text stages, which turn prompts into embeddings.
+        last_encoded: the encodings of the last images and videos.
     """
 
     opened: OpenedArtifact
@@ -33,17 +33,17 @@ class Shared:
 
     @classmethod
     def of(cls, opened: OpenedArtifact, memories: Mapping[str, Memory]) -> Shared:
-        """Nothing is loaded yet.
+        """Makes the shared parts; nothing is loaded yet.
 
         Args:
             opened: the artifact.
-            memories: memory for components that was made ahead.
+            memories: memory that is already allocated, by component.
         """
         weights = WeightStore(opened, opened.program_set.kernels.weight_bits, memories)
         return cls(opened, weights, Executables(opened), TextStages(opened), LastEncoded())
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
         self.last_encoded.forget()
         self.texts.close()
         self.executables.close()

@@ -1,4 +1,4 @@
-"""The order in which the calls of several threads have a pipeline's device, and the end of all calls."""
+"""Gives a pipeline's device to the calls of several threads in order, and ends all calls at closing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wanrun.errors import UsageError
 
 
 class Turns:
-    """Lets any number of calls in, and one of them at a time to the device, in the order in which they ask.
+    """Admits any number of calls, and gives the device to one of them at a time, in the order of arrival.
 
     ``close`` ends this: it waits until no call is inside.
     """
@@ -28,7 +28,7 @@ class Turns:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call that is inside while the block runs.
+        """Counts a call as inside while the block runs.
 
         Raises:
             UsageError: after ``close``.
@@ -46,10 +46,10 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
-        """Waits for the device, which the block has to itself; gives whether there was anything to wait for.
+        """Waits for the device and holds it while the block runs; yields whether the call had to wait.
 
         Raises:
-            UsageError: if it is closed meanwhile, or this thread has the device already.
+            UsageError: if ``close`` is called meanwhile, or if this thread has the device already.
         """
         thread = threading.get_ident()
         with self._changed:
@@ -72,7 +72,7 @@ class Turns:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuses every later call and those that wait for the device, and waits for the others to end.
+        """Refuses later calls and calls that wait for the device, and waits until the others end.
 
         Raises:
             UsageError: if this thread is inside a call.
