@@ -1,1 +1,1 @@
-"""What a command line or a prompts file asks for: checked, planned, made and written."""
+"""Checks, plans, makes and writes the videos of a command line or a prompts file."""

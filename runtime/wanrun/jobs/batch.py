@@ -1,4 +1,4 @@
-"""Runs the jobs of a plan through one pipeline: makes, writes, reports, and goes on after a failure."""
+"""Runs the jobs of a plan with one pipeline: makes, writes, reports, and continues after a failure."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """What a run makes, and its count of what was made, was there, and failed.
+    """Makes the videos of a run, and counts the made, skipped and failed ones.
 
-    A prompt of the command line that fails ends the run. A line of a prompts file that fails is reported, and
-    the others are made; only what concerns all of them, an artifact that is not usable, ends the run.
+    If the prompt of the command line fails, the run ends. If a line of a prompts file fails, the failure is
+    reported and the others are made; only an unusable artifact, which concerns all lines, ends the run.
 
     Args:
-        plan: what there is to do.
-        overwrite: whether files that exist may be replaced.
-        timings: where the time is recorded.
+        plan: the plan of the run.
+        overwrite: whether existing files may be replaced.
+        timings: where the times are recorded.
     """
 
     def __init__(self, plan: Plan, overwrite: bool, timings: Timings) -> None:
@@ -49,7 +49,7 @@ class Batch:
 
     @property
     def exit_code(self) -> int:
-        """That of the first failure; 0 without one."""
+        """The exit code of the first failure; 0 without a failure."""
         return self._failures[0].exit_code if self._failures else 0
 
     def warn(self, message: str) -> None:
@@ -57,7 +57,7 @@ class Batch:
         click.echo(f"warning: {self._where}{message}", err=True)
 
     def report_plan(self) -> None:
-        """Prints which lines cannot be made, and which need not be."""
+        """Prints the lines that cannot be made, and those whose videos exist."""
         for failure in self._plan.failures:
             self._fail(failure)
         for job in self._plan.finished:
@@ -67,18 +67,18 @@ class Batch:
             self.warn("no profile is built with guidance, so that guidance is off; pass --guidance-scale 1")
 
     def _fail(self, error: WanError) -> None:
-        """Reports a line that cannot be made, with the options as a JSON line spells them."""
+        """Reports a line that cannot be made, with the options' JSON keys."""
         self._failures.append(error)
         click.echo(f"error: {error.spelled(key_of)}", err=True)
 
     def run(self, pipeline: Pipeline) -> None:
-        """Makes what there is to make.
+        """Makes the videos of all jobs.
 
         Args:
-            pipeline: loaded with the plan's profile.
+            pipeline: the pipeline, loaded with the first job's profile.
 
         Raises:
-            ArtifactError: whatever comes of the artifact.
+            ArtifactError: if the artifact is not usable.
             WanError: if the prompt of the command line fails.
         """
         for job in self._plan.jobs:
@@ -96,7 +96,7 @@ class Batch:
         self._where = ""
 
     def report_count(self) -> None:
-        """Prints how many were made, were there, and failed; also of a run that was ended."""
+        """Prints the numbers of made, skipped, failed and untried lines, also if the run ended early."""
         if self._plan.many:
             skipped, failed = len(self._plan.finished), len(self._failures)
             left = len(self._plan.jobs) - self._made - (failed - len(self._plan.failures))
@@ -106,7 +106,7 @@ class Batch:
     def _make(self, job: Job, pipeline: Pipeline) -> None:
         plan, draft = self._plan, job.draft
         started, entry = time.monotonic(), draft.entry
-        for path in draft.videos[:1]:  # it may have gone since the start, hours ago
+        for path in draft.videos[:1]:  # the folder may be gone since the start, hours ago
             check_folder(path.parent)
         place = f"[{entry.index}/{entry.total}] " if plan.many else ""
         result = self._generate(job, pipeline, f"{place}denoise")
@@ -124,14 +124,14 @@ class Batch:
             click.echo(f"{place}wrote {draft.videos[index]} ({how})")
 
     def _generate(self, job: Job, pipeline: Pipeline, label: str) -> Result:
-        """Makes a job's videos, and shows how far it is."""
+        """Makes a job's videos, and shows the progress."""
         options, profile = job.draft.options, job.draft.profile
         inputs, done = self._plan.inputs_of(job), 0
         names = [row.name for row in rows() if row.name in options.keys() - {"num_frames"}]
 
         def on_step(step: int, total: int) -> None:
             nonlocal done
-            progress.advance(step - done)  # the scan form tells of many at once
+            progress.advance(step - done)  # the scan form reports many steps at once
             done = step
 
         with Progress(options["num_steps"] * job.num_segments, label) as progress:
@@ -157,10 +157,10 @@ def _write_latents(path: Path, latents: np.ndarray) -> None:
 
 @contextmanager
 def tracing(folder: Path | None) -> Iterator[None]:
-    """Records a jax.profiler trace of a block into a folder; nothing where it is None.
+    """Records a jax.profiler trace of a block into a folder; None means no trace.
 
     Raises:
-        UsageError: if the folder cannot be made, or the trace not be written.
+        UsageError: if the folder cannot be created, or the trace cannot be written.
     """
     if folder is None:
         yield
@@ -174,7 +174,7 @@ def tracing(folder: Path | None) -> Iterator[None]:
         raise UsageError(f"no trace can be written to {folder}", found=error) from error
     try:
         yield
-    except BaseException:  # Ctrl-C too; what ended the block is what is told
+    except BaseException:  # Ctrl-C too; the error that ended the block is the one to report
         with suppress(OSError, RuntimeError):
             jax.profiler.stop_trace()
         raise

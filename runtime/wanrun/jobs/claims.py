@@ -1,4 +1,4 @@
-"""The files that a run reads and those it writes: none is both, and none is written twice."""
+"""The files that a run reads and writes: no file is read and written, and none is written twice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from wanrun.errors import UsageError
 
 
 class Claims:
-    """Notes what is read and what is written.
+    """Notes the files that are read and written.
 
     Args:
-        artifact: its folder, which no output may lie in.
-        many: whether there are several prompts, for the remedy in messages.
+        artifact: the artifact's folder, in which no output may lie.
+        many: whether the prompts come from a file, for the remedy in messages.
     """
 
     def __init__(self, artifact: Path, many: bool) -> None:
@@ -23,14 +23,14 @@ class Claims:
         self._read: dict[str, str] = {}
 
     def read(self, path: Path, owner: str) -> None:
-        """Notes that this file or folder of frames, which may lie anywhere, is read for ``owner``."""
+        """Notes that a file or a folder of frames, which may lie anywhere, is read for ``owner``."""
         self._read.setdefault(os.path.realpath(path), owner)
 
     def write(self, paths: Sequence[Path | None], owner: str) -> None:
-        """Notes that these files are written by ``owner``; None is no file.
+        """Notes that these files are written for ``owner``; None means no file.
 
         Raises:
-            UsageError: if one is written already, is read, or lies inside the artifact.
+            UsageError: if a file is already one of the written files, is read, or lies inside the artifact.
         """
         names: dict[str, Path] = {}
         for path in paths:
@@ -55,7 +55,7 @@ class Claims:
         self._written |= dict.fromkeys(names, owner)
 
     def _check_not_read(self, path: Path, name: str) -> None:
-        """Raises UsageError if a file of this real name is read, or would be a frame of what is read."""
+        """Raises UsageError if a file of this real name is read, or lies in a folder of read frames."""
         if name in self._read:
             raise UsageError(
                 f"the output {path} is also that of {self._read[name]}, which is read",

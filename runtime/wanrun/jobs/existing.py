@@ -1,4 +1,4 @@
-"""Videos that are there already: whether they are those that would be made."""
+"""Compares existing videos with those that a run would make."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wanrun.media.write_video import metadata_sidecar, read_metadata
 
 
 def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of the videos that are not there yet; the others have to be those that would be made.
+    """Returns the numbers of the videos that do not exist; the others must have the run's metadata.
 
     Args:
         videos: the path of each video.
-        metadata: what is written into each, but for its number.
+        metadata: the metadata of each video, except its number.
 
     Raises:
-        UsageError: for a video that is there and is another, or that does not say how it was made.
+        UsageError: for an existing video with other metadata, or without metadata.
     """
     missing = []
     for index, video in enumerate(videos):
@@ -30,21 +30,21 @@ def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple
             _check_same(video, expected)
         else:
             missing.append(index)
-            # What a run leaves that was killed just before it named the video.
+            # A run that was killed just before it named the video leaves the sidecar.
             if not _is_leftover(metadata_sidecar(video), expected):
                 check_free([video], overwrite=False)
     return tuple(missing)
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata as a file gives it back, without the version, which two runs may differ in."""
+    """Returns metadata as read from a file, without the version of wanrun, which may differ."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
     plain.pop("wanrun", None)
     return dict(plain)
 
 
 def _check_same(video: Path, expected: Mapping[str, Any]) -> None:
-    """Raises UsageError unless a video that is there is the one that would be made."""
+    """Raises UsageError unless an existing video has the expected metadata."""
     remedy = "pass --overwrite to make all again, or choose another output"
     try:
         there = _plain(read_metadata(video))
@@ -70,7 +70,7 @@ def _shown(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:
-    """Whether a sidecar without its video holds what would be written to it."""
+    """Returns whether a sidecar without its video holds the expected metadata."""
     try:
         there = json.loads(sidecar.read_text(encoding="utf-8"))
     except (OSError, ValueError):

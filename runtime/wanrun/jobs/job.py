@@ -1,4 +1,4 @@
-"""A prompt becomes a job: its options are checked, its outputs named, and what is there already is found."""
+"""Makes a job of a prompt: checks its options, names its outputs, and finds the outputs that exist."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from wanrun.media.write_video import metadata_sidecar
 
 @dataclass(frozen=True)
 class Draft:
-    """One prompt whose options are good and whose outputs can be written; no media were read for it.
+    """One prompt with checked options and writable outputs; its media were not read yet.
 
     Attributes:
-        entry: where it comes from.
-        profile: what it is made with.
-        options: what the generation takes, the artifact's defaults filled in.
+        entry: the prompt's line.
+        profile: the profile that makes it.
+        options: the options of the generation, with the artifact's defaults.
         videos: the path of each video.
-        latents: where the final latents go; None where they are not asked for.
-        there: whether all of it is there, so that it is to be compared and perhaps nothing is to be made.
+        latents: the path of the final latents; None if they are not requested.
+        there: whether all outputs exist, and are compared: if they are the same, nothing is made.
     """
 
     entry: Entry
@@ -56,22 +56,22 @@ class Draft:
 
     @property
     def media(self) -> MediaSet:
-        """What the video is made from besides the prompt."""
-        overlap = self.options.get("segment_overlap")  # so that media with the default one are the same
+        """The images and videos of the prompt, with the profile that they are prepared for."""
+        overlap = self.options.get("segment_overlap")  # the resolved one, so that equal media compare equal
         return MediaSet(self.profile.name, replace(self.entry.media, segment_overlap=overlap))
 
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt whose options and outputs are good, and whose media can be used.
+    """One prompt with checked options, outputs and media.
 
     Attributes:
         draft: the prompt, its options and its outputs.
         fps: frames per second of the videos.
-        missing: which of the videos are to be written; the others are there, with the same metadata.
-        latents: where the final latents go; None where they are not asked for, or there.
-        metadata: what is written into each video, but for the number of the video.
-        num_segments: how often the steps are made: of a long video once for each part of it.
+        missing: the numbers of the videos to write; the others exist, with the same metadata.
+        latents: the path of the final latents; None if they are not requested, or exist.
+        metadata: the metadata of each video, except the video's number.
+        num_segments: the number of windows; the steps run once for each window.
     """
 
     draft: Draft
@@ -83,25 +83,25 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is there."""
+        """Whether all outputs exist."""
         return not self.missing and self.latents is None
 
 
 @dataclass(frozen=True)
 class JobMaker:
-    """Makes drafts of prompts, which cost nothing, and jobs of drafts, for which media are read.
+    """Makes drafts of prompts, which is cheap, and jobs of drafts, which reads media.
 
     Attributes:
         artifact: the artifact's folder.
         manifest: its manifest.
-        run: what the whole run is told.
-        many: whether the prompts come from a file. Then an output without fields is numbered where there are
-            several prompts, and a video that is there with the metadata it would get is finished. The video
-            of a single prompt must not be there.
-        noise: the initial latents, float32 (B, C, T, h, w), where they were given.
-        facts: what else the metadata records, for it has an influence on the video.
-        media: reads what the videos are made from.
-        claims: notes which files are written.
+        run: the options of the whole run.
+        many: whether the prompts come from a file. Then an output without fields is numbered if there are
+            several prompts, and an existing video with the same metadata is finished. The video of a single
+            prompt must not exist.
+        noise: the given initial latents, float32 (B, C, T, h, w), or None.
+        facts: further facts that influence the video, for the metadata.
+        media: reads the media of the jobs.
+        claims: notes the files that are written.
     """
 
     artifact: Path
@@ -115,10 +115,10 @@ class JobMaker:
     _tables: set[tuple[Any, ...]] = field(default_factory=set)
 
     def resolve(self, request: Request) -> tuple[Profile, dict[str, Any]]:
-        """A request's profile, and its options with the artifact's defaults filled in, all of them checked.
+        """Returns a request's profile, and its checked options with the artifact's defaults.
 
         Raises:
-            UsageError: for options that would have no effect, or that no solver or noise takes.
+            UsageError: for options that have no effect, or that the solver or the noise does not take.
             ArtifactError: for a profile or a form of the loop that is not built.
         """
         profile = choose_profile(self.manifest, self.artifact, request)
@@ -134,7 +134,7 @@ class JobMaker:
         return profile, options
 
     def path(self, entry: Entry, option: str) -> Path:
-        """The path that --output or --save-latents is for this prompt.
+        """Returns the path of --output or --save-latents for this prompt.
 
         Raises:
             UsageError: for a name with an unknown field.
@@ -152,11 +152,11 @@ class JobMaker:
         )
 
     def draft(self, entry: Entry) -> Draft:
-        """Checks a prompt as far as nothing has to be read for it, and claims the names of its outputs.
+        """Makes the checks of a prompt that read no media, and claims the names of its outputs.
 
         Raises:
             UsageError: for an option out of range, media that the model does not take, or an output that
-                cannot be written or is there already.
+                cannot be written or exists already.
             ArtifactError: for a profile or a form of the loop that is not built.
         """
         profile, options = self.resolve(entry.line)
@@ -178,10 +178,10 @@ class JobMaker:
         return Draft(entry, profile, options, tuple(videos), latents, there)
 
     def job(self, draft: Draft) -> Job:
-        """Reads what a job is made from, and finds what is there of it.
+        """Reads a job's media, and finds its outputs that exist.
 
         Raises:
-            UsageError: for media that cannot be used, or an output that is there and would be another.
+            UsageError: for media that cannot be used, or an existing output with other metadata.
         """
         videos, latents = draft.videos, draft.latents
         read = self.media.digest if draft.there else self.media.check
@@ -199,15 +199,15 @@ class JobMaker:
 
     @property
     def _compared(self) -> bool:
-        """Whether a video that is there may be the one that would be made."""
+        """Whether existing videos are compared with those that the run would make."""
         return self.many and not self.run.overwrite
 
     def _metadata(self, draft: Draft, media: Checked) -> dict[str, Any]:
         fps = draft.entry.line.fps
         facts = dict(self.facts)
-        if media.num_frames is not None:  # the profile's are those of a segment
+        if media.num_frames is not None:  # the profile's num_frames are those of a window
             facts |= {"num_frames": media.num_frames, "segment_frames": draft.profile.num_frames}
-        if "latents" in facts and media.num_segments == 1:  # they are the noise of the first segment
+        if "latents" in facts and media.num_segments == 1:  # they replace only the first window's noise
             facts["seed"] = None
         return {
             **draft.options,
@@ -216,6 +216,6 @@ class JobMaker:
             "num_videos": draft.profile.num_videos,
             "wanrun": __version__,
             **facts,
-            # "video" is the number of the video that is made.
+            # "video" in the metadata is the number of the result, so the option's file is "video_file".
             **{"video_file" if name == "video" else name: fact for name, fact in media.facts.items()},
         }

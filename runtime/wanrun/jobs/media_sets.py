@@ -1,6 +1,6 @@
-"""The media of a run's jobs: every distinct set is read once to check it, and one at a time is kept.
+"""The media of a run's jobs: every distinct set is read once for its checks, and one set at a time is kept.
 
-A set of which all is made already is not decoded where its digests tell that.
+A set whose outputs all exist is not decoded if digests suffice for the comparison.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from wanrun.timing import Timings
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of media that were read.
+    """The facts about checked media.
 
     Attributes:
-        facts: what the metadata records of them.
-        num_frames: frames of the result where the media decide it, else None.
-        num_segments: how often the steps are made: of a long video once for each part of it.
+        facts: their entries of the metadata.
+        num_frames: frames of the result if the media decide their number, else None.
+        num_segments: the number of windows; the steps run once for each window.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Checked:
 
 @dataclass(frozen=True)
 class MediaSet:
-    """Media of one job, and the profile that they are brought to.
+    """The media of a job, and the profile that they are prepared for.
 
     Attributes:
-        profile: its name.
-        media: as the user gives them.
+        profile: the profile's name.
+        media: the given images and videos.
     """
 
     profile: str
@@ -47,46 +47,48 @@ class MediaSet:
 
 
 class MediaSets:
-    """Reads the media of jobs; those that share media get the same object, so that it is encoded once.
+    """Reads the media of jobs; jobs that share media get the same object, so that it is encoded once.
 
     Args:
         manifest: the artifact's manifest.
-        timings: where the time is noted.
+        timings: where the time is recorded.
     """
 
     def __init__(self, manifest: Manifest, timings: Timings) -> None:
         self._manifest, self._timings = manifest, timings
         self._checked: dict[MediaSet, Checked] = {}
         self._digested: dict[MediaSet, Checked] = {}
-        # Not the errors themselves: each holds what was read up to there.
+        # Not the errors themselves: their tracebacks keep the arrays that were read.
         self._refused: dict[MediaSet, Callable[[], UsageError]] = {}
         self._kept: tuple[MediaSet, Inputs | None] | None = None
         self._keeps = False
 
     def check(self, media: MediaSet) -> Checked:
-        """Reads media, if that was not done before.
+        """Reads and checks media at the first call for them, and returns the facts.
 
         Args:
-            media: of one job.
+            media: the media of a job.
 
         Raises:
-            UsageError: if they are not what the model takes, or cannot be used.
+            UsageError: if the model does not take them, or if they cannot be used.
         """
         return self._once(media, self._checked, self._check)
 
     def digest(self, media: MediaSet) -> Checked:
-        """The same facts, without decoding what need not be: whether media can be used is not known then.
+        """Returns the same facts, without decoding if digests suffice. Then the media may be unusable.
 
         Raises:
-            UsageError: if they are not what the model takes, or cannot be read.
+            UsageError: if the model does not take them, or if they cannot be read.
         """
         if media in self._checked:
             return self._checked[media]
         return self._once(media, self._digested, self._digest)
 
     def keep(self, media: MediaSet) -> None:
-        """Notes that the first job to be made takes these media, which were checked: from now on what was
-        read last is kept for ``inputs`` if it is theirs, and nothing else is."""
+        """Notes that the first job to make takes these checked media.
+
+        Their arrays are kept for ``inputs`` if they were read last. Later calls of ``check`` keep no arrays.
+        """
         if not self._keeps:
             self._keeps = True
             if self._kept is not None and self._kept[0] != media:
@@ -98,7 +100,7 @@ class MediaSets:
         found: dict[MediaSet, Checked],
         find: Callable[[MediaSet], Checked],
     ) -> Checked:
-        """What is found of media, or the error that was raised when it was looked for first."""
+        """Returns the facts found about media, or raises the error of the first attempt again."""
         if media not in found and media not in self._refused:
             try:
                 found[media] = find(media)
@@ -112,7 +114,7 @@ class MediaSets:
 
     def _check(self, media: MediaSet) -> Checked:
         if not self._keeps:
-            self._kept = None  # not two in memory
+            self._kept = None  # never two sets in memory
         inputs = self._read(media)
         if not self._keeps:
             self._kept = media, inputs
@@ -128,14 +130,14 @@ class MediaSets:
         return self.check(media) if facts is None else Checked(facts)
 
     def inputs(self, media: MediaSet) -> Inputs | None:
-        """What the pipeline takes of media that were found good; None where there is nothing to take.
+        """Returns checked media as arrays for the pipeline; None if there are none.
 
         Raises:
-            UsageError: if they cannot be read any more, or are others by now.
+            UsageError: if the media can no longer be read, or have changed since the check.
         """
         checked = self.check(media)
         if self._kept is None or self._kept[0] != media:
-            self._kept = None  # not two in memory
+            self._kept = None  # never two sets in memory
             inputs = self._read(media)
             _check_unchanged(checked.facts, self._facts(media, inputs).facts)
             self._kept = media, inputs
@@ -166,7 +168,7 @@ class MediaSets:
 
 
 def _check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UsageError unless media are what they were when they were checked, which may be hours ago."""
+    """Raises UsageError if media have changed since the check, which may be hours ago."""
     for name in before:
         if now[name] != before[name]:
             raise UsageError(

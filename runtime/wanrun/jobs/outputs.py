@@ -1,8 +1,8 @@
-"""Names of results: what their fields become, and whether they can be written. Checked before the work.
+"""The names of results: replaces their fields, and checks before the first step that they can be written.
 
-| field | becomes |
+| field | replacement |
 |---|---|
-| ``{index}`` | which of the prompts it is, from 1, zero padded to the length of their number |
+| ``{index}`` | the prompt's number, from 1, zero padded to the digits of the number of prompts |
 | ``{seed}`` | the seed |
 | ``{slug}`` | the prompt's first words: lower case letters and digits joined by ``-`` |
 | ``{{``, ``}}`` | a brace |
@@ -23,7 +23,7 @@ from wanrun.media.ffmpeg import check_h264
 from wanrun.media.write_video import metadata_sidecar
 
 SUFFIXES = (".mp4", ".gif", ".webp", ".png", ".npy")
-"""What a video's name may end in, in any case."""
+"""The suffixes that a video's name may have, in upper or lower case."""
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(index|seed)(?::0([1-9][0-9]?))?|(slug)")
@@ -31,7 +31,7 @@ _SLUG_LENGTH = 40  # of up to 4 bytes each, where a file name holds 255
 
 
 def slug(prompt: str) -> str:
-    """The prompt's first words as a part of a file name; ``video`` where it has no letter or digit."""
+    """Returns the prompt's first words as a part of a file name; ``video`` for no letter or digit."""
     text = ""
     for word in re.findall(r"[^\W_]+", prompt.lower()):
         longer = f"{text}-{word}" if text else word[:_SLUG_LENGTH]
@@ -42,15 +42,15 @@ def slug(prompt: str) -> str:
 
 
 def expand(pattern: str, option: str, *, index: int, total: int, seed: int, prompt: str) -> str:
-    """Puts values in the place of a name's fields.
+    """Replaces the fields of a name by values.
 
     Args:
         pattern: the name, with or without fields.
-        option: whose name it is, for messages.
-        index: which prompt it is, from 1.
-        total: how many there are.
-        seed: of the initial noise.
-        prompt: what ``{slug}`` is made from.
+        option: the option of the name, for messages.
+        index: the prompt's number, from 1.
+        total: the number of prompts.
+        seed: the seed of the initial noise.
+        prompt: the prompt, for ``{slug}``.
 
     Raises:
         UsageError: for a field that is not in the table above.
@@ -77,7 +77,7 @@ def expand(pattern: str, option: str, *, index: int, total: int, seed: int, prom
 
 
 def numbered(pattern: str) -> str:
-    """The name itself if it has a field, else with ``-{index}`` before its suffix."""
+    """Returns the name itself if it has a field, else the name with ``-{index}`` before its suffix."""
     if any(match[1] is not None for match in _TOKEN.finditer(pattern)):
         return pattern
     stem, suffix = os.path.splitext(pattern)  # noqa: PTH122 - Path would drop a leading ./
@@ -85,7 +85,7 @@ def numbered(pattern: str) -> str:
 
 
 def video_paths(path: Path, count: int = 1) -> list[Path]:
-    """The path of each video of a prompt: for more than one ``name-0.ext``, ``name-1.ext`` and so on.
+    """Returns the path of each video of a prompt; several are ``name-0.ext``, ``name-1.ext`` and so on.
 
     Raises:
         UsageError: if the suffix is unknown.
@@ -101,7 +101,7 @@ def video_paths(path: Path, count: int = 1) -> list[Path]:
 
 @contextmanager
 def usable_names() -> Iterator[None]:
-    """Turns what the file system says of a name, that it is too long for one, into a UsageError."""
+    """Turns the file system's error about a name, for example a too long one, into a UsageError."""
     try:
         yield
     except OSError as error:
@@ -111,7 +111,7 @@ def usable_names() -> Iterator[None]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises UsageError unless files can be made in this folder."""
+    """Raises UsageError unless files can be created in this folder."""
     if not folder.is_dir():
         raise UsageError(f"the output folder {folder} is not there", remedy=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -131,18 +131,18 @@ def check_free(videos: Sequence[Path], overwrite: bool) -> None:
 
 
 def check_encoder(videos: Iterable[Path]) -> None:
-    """Raises UsageError if one of these videos is written by ffmpeg, and there is none that can."""
+    """Raises UsageError if one of these videos needs ffmpeg, and no ffmpeg writes H.264."""
     if any(video.suffix.lower() == ".mp4" for video in videos):
         check_h264()
 
 
 def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:
-    """Checks, before any work is spent, that the results can be written.
+    """Checks before the first step that the results can be written.
 
     Args:
-        path: the output path that was asked for.
-        overwrite: whether files that exist may be replaced.
-        count: how many videos.
+        path: the requested output path.
+        overwrite: whether existing files may be replaced.
+        count: the number of videos.
 
     Returns:
         The path of each video, as ``video_paths``.
@@ -157,7 +157,7 @@ def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:
 
 
 def check_file(path: Path | None, option: str, overwrite: bool) -> None:
-    """Raises UsageError if a file that is no video (or None: it was not asked for) cannot be written."""
+    """Raises UsageError if a file other than a video cannot be written; None means no such file."""
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
@@ -167,7 +167,7 @@ def check_file(path: Path | None, option: str, overwrite: bool) -> None:
 
 
 def check_new_folder(path: Path | None, option: str) -> None:
-    """Raises UsageError if a folder (or None) is not there and cannot be made, or cannot be written to."""
+    """Raises UsageError if a folder cannot be written to or created; None means no such folder."""
     if path is None:
         return
     nearest = path.absolute()

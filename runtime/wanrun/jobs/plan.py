@@ -1,6 +1,6 @@
-"""What a run has to do, found before the work that costs minutes.
+"""Makes the plan of a run before the work that costs minutes.
 
-First come the checks that cost nothing; then the images and videos are read, which may take seconds.
+First come the cheap checks; then the images and videos are read, which may take seconds.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from wanrun.timing import Timings
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run has to do.
+    """The jobs of a run and the results of its checks.
 
     Attributes:
-        manifest: the artifact's.
-        jobs: what is to be made, in order.
-        finished: what is there already.
-        failures: what is wrong with the other lines of the prompts file, in order.
-        noise: the initial latents, float32 (B, C, T, h, w), where they were given.
+        manifest: the artifact's manifest.
+        jobs: the jobs to make, in order.
+        finished: the jobs whose results all exist.
+        failures: the errors of the other lines of the prompts file, in order.
+        noise: the given initial latents, float32 (B, C, T, h, w), or None.
         many: whether the prompts come from a file.
-        media: reads what the videos are made from, and holds what the first job needs of it, if it was read
-            for it.
+        media: reads the media of the jobs, and holds those of the first job if they are the last that were
+            read.
         guidance_off: whether guidance is off because no profile is built with it.
     """
 
@@ -64,23 +64,24 @@ class Plan:
     guidance_off: bool = False
 
     def inputs_of(self, job: Job) -> Inputs | None:
-        """What the pipeline takes of a job's media: the same object for jobs that share them, one after the
-        other. None where a model takes none, or none of what it could take is given.
+        """Returns a job's media as arrays; consecutive jobs with the same media get the same object.
+
+        None for a model without media, and for no given media.
 
         Raises:
-            UsageError: if they cannot be read any more, or were changed since they were checked.
+            UsageError: if the media can no longer be read, or have changed since the check.
         """
         return self.media.inputs(job.draft.media)
 
     def first_prompts(self, jobs: int | None = None) -> list[str]:
-        """The prompts of the first jobs (None: of all), the negative ones too, each once."""
+        """Returns the prompts and negative prompts of the first jobs (None: of all jobs), each once."""
         options = [job.draft.options for job in self.jobs[:jobs]]
         texts = [one[name] for one in options for name in ("prompt", "negative_prompt")]
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     @property
     def first_expert(self) -> str:
-        """The transformer that the first job needs first; there has to be a job."""
+        """The transformer that the first job needs first; there must be a job."""
         _, (first, *_) = schedule(self.jobs[0].draft.options, self.manifest)
         return first.transformer
 
@@ -99,7 +100,7 @@ def _read_latents(path: Path) -> np.ndarray:
 
 
 def _influences(run: RunOptions, noise: np.ndarray | None) -> dict[str, Any]:
-    """What besides a prompt's own options decides what its video shows."""
+    """Returns the facts that influence a video beside its prompt's own options, for its metadata."""
     facts: dict[str, Any] = {"text_encoder": run.text_encoder}
     if noise is not None and run.latents is not None:
         facts |= {"latents": run.latents.name, "latents_sha256": sha256_of(noise.tobytes())}
@@ -108,7 +109,7 @@ def _influences(run: RunOptions, noise: np.ndarray | None) -> dict[str, Any]:
 
 @contextmanager
 def _noted(bad: dict[int, WanError], entry: Entry, many: bool) -> Iterator[None]:
-    """Notes what is wrong with a line of the prompts file, which does not end the run."""
+    """Notes the error of a line of the prompts file by its index, so that it does not end the run."""
     try:
         yield
     except (UsageError, ArtifactError) as error:
@@ -118,7 +119,7 @@ def _noted(bad: dict[int, WanError], entry: Entry, many: bool) -> Iterator[None]
 
 
 def _read(run: RunOptions, given: Mapping[str, Any]) -> tuple[Entry, list[Entry], dict[int, UsageError]]:
-    """What the command line asks for, the prompts, and by index what is wrong with a line of the file."""
+    """Returns the command line's entry, the entries of all prompts, and the errors of lines by index."""
     if run.prompt is not None and run.prompts is not None:
         raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
     if run.prompt is None and run.prompts is None:
@@ -132,18 +133,18 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> tuple[Entry, list[Entry]
 
 
 def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Plan:
-    """Checks everything that can be found wrong before jax is imported and a weight is read.
+    """Makes all checks that need neither jax nor a weight, and returns the plan.
 
     Args:
         artifact: the artifact's folder.
-        run: what the whole run is told.
-        given: the generation's options that the command line gives, by name.
-        timings: where the time is noted that reading media takes.
+        run: the options of the whole run.
+        given: the command line's options of a generation, by name.
+        timings: where the time of reading media is recorded.
 
     Raises:
         UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
-            file that cannot be read, or an output that cannot be written. What is wrong with one line of the
-            prompts file is a failure of the plan instead.
+            file that cannot be read, or an output that cannot be written. An error in one line of the prompts
+            file is a failure of the plan instead.
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
     read_request([("prompt", ""), *given.items()], Line)  # before the artifact is looked at
@@ -177,7 +178,7 @@ def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings
 
 
 def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims:
-    """The files that the run reads and, of those that it writes, the ones that are no job's."""
+    """Notes the files that the run reads, and the files that it writes beside those of its jobs."""
     claims = Claims(artifact, run.prompts is not None)
     for entry in entries:
         for name, path in entry.media_files:
@@ -195,9 +196,9 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
 
 
 def _jobs(maker: JobMaker, shared: Entry, drafts: Sequence[Draft], bad: dict[int, WanError]) -> list[Job]:
-    """The jobs of drafts whose media can be used; what is wrong with the others is noted."""
+    """Returns the jobs of drafts whose media can be used, and notes the errors of the others."""
     jobs = []
-    if drafts and have_media_of(shared, [draft.entry for draft in drafts]):  # so that it is said once
+    if drafts and have_media_of(shared, [draft.entry for draft in drafts]):  # one error for all lines
         there = all(draft.there for draft in drafts)
         for media in dict.fromkeys(draft.media for draft in drafts):
             (maker.media.digest if there else maker.media.check)(media)
@@ -208,12 +209,12 @@ def _jobs(maker: JobMaker, shared: Entry, drafts: Sequence[Draft], bad: dict[int
 
 
 def _guidance_is_off(manifest: Manifest, draft: Draft) -> bool:
-    """Whether a prompt is made without guidance only because no profile has it."""
+    """Returns whether a prompt runs without guidance only because no profile has guidance."""
     return draft.entry.line.guidance_scale is None and has_guidance(manifest) and not draft.profile.guidance
 
 
 def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> None:
-    """Checks what the lines of a prompts file have in common, so that it is said once.
+    """Checks the options that all lines of a prompts file have in common, so that an error is reported once.
 
     Raises:
         UsageError: for an option out of range, a name with an unknown field or suffix, or a folder that
@@ -224,7 +225,7 @@ def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> N
     counted = maker.manifest.model.task.counted
     images = set() if counted is None else {counted[0]}
     if not own & {"size", "num_frames", "num_videos", "guidance_scale", "loop", *images}:
-        # Whether the default number of steps suits the loop is a matter of the lines without steps.
+        # The default number of steps is checked with the lines that give no steps.
         default = shared.line.num_steps is None and shared.line.timesteps is None
         changes = {"num_steps": 1} if default and own & {"num_steps", "timesteps"} else {}
         maker.resolve(msgspec.structs.replace(shared.line, **changes))
@@ -244,7 +245,7 @@ def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> N
 
 
 def _differs(line: Line, shared: Line) -> Iterator[str]:
-    """The options that a line has of its own."""
+    """Yields the options in which a line differs from the command line."""
     for name in line.__struct_fields__:
         if getattr(line, name) != getattr(shared, name):
             yield name

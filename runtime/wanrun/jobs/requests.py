@@ -1,9 +1,9 @@
-"""What a run is to make: one prompt of the command line, or the lines of a prompts file.
+"""The requests of a run: one prompt of the command line, or the lines of a prompts file.
 
-A prompts file is UTF-8 text, and blank lines are skipped. It is either one prompt a line, or JSON lines: one
-object a line, where the file's name ends in ``.jsonl`` or the first line starts with ``{``. The keys of an
-object are the options of ``Line``, by their keys or their Python names. What a line leaves out is the command
-line's.
+A prompts file is UTF-8 text; blank lines are skipped. Each line is a prompt, or in a file of JSON lines an
+object. A file has JSON lines if its name ends in ``.jsonl`` or its first line starts with ``{``. The members
+of an object are the options of ``Line``, by their JSON keys or Python names. The command line's options apply
+to a line that does not give them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from wanrun.generation.choice import media_files, media_of
 from wanrun.generation.request import Request, read_request, rows
 from wanrun.media.types import Media
 
-_MAX_BYTES = 64 << 20  # a prompts file of this size is something else
+_MAX_BYTES = 64 << 20  # a larger file is not a prompts file
 
 
 class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt of a run: a request, where it stands, and where its video goes.
+    """One prompt of a run: a request and the name of its video.
 
     Attributes:
-        output: the line's own output name; None where it is --output's.
+        output: the line's own output name; None for --output's.
     """
 
     output: Annotated[
@@ -48,9 +48,9 @@ class Entry:
     Attributes:
         line: the prompt and its options.
         where: file and line, for messages; empty for a prompt of the command line.
-        index: which of the file's prompts it is, from 1. Lines that cannot be used count too, so that
-            correcting one does not rename the others' outputs.
-        total: how many prompts the file has.
+        index: the number of the prompt in the file, from 1. Unusable lines count too, so a corrected line
+            does not rename the outputs of the others.
+        total: the number of prompts in the file.
     """
 
     line: Line
@@ -60,23 +60,23 @@ class Entry:
 
     @property
     def media(self) -> Media:
-        """What the video is made from besides the prompt."""
+        """The images and videos that the line names."""
         return media_of(self.line)
 
     @property
     def media_files(self) -> Iterator[tuple[str, Path]]:
-        """What the media are read from, with the names of the options."""
+        """The files of the media, with the names of their options."""
         for row, paths in media_files(self.line):
             yield from ((row.name, path) for path in paths)
 
 
 def key_of(name: str) -> str:
-    """An option's key in JSON lines, for ``WanError.spelled``."""
+    """Returns an option's key in JSON lines, for ``WanError.spelled``."""
     return {row.name: row.key for row in rows(Line)}.get(name, name)
 
 
 def have_media_of(shared: Entry, entries: Sequence[Entry]) -> bool:
-    """Whether there are entries, and all have the media of ``shared``, the command line's."""
+    """Returns whether there are entries, and all have the media of ``shared``, the command line's."""
     return bool(entries) and all(entry.media == shared.media for entry in entries)
 
 
@@ -84,14 +84,14 @@ def read_entries(path: Path, given: Mapping[str, Any]) -> tuple[list[Entry], dic
     """Reads a prompts file.
 
     Args:
-        path: the file, or ``-`` for standard input. A pipe will do.
-        given: the command line's options by name: what a line leaves out.
+        path: the file, which may be a pipe, or ``-`` for standard input.
+        given: the command line's options by name, for lines that do not give them.
 
     Returns:
-        The entries, and by index what is wrong with the other lines.
+        The entries, and the errors of the other lines by index.
 
     Raises:
-        UsageError: if the file cannot be read, is no text in UTF-8, or has no prompt.
+        UsageError: if the file cannot be read, is larger than 64 MiB, is UTF-16, or has no prompt.
     """
     name, data = _read(path)
     lines = [(number, line.strip()) for number, line in enumerate(data.split(b"\n"), 1)]
@@ -114,7 +114,7 @@ def read_entries(path: Path, given: Mapping[str, Any]) -> tuple[list[Entry], dic
 
 
 def _read(path: Path) -> tuple[str, bytes]:
-    """The name for messages and the content, without a byte order mark."""
+    """Returns the file's name for messages and its content, without a byte order mark."""
     name = "standard input" if str(path) == "-" else str(path)
     try:
         if str(path) == "-":
@@ -146,11 +146,11 @@ def _decode_text(line: bytes) -> Iterator[tuple[str, Any]]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as it is written: a dict would hide that a key is there twice."""
+    """The members of a JSON object in order: a dict would hide a key that occurs twice."""
 
 
 def _decode_json(line: bytes) -> Iterator[tuple[str, Any]]:
-    """The values of one JSON line by the options' names, as they are written."""
+    """Yields the values of one JSON line by the options' names, in the written order."""
     text = _decode(line)
     try:
         pairs = json.loads(text, object_pairs_hook=_Pairs)

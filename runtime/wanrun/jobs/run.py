@@ -1,4 +1,4 @@
-"""What a whole run is told: how it loads, where its results go, and what else it writes."""
+"""The options of a whole run: the loading, the paths of results, and the other files that it writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of ``wanrun`` that are no options of a generation; its help describes each."""
+    """The options of ``wanrun`` that are not options of a generation; ``wanrun --help`` describes each."""
 
     prompt: str | None
     prompts: Path | None
