@@ -59,30 +59,28 @@ def wanbuild() -> None:
 @click.option(
     "--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept."
 )
-@click.option(
-    "--weights-dtype", type=_STORED, help="Of the transformer, or both experts.  [default: bfloat16]"
-)
-@click.option("--vae-weights-dtype", type=_STORED, help="Of the VAE.  [default: float32]")
+@click.option("--weights-dtype", type=_STORED, help="Stored dtype of the transformers.  [default: bfloat16]")
+@click.option("--vae-weights-dtype", type=_STORED, help="Stored dtype of the VAE.  [default: float32]")
 @click.option(
     "--text-weights-dtype",
     type=_STORED,
-    help="Of the text encoder, and of the image encoder.  [default: bfloat16]",
+    help="Stored dtype of the text encoder and the image encoder.  [default: bfloat16]",
 )
 @click.option(
     "--lora", metavar="FILE[:SCALE]", multiple=True, help="Merged into every transformer; repeatable."
 )
-@click.option("--lora-high", metavar="FILE[:SCALE]", multiple=True, help="Into the high-noise expert alone.")
-@click.option("--lora-low", metavar="FILE[:SCALE]", multiple=True, help="Into the low-noise expert alone.")
+@click.option("--lora-high", metavar="FILE[:SCALE]", multiple=True, help="Merged into the high-noise expert.")
+@click.option("--lora-low", metavar="FILE[:SCALE]", multiple=True, help="Merged into the low-noise expert.")
 @click.option("--negative-prompt", help="Default negative prompt of the artifact.")
 @click.option(
     "--default",
     "defaults",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Default of a generation; repeatable. NAME is steps, guidance_scale, guidance_scale_2, boundary, "
-    "flow_shift, solver, fps or timesteps (with commas between them).",
+    help="Default option of a generation; repeatable. NAME is steps, guidance_scale, guidance_scale_2, "
+    "boundary, flow_shift, solver, fps or timesteps (separated by commas).",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one a core]")
+@click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one per core]")
 @_DEBUG
 def convert(source: str, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
@@ -145,7 +143,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
 @click.option(
     "--guidance/--no-guidance",
     default=None,
-    help="Whether guidance doubles the batch.  [default: as the artifact's guidance_scale is above 1]",
+    help="Whether guidance doubles the batch.  [default: if the artifact's guidance_scale is above 1]",
 )
 @click.option("--num-videos", type=int, default=1, show_default=True, help="Videos per prompt.")
 @click.option(
@@ -156,16 +154,16 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     show_default=True,
     help="Reference images of each video (VACE).",
 )
-@click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="To compute in.")
+@click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="Compute dtype.")
 @click.option(
-    "--vae-dtype", type=_STORED, default="float32", show_default=True, help="For the VAE to compute in."
+    "--vae-dtype", type=_STORED, default="float32", show_default=True, help="Compute dtype of the VAE."
 )
 @click.option(
     "--scheduler-dtype",
     type=_STORED,
     default="float32",
     show_default=True,
-    help="Of latents and solver history between steps.",
+    help="Dtype of latents and solver history between steps.",
 )
 @click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time.")
 @click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time.")
@@ -213,7 +211,7 @@ def _warn_of_age(artifact: Path) -> None:
 @_ARTIFACT
 @_DEBUG
 def refresh(artifact: Path) -> None:
-    """Exports and compiles every profile again as it was built, with the JAX that is installed."""
+    """Exports and compiles every profile again with the installed JAX and the recorded build options."""
     from wanbuild.programs.refresh import refresh_artifact
 
     refresh_artifact(artifact, click.echo)
@@ -228,7 +226,7 @@ def refresh(artifact: Path) -> None:
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
 @_DEBUG
 def verify(artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None) -> None:
-    """Checks every file, and that the artifact computes what was recorded or what diffusers computes."""
+    """Checks every file, and compares the artifact's results with recorded ones or with diffusers."""
     import json
 
     from wanbuild.check import verify as verification
@@ -279,7 +277,7 @@ def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_DEBUG
 def inspect(artifact: Path, as_json: bool) -> None:
-    """Prints what an artifact holds."""
+    """Prints the contents of an artifact."""
     import json
 
     from wanbuild.check.inspect import summary, table

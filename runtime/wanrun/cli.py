@@ -52,13 +52,13 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option("--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit.")
-@click.option("--prompt", help="What to show; may be empty.")
+@click.option("--prompt", help="Description of the video; may be empty.")
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="A file of prompts, one a line, or JSON lines with prompt and any of the options from "
-    "--negative-prompt to --fps, and output; - reads standard input. What a line leaves out is the command "
-    "line's. A line that fails is reported, the others are made; what is there already is skipped.",
+    help="A file of prompts, one per line, or JSON lines with prompt and any of the options from "
+    "--negative-prompt to --fps, and output; - reads standard input. The command line's options apply to "
+    "lines without them. A line that fails is reported, and the others are made; finished ones are skipped.",
 )
 @_generation_options
 @click.option(
@@ -76,7 +76,9 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--target", help="A built target.  [default: the one that matches this machine]")
 @click.option(
-    "--allow-compile", is_flag=True, help="Compile what has no fitting executable, into the user's cache."
+    "--allow-compile",
+    is_flag=True,
+    help="Compile programs without a fitting executable, into the user's cache.",
 )
 @click.option(
     "--verify",
@@ -90,7 +92,7 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(["auto", "low"]),
     default="auto",
     show_default=True,
-    help="low: let go of the text encoder when the prompts are encoded, and hold one expert at a time.",
+    help="low: release the text encoder after the prompts are encoded, and hold one expert at a time.",
 )
 @click.option(
     "--text-encoder",
@@ -114,7 +116,7 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--timing-trace",
     type=click.Path(path_type=Path),
-    help="Write what was done when to this file, which ui.perfetto.dev opens.",
+    help="Write a timeline of the run to this file, which ui.perfetto.dev opens.",
 )
 @click.option(
     "--trace",

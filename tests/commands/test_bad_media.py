@@ -78,7 +78,7 @@ def test_media_that_are_missing_or_not_taken(check: Check, tmp_path: Path) -> No
     check("ti2v", (both, ["--last-image cannot be used with wan2.2-ti2v"]))
     check(
         "vace",
-        (["--mask", missing], ["--mask is of no use without --video"]),
+        (["--mask", missing], ["--mask has no effect without --video"]),
         (["--image", missing], ["--image cannot be used with wan2.1-vace"]),
         (["--mode", "replace"], ["--mode cannot be used with wan2.1-vace"]),
         (["--segment-overlap", 1], ["--segment-overlap has no effect"]),
@@ -94,7 +94,7 @@ def test_media_that_are_missing_or_not_taken(check: Check, tmp_path: Path) -> No
         (animate[:4], ["error: --face-video is missing: wan2.2-animate needs it"]),
         ([*animate, "--mode", "replace"], ["--background-video is missing", "--mask-video is missing"]),
         ([*animate, "--mode", "replace", *background], ["error: --mask-video is missing"]),
-        ([*animate, *background], ["--background-video has an effect with --mode replace alone"]),
+        ([*animate, *background], ["--background-video only has an effect with --mode replace"]),
         ([*animate, "--mode", "swap"], ["--mode", "'animate', 'replace'"]),
         ([*animate, "--conditioning-scale", 1], ["--conditioning-scale has no effect"]),
         ([*animate, "--segment-overlap", 3], ["--segment-overlap is out of range", "1 or 5; found 3"]),
@@ -118,7 +118,7 @@ def test_the_number_of_reference_images_chooses_the_profile(check: Check, tmp_pa
     check("vace", (one * 2, ["missing.png cannot be read"]), references=(0, 2))
     # What the task does not take is wrong with every profile.
     mask = [*one, "--mask", tmp_path / "missing.png"]
-    check("vace", (mask, ["--mask is of no use without --video"]), references=(0, 2))
+    check("vace", (mask, ["--mask has no effect without --video"]), references=(0, 2))
 
 
 # What is read.
@@ -171,7 +171,7 @@ def test_videos_that_cannot_be_used(check: Check, tmp_path: Path) -> None:
         ([*character, "--pose-video", good, "--face-video", one], [f"--face-video {one} is too short"]),
         (
             [*character, "--pose-video", good, "--face-video", good, "--segment-overlap", 5],
-            ["segments of 9 frames are too short to share 5"],
+            ["windows of 9 frames are too short to share 5"],
         ),
     )
 

@@ -174,7 +174,7 @@ def _restore(
 
 def _compare(name: str, parameter: Parameter, array: np.ndarray, pool: ThreadPoolExecutor) -> None:
     """Raises ArtifactError unless the array has the parameter's shape, dtype and bits."""
-    layout, what = parameter.layout, f"plain Orbax restores {name} to something else"
+    layout, what = parameter.layout, f"plain Orbax restores {name} differently"
     expected, found = f"{layout.dtype} {layout.shape}", f"{array.dtype.name} {array.shape}"
     if found != expected:
         raise ArtifactError(what, expected=expected, found=found, remedy=REBUILD)

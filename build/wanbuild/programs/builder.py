@@ -118,7 +118,7 @@ class ProgramBuilder:
         if shape.num_videos > 1 and self._variant.previous_frames:
             raise UsageError(
                 "--num-videos cannot be built",
-                expected="1: segments follow one another",
+                expected="1: windows follow one another",
                 found=shape.num_videos,
             )
         most = MAX_REFERENCES if "reference_image" in self._variant.inputs else 0

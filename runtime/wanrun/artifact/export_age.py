@@ -43,7 +43,7 @@ def age_warning(artifact: Path, programs: ProgramSet) -> str | None:
         return None
     return (
         f"programs of this artifact were exported on {oldest} by jax {programs.jax}; "
-        f"newer versions are promised to read them until {readable_until(oldest)}; "
+        f"JAX promises that newer versions read them until {readable_until(oldest)}; "
         f"run {refresh_command(artifact)}"
     )
 

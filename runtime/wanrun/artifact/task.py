@@ -68,7 +68,7 @@ class Input(Record, frozen=True, kw_only=True):
         if self.kind != "image" and self.encoded:
             raise ValueError(f"the image encoder takes single images, and {self.array} is {self.kind}")
         if self.kind == "images" and (self.required or self.default is not None):
-            raise ValueError(f"{self.array} can be of no images, so it is neither required nor filled")
+            raise ValueError(f"{self.array} may have no images, so it is neither required nor filled")
 
 
 class Modes(Record, frozen=True, kw_only=True):
@@ -164,11 +164,11 @@ class Task(Record, frozen=True, kw_only=True):
         modes = () if self.modes is None else self.modes.names
         for name, item in self.inputs.items():
             if item.mode is not None and item.mode not in modes:
-                yield f"{name} is for a mode that there is not: {item.mode}"
+                yield f"{name} is for an unknown mode: {item.mode}"
             if (item.kind == "images") != (name == SEVERAL):
                 yield f"{name} cannot be of kind {item.kind}"
             if item.beside is not None and item.beside not in self.inputs:
-                yield f"{name} goes with an input that there is not: {item.beside}"
+                yield f"{name} goes with an unknown input: {item.beside}"
         arrays = [item.array for item in self.inputs.values()]
         arrays += [item.flag for item in self.inputs.values() if item.flag is not None]
         arrays += [] if self.modes is None else [self.modes.array]
@@ -179,7 +179,7 @@ class Task(Record, frozen=True, kw_only=True):
         if self.windows is not None:
             decides = self.inputs.get(self.windows.frames_of)
             if decides is None or decides.kind != "video" or not decides.required or decides.mode is not None:
-                yield f"the windows need {self.windows.frames_of}, which is no video that is always given"
+                yield f"the windows need {self.windows.frames_of}, which is not a video required in all modes"
 
     @property
     def counted(self) -> tuple[MediaOption, Input] | None:

@@ -62,8 +62,8 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Files are relative to the working directory. The order is that of the help and of README.md.
     """
 
-    prompt: Annotated[str, _row("What to show; may be empty.")]
-    negative_prompt: Annotated[str | None, _row("What to avoid.", default=ARTIFACT)] = None
+    prompt: Annotated[str, _row("Description of the video; may be empty.")]
+    negative_prompt: Annotated[str | None, _row("Description of what to avoid.", default=ARTIFACT)] = None
     image: Annotated[
         Path | None,
         _row("First frame of the video; for Animate the character.", models="I2V, FLF2V, TI2V, Animate"),
@@ -73,14 +73,14 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     video: Annotated[
         Path | None,
-        _row("Video that controls the result.", models="VACE", value="DIR|FILE"),
+        _row("Control video, or the video to edit.", models="VACE", value="DIR|FILE"),
     ] = None
     mask: Annotated[
         Path | None,
-        _row("White where --video is made anew.", default="all", models="VACE", value="DIR|FILE"),
+        _row("White where --video gets new content.", default="all", models="VACE", value="DIR|FILE"),
     ] = None
     reference_image: Annotated[
-        Path | tuple[Path, ...], _row("Image of what the video shows; repeatable.", models="VACE")
+        Path | tuple[Path, ...], _row("Image of a subject of the video; repeatable.", models="VACE")
     ] = ()
     pose_video: Annotated[
         Path | None, _row("Video of the poses to take.", models="Animate", value="DIR|FILE")
@@ -126,14 +126,14 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guidance_scale: Annotated[
         Scale | None,
         _row(
-            "Strength of guidance; at most 1 turns it off. Of two experts, the high-noise one's.",
+            "Strength of guidance; at most 1 turns it off. With two experts, that of the high-noise one.",
             default=ARTIFACT,
         ),
     ] = None
     guidance_scale_2: Annotated[
         Scale | None,
         _row(
-            "Guidance of the low-noise expert, where --guidance-scale is above 1.",
+            "Strength of guidance of the low-noise expert, if --guidance-scale is above 1.",
             default="the given --guidance-scale, else the artifact's",
             models="two experts",
         ),
@@ -165,12 +165,12 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loop: Annotated[
         Literal["step", "scan"] | None,
         _row(
-            "Form of the loop: an executable for each step, or one for all steps of an expert, which shows "
-            "no progress and ends before Ctrl-C counts.",
+            "Form of the loop: one call per step, or one call for all steps of an expert, which shows no "
+            "progress and ends before Ctrl-C takes effect.",
             default="step if it is built, else scan",
         ),
     ] = None
-    seed: Annotated[Seed, _row("Seed of the initial noise, as diffusers' CPU generator takes it.")] = 0
+    seed: Annotated[Seed, _row("Seed of the noise; the numbers are those of diffusers' CPU generator.")] = 0
     num_videos: Annotated[Count, _row("Videos per prompt, as built.")] = 1
     fps: Annotated[Rate | None, _row("Frames per second of the video file.", default=ARTIFACT)] = None
 

@@ -64,7 +64,7 @@ class Batch:
             entry, names = job.draft.entry, ", ".join(map(str, job.draft.videos))
             click.echo(f"[{entry.index}/{entry.total}] {names} is there already")
         if self._plan.guidance_off:
-            self.warn("no profile is built with guidance, so that guidance is off; pass --guidance-scale 1")
+            self.warn("no profile is built with guidance, so guidance is off; pass --guidance-scale 1")
 
     def _fail(self, error: WanError) -> None:
         """Reports a line that cannot be made, with the options' JSON keys."""

@@ -165,7 +165,7 @@ class _Loader:
                 f"{field(name)} does not fit the profile",
                 expected=f"{self._profile.num_references} image(s)",
                 found=found,
-                remedy="the profile is chosen by their number, and a run has one profile",
+                remedy="give as many, or use a profile with this number of reference images",
             )
 
     def _whole_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:

@@ -91,7 +91,7 @@ def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarr
     if edge * long_edge > _MAX_STRETCHED_PIXELS:
         raise UsageError(
             f"{name} is too narrow",
-            expected="sides that are less different",
+            expected="sides that differ less",
             found=f"{image.width}x{image.height}",
             remedy="crop it",
         )
@@ -170,7 +170,7 @@ def _check_fits(image: Image.Image, width: int, height: int, name: str) -> None:
     if 0 in (width, height):
         raise UsageError(
             f"{name} is too narrow",
-            expected="sides that are less different",
+            expected="sides that differ less",
             found=f"{image.width}x{image.height}",
             remedy="crop it",
         )

@@ -132,7 +132,7 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
                 yield UsageError(what, expected=taken, remedy="leave it out")
         elif given and item.mode not in (None, mode):
             wanted = f"{field('mode')} {item.mode}"
-            yield UsageError(f"{option} has an effect with {wanted} alone", remedy=f"pass {wanted}")
+            yield UsageError(f"{option} only has an effect with {wanted}", remedy=f"pass {wanted}")
         elif item.required and not given and item.mode in (None, mode):
             with_mode = f" with {field('mode')} {item.mode}" if item.mode else ""
             yield UsageError(f"{option} is missing: {variant} needs it{with_mode}", expected=kind)
@@ -143,7 +143,7 @@ def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     for name, item in manifest.model.task.inputs.items():
         if item.beside is not None and _is_given(media, name) and not _is_given(media, item.beside):
             other = field(item.beside)
-            yield UsageError(f"{field(name)} is of no use without {other}", remedy=f"pass {other} too")
+            yield UsageError(f"{field(name)} has no effect without {other}", remedy=f"pass {other} too")
 
 
 def _wrong_choices(manifest: Manifest, media: Media) -> Iterator[UsageError]:

@@ -39,7 +39,7 @@ def check_segments(num_frames: int, length: int, overlap: int, video: str = "the
     if length <= 2 * overlap:
         shorter = "a smaller segment overlap, or " if overlap > 1 else ""
         raise UsageError(
-            f"segments of {length} frames are too short to share {overlap}",
+            f"windows of {length} frames are too short to share {overlap}",
             expected=f"more than {2 * overlap} frames",
             remedy=f"use {shorter}a profile of more frames",
         )

@@ -53,7 +53,7 @@ def test_a_warning_from_a_month_before(monkeypatch: pytest.MonkeyPatch, day: str
     assert (line is not None) == warned
     if line is not None:
         assert (
-            "exported on 2026-05-31 by jax 0; newer versions are promised to read them until 2026-11-30"
+            "exported on 2026-05-31 by jax 0; JAX promises that newer versions read them until 2026-11-30"
             in line
         )
         assert line.endswith("; run wanbuild refresh --artifact 'my artifact'")

@@ -54,7 +54,7 @@ def test_all_problems_are_said_at_once() -> None:
 
 
 def test_a_mask_needs_a_video() -> None:
-    assert "--mask is of no use without --video" in check("wan2.1-vace", Media(mask=MOVING))
+    assert "--mask has no effect without --video" in check("wan2.1-vace", Media(mask=MOVING))
     assert check("wan2.1-vace", Media(mask=MOVING, video=MOVING)) == ""
 
 
@@ -67,7 +67,7 @@ def test_replace_needs_background_and_mask() -> None:
     assert found.startswith("--mask-video is missing") and "with --mode replace" in found
     for mode in (None, "animate"):
         found = check("wan2.2-animate", replace(both, mode=mode))
-        assert "--background-video has an effect with --mode replace alone" in found
-        assert "--mask-video has an effect" in found
+        assert "--background-video only has an effect with --mode replace" in found
+        assert "--mask-video only has an effect with" in found
     assert "found turn" in check("wan2.2-animate", replace(animate, mode="turn"))
     assert "expected 1 or 5; found 3" in check("wan2.2-animate", replace(animate, segment_overlap=3))
