@@ -1,8 +1,8 @@
-"""Building an artifact so that a killed build leaves the old one or none.
+"""Builds an artifact so that a killed build leaves the old artifact or none.
 
-A new artifact is built in a sibling folder ``.NAME.building`` and renamed. Replacing one moves the old
-artifact to ``.NAME.replaced`` first; the next build finishes or undoes what a killed one left. A lock
-file beside the artifact lets one builder at a time in.
+A new artifact is built in a sibling folder ``.NAME.building`` and renamed. A replacement moves the old
+artifact to ``.NAME.replaced`` first; the next build finishes or undoes a killed one. A lock file beside
+the artifact admits one builder at a time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _sibling(artifact: Path, role: str) -> Path:
 
 
 def building_folder(artifact: Path) -> Path:
-    """Where a new artifact is built."""
+    """Returns the folder in which a new artifact is built."""
     return _sibling(artifact, "building")
 
 
 def _open_lock(path: Path) -> int:
-    """Opens the lock file and takes the lock, waiting for another builder."""
+    """Opens the lock file, waits for another builder, and takes the lock."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -50,7 +50,7 @@ def _open_lock(path: Path) -> int:
 
 @contextlib.contextmanager
 def build_lock(artifact: Path) -> Iterator[None]:
-    """Holds the artifact's build lock, and clears what a killed build left.
+    """Holds the artifact's build lock, and removes the remains of a killed build.
 
     Raises:
         UsageError: if the folder that is to hold the artifact does not exist or cannot be written.
@@ -80,7 +80,7 @@ def build_lock(artifact: Path) -> Iterator[None]:
 
 
 def _abandon(artifact: Path, lock: Path) -> None:
-    """What a build does last if it cannot unwind."""
+    """Cleans up before the process ends, if a build cannot unwind."""
     _recover(artifact)
     lock.unlink(missing_ok=True)
 
@@ -108,8 +108,8 @@ def _fsync(path: str) -> None:
 def _fsync_tree(folder: Path) -> None:
     """Makes every file and every name below a folder durable.
 
-    Once, at the end: the first fsync commits the file system's journal for all files, the others find
-    little to do (BUILD_NOTES.md, "Durability").
+    It runs once, at the end: the first fsync commits the file system's journal for all files, and the others
+    find little to do (BUILD_NOTES.md, "Durability").
     """
     walked = list(os.walk(folder))
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
@@ -159,10 +159,10 @@ def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
 
 
 def check_free_space(folder: Path, needed: int) -> None:
-    """Refuses early to write more than fits.
+    """Checks, before anything is written, that the disk has room.
 
     Raises:
-        SourceError: if the file system has less than needed bytes free.
+        SourceError: if the file system has fewer than ``needed`` bytes free.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:

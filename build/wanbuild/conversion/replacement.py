@@ -30,11 +30,11 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
     Args:
         old: the folder of the artifact that is replaced.
-        new: the manifest of the one that replaces it.
-        building: the folder that this is built in.
+        new: the manifest of the artifact that replaces it.
+        building: the folder in which the new artifact is built.
 
     Returns:
-        The new manifest with what was taken over.
+        The new manifest with the parts that were taken over.
     """
     try:
         previous = read_manifest(old)
@@ -61,7 +61,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
 
 def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
-    """Takes over the embeddings that this text encoder and tokenizer would give: their keys say so."""
+    """Takes over the embeddings with the new artifact's keys: its text encoder would make the same ones."""
     kept: dict[str, Embedding] = {}
     for key, record in previous.embeddings.items():
         source = old / record.file
