@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,14 +101,15 @@ class _Process:
         if call.shell:
             arguments = ["/bin/sh", "-c", f"exec {shlex.join(arguments)} {call.shell}"]
         changed: dict[str, str | None] = {**environment, **call.environment}
-        self._err = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed at the end
         self._process = subprocess.Popen(
             arguments,
             env={name: value for name, value in changed.items() if value is not None},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._err,
+            stderr=subprocess.PIPE,  # a file would be under the limits
+            text=True,
+            errors="replace",
             preexec_fn=functools.partial(_limit, dict(call.limits)) if call.limits else None,
         )
         self._started = time.monotonic()
@@ -128,14 +128,13 @@ class _Process:
         """Waits for the end."""
         code: int | None
         try:
-            code = self._process.wait(LIMIT_SECONDS)
+            _, err = self._process.communicate(timeout=LIMIT_SECONDS)
+            code = self._process.returncode
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            _, err = self._process.communicate()
             code = None
-        with self._err:
-            self._err.seek(0)
-            return Ended(code, time.monotonic() - self._started, self._err.read(100_000), self._sent_after)
+        return Ended(code, time.monotonic() - self._started, err, self._sent_after)
 
 
 def _limit(limits: dict[str, int]) -> None:
