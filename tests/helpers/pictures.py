@@ -25,6 +25,33 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels(width, height, seed))
 
 
+def with_transparent_colour(kind: str, path: Path) -> Path:
+    """Writes a picture of 61x47 whose left third is one transparent colour, which nothing else has.
+
+    Args:
+        kind: ``rgb``, ``grey`` and ``palette`` are PNG files, ``turned`` one that EXIF turns, ``gif`` a GIF.
+        path: the file, without a suffix.
+    """
+    array = np.clip(pixels(61, 47), 5, 250)
+    array[:, :20] = (255, 40, 60)
+    image = Image.fromarray(array)
+    if kind == "grey":
+        image = image.convert("L")
+        image.paste(0, (0, 0, 20, 47))
+    if kind in ("palette", "gif"):
+        image = image.quantize(32, dither=Image.Dither.NONE)
+    exif = Image.Exif()
+    exif[0x0112] = 6 if kind == "turned" else 1
+    path = path.with_suffix(".gif" if kind == "gif" else ".png")
+    options = {} if kind == "gif" else {"exif": exif.tobytes()}
+    image.save(path, transparency=image.getpixel((0, 0)), **options)
+    return path
+
+
+TRANSPARENT = ("rgb", "turned", "grey", "palette", "gif")
+"""The kinds of ``with_transparent_colour``."""
+
+
 def pictures(count: int, width: int, height: int, seed: int = 0) -> list[Image.Image]:
     return [picture(width, height, seed + 100 * index) for index in range(count)]
 

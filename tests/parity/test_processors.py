@@ -20,7 +20,16 @@ from diffusers.video_processor import VideoProcessor
 from msgspec import structs
 from PIL import Image
 
-from helpers.pictures import ffmpeg, picture, pictures, pixels, write_variable, write_video
+from helpers.pictures import (
+    TRANSPARENT,
+    ffmpeg,
+    picture,
+    pictures,
+    pixels,
+    with_transparent_colour,
+    write_variable,
+    write_video,
+)
 from wanbuild.source.images import ImageProcessorConfig
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
@@ -100,6 +109,26 @@ def test_clip_pixels(edges: tuple[int, int], tmp_path: Path) -> None:
     found = clip_pixels(images, settings)
     assert found.dtype == expected.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_a_transparent_colour_is_white_for_clip_alone(kind: str, tmp_path: Path) -> None:
+    """From the file on: what the encoder of images, the VAE and Animate's VAE are given."""
+    path = with_transparent_colour(kind, tmp_path / "picture")
+    ours = read_image(path, "image")
+    with Image.open(path) as image:  # by its name the reference leaves it open
+        theirs = load_image(image)
+    assert theirs.info.get("transparency") is not None
+    expected = CLIPImageProcessor()(images=[theirs], return_tensors="pt")["pixel_values"]
+    found = clip_pixels([ours], PUBLISHED)
+    np.testing.assert_allclose(found, expected.movedim(1, -1).numpy(), rtol=0, atol=1e-6)
+    ours.info.clear()
+    assert np.abs(clip_pixels([ours], PUBLISHED) - found).max() > 0.1
+    vae = VideoProcessor(vae_scale_factor=8).preprocess(theirs, height=64, width=96)
+    np.testing.assert_array_equal(resized(ours, 96, 64), as_uint8(vae, -1)[0])
+    animate = WanAnimateImageProcessor(fill_color=0)
+    vae = animate.preprocess(theirs, height=64, width=96, resize_mode="fill")
+    np.testing.assert_array_equal(filled(ours, 96, 64), as_uint8(vae, -1)[0])
 
 
 def vace(width: int, height: int, **conditions: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:

@@ -100,8 +100,8 @@ def decoding(name: str) -> Iterator[None]:
 def rgb(image: Image.Image, name: str) -> Image.Image:
     """One decoded frame as RGB with 8 bits a channel; its metadata's rotation is not looked at.
 
-    Transparency is dropped, as ``load_image`` does: what lies under it shows. CMYK, palettes and one bit are
-    converted.
+    Transparency is dropped, as ``load_image`` does: what lies under it shows. A single transparent colour
+    stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted.
 
     Raises:
         UsageError: for an image without pixels, and for a greyscale image with 16 or 32 bits, which Pillow
@@ -117,6 +117,23 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
     if 0 in image.size:
         raise UsageError(f"{name} has no pixels", found=f"{image.width}x{image.height}")
     return image.convert("RGB")
+
+
+def on_white(image: Image.Image, name: str) -> Image.Image:
+    """An image of ``rgb`` with its transparent colour made white: transformers' ``convert_to_rgb``.
+
+    PNG and GIF can name one colour, or one index of the palette, as transparent. Pillow keeps it in ``info``
+    when the image becomes RGB, and transformers looks there. diffusers does not, so that the VAE is given the
+    colour itself.
+
+    Raises:
+        UsageError: if what ``info`` says is no colour, as it may be of an image in memory.
+    """
+    if image.info.get("transparency") is None:
+        return image
+    with decoding(name):
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def identity(file: Path | int, name: str) -> tuple[int, ...]:
@@ -178,8 +195,8 @@ def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Im
     Args:
         source: a file, or an image in memory.
         option: the option's name as the user writes it, for messages.
-        seen: told of what is decoded: the file's bytes; of an image in memory the size, and the pixels that
-            are returned.
+        seen: told of what is decoded: the file's bytes; of an image in memory the size, the pixels that
+            are returned, and the transparent colour if there is one.
 
     Returns:
         The image in mode RGB, turned as its EXIF orientation says; the first frame of an animation. Colour
@@ -204,6 +221,8 @@ def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Im
     if seen is not None:
         seen(f"{found.width}x{found.height}\n".encode())
         seen(found.tobytes())
+        if (colour := found.info.get("transparency")) is not None:
+            seen(f"transparent {colour}\n".encode())
     return found
 
 

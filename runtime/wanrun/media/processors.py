@@ -2,7 +2,7 @@
 
 The reference is diffusers 0.42.1, and transformers' CLIPImageProcessor on Pillow, which is what diffusers
 loads where torchvision is not installed. With torchvision up to 0.7 % of the scaled pixels differ, by one of
-255. All images are in mode RGB.
+255. All images are in mode RGB; a transparent colour in their ``info`` is looked at for CLIP alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from PIL import Image
 
 from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import UsageError
+from wanrun.media.images import on_white
 
 _LANCZOS = Image.Resampling.LANCZOS
 _MAX_STRETCHED_PIXELS = 2**26  # an image of one row would take gigabytes after its short edge is scaled up
@@ -63,7 +64,9 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
 def clip_pixels(
     images: Sequence[Image.Image], settings: ImageProcessor, name: str = "the image"
 ) -> np.ndarray:
-    """Scales the short edge, crops the centre and normalises: ``CLIPImageProcessor``.
+    """Makes what is transparent white, scales the short edge, crops the centre and normalises.
+
+    That is ``CLIPImageProcessor``.
 
     Args:
         images: N images of any size.
@@ -96,7 +99,7 @@ def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarr
             remedy="crop it",
         )
     size = (edge, long_edge) if image.width <= image.height else (long_edge, edge)
-    pixels = np.asarray(image.resize(size, Image.Resampling(settings.resample)))
+    pixels = np.asarray(on_white(image, name).resize(size, Image.Resampling(settings.resample)))
     for axis in (0, 1):
         pixels = _crop_or_pad(pixels, settings.crop, axis)
     return pixels

@@ -185,3 +185,15 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(images.Path, "open", denied)
     assert refused(path).endswith("cannot be read; found Permission denied")
+
+
+def test_the_transparent_colour_of_an_image_in_memory_is_told_of() -> None:
+    """Two images of the same pixels may make two videos."""
+    told: list[bytes] = []
+    for transparency in (None, (1, 2, 3), (1, 2, 4)):
+        image, pieces = picture(20, 12), list[bytes]()
+        if transparency is not None:
+            image.info["transparency"] = transparency
+        read_image(image, "image", pieces.append)
+        told.append(b"".join(pieces))
+    assert len(set(told)) == 3 and all(other.startswith(told[0]) for other in told)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.pictures import picture
+from helpers.pictures import TRANSPARENT, picture, with_transparent_colour
 from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import UsageError
+from wanrun.media.images import read_image
 from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, scaled_size
 
 RED = (200, 100, 50)
@@ -125,6 +128,27 @@ def test_clip_pixels_scale_the_short_edge() -> None:
     scaled = np.asarray(images[0].resize((20, 10), Image.Resampling.BICUBIC))[:, 5:15] / 255
     np.testing.assert_allclose(found[0], (scaled - MEAN) / STD, atol=1e-6)
     assert found.shape == (2, 10, 10, 3)
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_a_transparent_colour_is_white_for_clip_alone(kind: str, tmp_path: Path) -> None:
+    image = read_image(with_transparent_colour(kind, tmp_path / "picture"), "--image")
+    colour = image.getpixel((30, 0) if kind == "turned" else (0, 0))
+    shape = (61, 47) if kind == "turned" else (47, 61)
+    seen = np.asarray(image)
+    hidden = (seen == colour).all(-1)
+    assert hidden.shape == shape and hidden.sum() == 20 * 47
+    white = Image.fromarray(np.where(hidden[..., None], np.uint8(255), seen))
+    np.testing.assert_array_equal(clip_pixels([image], clip(24, 24)), clip_pixels([white], clip(24, 24)))
+    assert np.array_equal(resized(image, *image.size), seen)  # the VAE's
+    assert np.array_equal(filled(image, *image.size), seen)
+
+
+def test_a_transparency_that_is_no_colour() -> None:
+    image = plain(10, 10)
+    image.info["transparency"] = "red"
+    with pytest.raises(UsageError, match="--image is damaged"):
+        clip_pixels([image], clip(8, 8), "--image")
 
 
 def test_what_is_too_narrow_or_small_is_refused() -> None:
