@@ -227,6 +227,21 @@ def test_force_keeps_programs_and_executables_that_are_valid(
     assert after.components == fresh.components
 
 
+@pytest.mark.parametrize(("solver", "shift"), [("unipc", 7.5), ("euler", 3.0)])
+def test_force_keeps_programs_where_the_scheduler_alone_differs(
+    artifact_copy: Path, tmp_path: Path, solver: str, shift: float
+) -> None:
+    """Another solver or shift is another table of numbers, which programs take as arguments."""
+    before = read_manifest(artifact_copy)
+    write_toy(tmp_path / "checkpoint", scheduler=solver, flow_shift=shift)
+    after = convert(ConvertRequest(tmp_path / "checkpoint", artifact_copy, TOY_DTYPES, force=True))
+    assert (after.model.defaults.solver, after.model.defaults.flow_shift) == (solver, shift)
+    assert after.configs["scheduler"] != before.configs["scheduler"]
+    assert before.profiles and after.profiles == before.profiles
+    assert (after.program_sets, after.targets) == (before.program_sets, before.targets)
+    assert select_target(after, artifact_copy, select_profile(after, artifact_copy)).mismatches == ()
+
+
 def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: Path) -> None:
     write_toy(tmp_path / "deeper", configs={"transformer": {"num_layers": 4}})
     for checkpoint, dtypes in ((tmp_path / "deeper", TOY_DTYPES), (tmp_path / "deeper", {})):

@@ -25,8 +25,8 @@ _PROGRAM_FACTS = (
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
 
-    Weights are arguments of a program, so it stays valid as long as the facts of the model, configs, dtypes
-    and parameters' shapes are the same.
+    Weights and what a solver decides are arguments of a program, so it stays valid as long as the facts of
+    the model, its components' configs, dtypes and parameters' shapes are the same.
 
     Args:
         old: the folder of the artifact that is replaced.
@@ -48,7 +48,9 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
             for name, component in manifest.components.items()
         }
         facts = {name: getattr(manifest.model, name) for name in _PROGRAM_FACTS}
-        return facts, manifest.configs, manifest.dtypes, manifest.tokenizer.max_length, layouts
+        # Not the scheduler's: timesteps and the solver's coefficients are arguments too.
+        configs = {name: config for name, config in manifest.configs.items() if name in manifest.components}
+        return facts, configs, manifest.dtypes, manifest.tokenizer.max_length, layouts
 
     if signature(previous) != signature(new):
         return new
