@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import wanrun
 from helpers.fake_pipeline import write_lines
 from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, Reference, reference, within_one_level
 from wanbuild.check.reference_pipeline import load_reference
+from wanrun.errors import ArtifactError
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -160,6 +162,35 @@ def test_two_experts_without_guidance(
 ) -> None:
     (case,) = WITHOUT_GUIDANCE.values()
     check(experts, made_without, case, loop, record_property)
+
+
+@pytest.mark.parametrize("scales", [(0.5, None), (1.0, 0.5), (-1.0, 1.0), (1.5, 0.5)])
+def test_the_scale_of_the_high_noise_expert_decides(
+    experts: Judge, two_experts_artifact: Path, scales: tuple[float, float | None]
+) -> None:
+    """In Python too: with one of at most 1 there is no guidance, in neither expert."""
+    case = Case(4, (2, 2), 9, *scales)
+    expected, options = experts(case), case.given()
+    prompts = 2 if scales[0] > 1 else 1
+    assert tuple(expected.calls.values()) == tuple(prompts * count for count in case.calls)
+    with wanrun.load(two_experts_artifact, embeddings="none") as pipeline:
+        found = pipeline.generate(PROMPT, NEGATIVE, num_steps=options.pop("steps"), **options)
+    assert relative_error(found.latents, expected.latents) < LATENTS
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.5, 1.0])
+def test_a_scale_that_no_profile_is_for(toy_artifact: Path, cli: Any, tmp_path: Path, scale: float) -> None:
+    """Python refuses it as the command does."""
+    line = cli.fails(
+        *(3, "wanrun", "--artifact", toy_artifact, "--prompt", PROMPT, "--size", "96x64", "--frames", 9),
+        *("--guidance-scale", scale, "--output", tmp_path / "o.npy"),
+    )
+    with (
+        wanrun.load(toy_artifact, lazy=True, embeddings="none") as pipeline,
+        pytest.raises(ArtifactError) as caught,
+    ):
+        pipeline.generate(PROMPT, NEGATIVE, guidance_scale=scale)
+    assert line == f"error: {caught.value}" and "guidance off; expected one of 96x64x9-b1-cfg" in line
 
 
 def test_options_of_the_command_line(

@@ -28,6 +28,7 @@ from wanrun.artifact.select import select_target
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
+from wanrun.generation.options import has_guidance
 from wanrun.loading.executables import check_entry, read_program
 from wanrun.text.embeddings import ArtifactEmbeddings
 
@@ -35,6 +36,8 @@ PROMPT = "A red fox runs through fresh snow at dawn."
 NEGATIVE_PROMPT = "blurry"
 SEED = 20_240_817
 STEPS = 2
+GUIDANCE_SCALE = 5.0
+"""Of a profile with guidance, where the artifact's own scale turns it off."""
 SAMPLES = 256
 
 TOLERANCES: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -133,10 +136,12 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     """Runs one profile from the fixed seed."""
     environment = select_target(manifest, artifact, profile).target.environment
     boundary = boundary_between(manifest, STEPS)  # each expert has a step, whatever the shift
+    scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
     with open_profile(artifact, profile) as pipeline:
         result = pipeline.generate(
             PROMPT,
             NEGATIVE_PROMPT,
+            guidance_scale=scale,
             seed=SEED,
             num_steps=STEPS,
             boundary=boundary,

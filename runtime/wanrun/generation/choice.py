@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
@@ -68,20 +66,15 @@ def chosen_profile(
     manifest: Manifest,
     artifact: Path,
     loaded: Profile,
-    built: Container[str],
     request: Request,
     given: Media | Inputs | None,
 ) -> Profile:
     """The profile of a generation: the loaded one, but for what the request and its media say otherwise.
 
-    A guidance scale above 1 asks for a profile with guidance. One of at most 1 asks for a profile without it,
-    but takes one with guidance where that alone is built.
-
     Args:
         manifest: the artifact's manifest.
         artifact: its folder, for messages.
         loaded: the profile that was loaded.
-        built: names of the profiles that can run.
         request: what is asked for, with a size and a number of frames.
         given: images and videos.
 
@@ -91,27 +84,14 @@ def chosen_profile(
     """
     assert request.size is not None and request.num_frames is not None
     (width, height), references = parse_size(request.size), _num_references(manifest, given)
-    wanted = structs.replace(
-        loaded,
-        width=width,
-        height=height,
-        num_frames=request.num_frames,
-        num_videos=request.num_videos,
-        num_references=loaded.num_references if references is None else references,
-    )
-    guidance = loaded.guidance
-    if request.guidance_scale is not None:
-        guidance = has_guidance(manifest, request.guidance_scale)
-        with_guidance, without = (structs.replace(wanted, guidance=on).name for on in (True, False))
-        guidance = guidance or (without not in built and with_guidance in built)
     return select_profile(
         manifest,
         artifact,
         (width, height),
-        wanted.num_frames,
-        wanted.num_videos,
-        guidance,
-        wanted.num_references,
+        request.num_frames,
+        request.num_videos,
+        has_guidance(manifest, request.guidance_scale, loaded),
+        loaded.num_references if references is None else references,
     )
 
 

@@ -24,8 +24,19 @@ _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "size", "num_frames", "num_vide
 and the file's fps."""
 
 
-def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
-    """Whether this guidance scale, the model's own where None, turns guidance on."""
+def has_guidance(manifest: Manifest, scale: float | None = None, loaded: Profile | None = None) -> bool:
+    """Whether guidance is on: the rule of the command, of Python, and of the reference.
+
+    A guidance scale above 1 turns it on, any other off, whatever the low-noise expert's is. diffusers' Wan
+    pipelines decide alike (``do_classifier_free_guidance``).
+
+    Args:
+        manifest: the artifact's manifest.
+        scale: the guidance scale; None where none is given.
+        loaded: the profile that decides without a scale; the model's own scale does where that is None too.
+    """
+    if scale is None and loaded is not None:
+        return loaded.guidance
     return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
 
 
@@ -133,6 +144,31 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
         )
 
 
+def _check_guidance(profile: Profile, scale: float, given: bool) -> None:
+    """Raises UsageError if a profile is to run with a guidance scale that needs another one.
+
+    Args:
+        profile: the profile.
+        scale: the guidance scale, given or the artifact's.
+        given: whether it is given. Without guidance only a given one counts.
+    """
+    name = field("guidance_scale")
+    if profile.guidance and scale <= 1:
+        raise UsageError(
+            f"{name} turns guidance off, which profile {profile.name} has",
+            expected="a number above 1",
+            found=f"{scale:g}" if given else f"{scale:g}, the artifact's",
+            remedy="give a larger one, or load a profile without guidance",
+        )
+    if given and scale > 1 and not profile.guidance:
+        raise UsageError(
+            f"{name} has no effect: profile {profile.name} has no guidance",
+            expected="at most 1",
+            found=f"{scale:g}",
+            remedy="leave it out, or use a profile with guidance",
+        )
+
+
 def _absent(manifest: Manifest) -> tuple[Row, ...]:
     """Returns the options that only other models have."""
     here = _NOT_RECORDED | manifest.model.default_options().keys()
@@ -205,12 +241,14 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
         and ``num_steps`` is then their number.
 
     Raises:
-        UsageError: for an option that would have no effect, or more steps than the scan form is built for.
+        UsageError: for an option that would have no effect, a guidance scale that is of another profile, or
+            more steps than the scan form is built for.
         ArtifactError: for a form of the loop that is not built.
     """
     defaults = _defaults(manifest, request)
     scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
     check_effects(manifest, profile.guidance and scale > 1, request)
+    _check_guidance(profile, scale, request.guidance_scale is not None)
     given = {name: getattr(request, name) for name in _own_options(manifest)}
     options: dict[str, Any] = {
         name: defaults.get(name) if value is None else value for name, value in given.items()

@@ -266,11 +266,7 @@ class Pipeline:
 
     def _session_for(self, request: Request, given: Media | Inputs | None) -> Session:
         """The session of the profile that a generation asks for."""
-        built = self.manifest.profiles
-        if not self._opened.policy.allow_compile:
-            built = {name: built[name] for name in built.keys() & self._opened.target.executables.keys()}
-        profile = chosen_profile(self.manifest, self.artifact, self.profile, built, request, given)
-        return self.session(profile)
+        return self.session(chosen_profile(self.manifest, self.artifact, self.profile, request, given))
 
     def _resolved(self, session: Session, request: Request, inputs: Inputs | None) -> dict[str, Any]:
         """Returns the options of a generation with all defaults filled in."""

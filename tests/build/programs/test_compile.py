@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROGRAMS
-from helpers.manifests import plain_manifest, plain_model, programs_of
+from helpers.manifests import plain_manifest, plain_model, programs_of, with_model
 from helpers.media_files import task_of
 from wanbuild.check import verify
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -209,3 +209,11 @@ def test_record_through_a_link(artifact_copy: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(artifact_copy)
     verify.record(Path(), print)
     assert read_manifest(artifact_copy).golden
+
+
+@pytest.mark.slow
+def test_golden_where_the_artifact_turns_guidance_off(artifact_copy: Path) -> None:
+    """A profile with guidance is recorded with it."""
+    with_model(read_manifest(artifact_copy), {"guidance_scale": 1.0}).write(artifact_copy)
+    verify.record(artifact_copy, lambda line: None)
+    assert verify.replay(artifact_copy, lambda line: None) == {PROFILE: "digests equal"}

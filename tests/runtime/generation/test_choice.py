@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from helpers.pictures import picture
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
+from wanrun.generation.options import choose_profile
 from wanrun.loading.policy import LoadPolicy, PolicyChoices
 from wanrun.media.types import Inputs, Media
 
@@ -42,7 +44,7 @@ def chosen(
 ) -> str:
     profile = manifest.profiles[loaded]
     request = asked_for(profile, {"prompt": "a fox", **options})
-    return chosen_profile(manifest, Path("artifact"), profile, manifest.profiles, request, given).name
+    return chosen_profile(manifest, Path("artifact"), profile, request, given).name
 
 
 def test_what_is_not_said_is_as_loaded(manifest: Manifest) -> None:
@@ -61,8 +63,8 @@ def test_what_is_not_said_is_as_loaded(manifest: Manifest) -> None:
 def test_a_scale_of_at_most_one_needs_no_guidance(manifest: Manifest, scale: float) -> None:
     assert chosen(manifest, guidance_scale=scale) == UNGUIDED
     assert chosen(manifest, UNGUIDED, guidance_scale=scale) == UNGUIDED
-    # Where none is built without, one with guidance takes it.
-    assert chosen(manifest, guidance_scale=scale, num_frames=17) == "96x64x17-b1-cfg"
+    with pytest.raises(ArtifactError, match=r"no profile is built for 96x64, 17 frames.*guidance off"):
+        chosen(manifest, guidance_scale=scale, num_frames=17)
 
 
 def test_a_scale_above_one_needs_guidance(manifest: Manifest) -> None:
@@ -100,11 +102,25 @@ def test_what_is_not_built_is_refused(manifest: Manifest) -> None:
             chosen(manifest, **options)
 
 
-def test_a_profile_that_cannot_run_here_is_no_alternative(manifest: Manifest) -> None:
-    profile = manifest.profiles[SMALL]
-    request = asked_for(profile, {"prompt": "a fox", "guidance_scale": 1.0})
-    for built, expected in (({SMALL}, SMALL), ({SMALL, UNGUIDED}, UNGUIDED), (set(), UNGUIDED)):
-        assert chosen_profile(manifest, Path("a"), profile, built, request, None).name == expected
+@pytest.mark.parametrize("built", [(SMALL,), (UNGUIDED,), (SMALL, UNGUIDED)])
+@pytest.mark.parametrize("scale", [-2.0, 0.5, 1.0, 1.5, 5.0])
+def test_guidance_is_decided_as_by_the_command(
+    manifest: Manifest, scale: float, built: tuple[str, ...]
+) -> None:
+    """The same profile or the same refusal, whichever profile was loaded."""
+    profiles = {name: manifest.profiles[name] for name in built}
+    some = manifest.changed(profiles=profiles, program_sets={}, targets={})
+    request = asked_for(profiles[built[0]], {"prompt": "a fox", "guidance_scale": scale})
+    expected: str | None = None
+    with suppress(ArtifactError):
+        expected = choose_profile(some, Path("artifact"), request).name
+    assert (expected is not None) == any(profiles[name].guidance == (scale > 1) for name in built)
+    for loaded in built:
+        if expected is not None:
+            assert chosen(some, loaded, guidance_scale=scale) == expected
+            continue
+        with pytest.raises(ArtifactError, match=f"guidance {'on' if scale > 1 else 'off'}"):
+            chosen(some, loaded, guidance_scale=scale)
 
 
 def test_an_option_that_there_is_not(manifest: Manifest) -> None:

@@ -102,6 +102,10 @@ def test_the_scales_of_two_experts(
     if scale_2 is not None and scale_2 > 1 and not on:
         assert "guidance_scale_2 has no effect" in refusal(UsageError, TWO, profile(guidance), **given)
         return
+    if scale is not None and (scale > 1) != guidance:
+        what = "turns guidance off, which profile" if guidance else "has no effect: profile"
+        assert f"guidance_scale {what} 96x64x9" in refusal(UsageError, TWO, profile(guidance), **given)
+        return
     found = resolve(TWO, profile(guidance), **given)
     assert found["boundary"] == (0.875 if boundary is None else boundary)
     if not guidance:
@@ -137,6 +141,23 @@ def test_options_without_effect_are_refused() -> None:
         )
     # Off is off: one that asks for nothing is no contradiction.
     assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
+
+
+def test_a_scale_belongs_to_its_profile() -> None:
+    """The reference decides by the scale of the high-noise expert alone."""
+    assert resolve(TWO, profile(False), guidance_scale=1, guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
+    assert refusal(UsageError, TWO, profile(), guidance_scale=1, guidance_scale_2=0.5) == (
+        "guidance_scale turns guidance off, which profile 96x64x9-b1-cfg has; expected a number above 1; "
+        "found 1; give a larger one, or load a profile without guidance"
+    )
+    assert refusal(UsageError, ONE, profile(False), guidance_scale=5) == (
+        "guidance_scale has no effect: profile 96x64x9-b1-nocfg has no guidance; expected at most 1; "
+        "found 5; leave it out, or use a profile with guidance"
+    )
+    distilled = with_model(ONE, {"guidance_scale": 0.5})
+    assert "found 0.5, the artifact's; give" in refusal(UsageError, distilled, profile())
+    assert resolve(distilled, profile(), guidance_scale=2)["guidance_scale"] == 2.0
+    assert resolve(distilled, profile(False))["guidance_scale"] == 1.0
 
 
 # What some models have.
