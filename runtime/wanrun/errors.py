@@ -28,7 +28,10 @@ def quoted(value: Any, limit: int = 60) -> str:
     """Returns a value as JSON for a message, cut if it is long."""
     if isinstance(value, Mapping):
         return "an object"
-    text = json.dumps(value, default=lambda other: type(other).__name__)
+    try:
+        text = json.dumps(value, default=lambda other: type(other).__name__)
+    except (ValueError, RecursionError):  # a list inside itself; an integer of more digits than Python prints
+        return f"a large {type(value).__name__}"
     return text if len(text) <= limit else text[:limit] + "..."
 
 

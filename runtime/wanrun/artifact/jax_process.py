@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from wanrun.errors import UsageError
+
 JAX_FLAGS: Mapping[str, Any] = MappingProxyType(
     {
         "jax_enable_compilation_cache": True,
@@ -57,6 +59,7 @@ class _Process:
         holders: the number of holders.
         before: previous values of the changed flags.
         ours: the values they were changed to, as JAX returns them.
+        number: of the process that first held the flags, and so started JAX; None before.
     """
 
     def __init__(self) -> None:
@@ -64,6 +67,22 @@ class _Process:
         self.holders = 0
         self.before: dict[str, Any] = {}
         self.ours: dict[str, Any] = {}
+        self.number: int | None = None
+
+    def enter(self) -> None:
+        """Notes which process uses JAX, before any lock is asked for: a fork may have inherited a held one.
+
+        Raises:
+            UsageError: in a fork of a process that has used it, where JAX would wait for threads for ever.
+        """
+        if self.number not in (None, os.getpid()):
+            raise UsageError(
+                "JAX was started before this process was forked, and cannot be used in it",
+                expected=f"process {self.number}",
+                found=os.getpid(),
+                remedy="start the process by spawn, not by fork",
+            )
+        self.number = os.getpid()
 
     def set(self, flags: Mapping[str, Any]) -> None:
         """Changes the flags that have other values, and records the previous values."""
@@ -111,12 +130,16 @@ class JaxFlags:
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; others are not started, unless JAX_PLATFORMS names some.
+
+    Raises:
+        UsageError: in a fork of a process that has held them.
     """
 
     def __init__(self, platform_name: str) -> None:
         flags = dict(JAX_FLAGS)
         if os.environ.get("JAX_PLATFORMS") in (None, "", platform_name):
             flags["jax_platforms"] = platform_name
+        _PROCESS.enter()
         with _PROCESS.changing, _PROCESS.counting:
             try:
                 _PROCESS.set(flags)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, quoted
 
 _BLOCK = 16  # torch transforms 8 pairs at a time, and draws values one by one below this size
 _CHUNK_BLOCKS = 2048  # 128 kB per float64 temporary, to stay in the L2 cache
@@ -44,7 +44,7 @@ class Noise:
 
     def __init__(self, seed: int) -> None:
         if not 0 <= seed < 2**64:
-            raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=seed)
+            raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=quoted(seed))
         self._generator = np.random.RandomState(seed % 2**32)
 
     def __call__(self, shape: Sequence[int]) -> np.ndarray:

@@ -10,8 +10,11 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.console import parse_size
+from wanrun.denoising.noise import Noise
 from wanrun.errors import UsageError, field
+from wanrun.generation.arguments import check_media_options
 from wanrun.generation.options import has_guidance, profile_options
+from wanrun.generation.plain import as_plain
 from wanrun.generation.request import Request, Row, read_request, rows
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media
 
@@ -24,10 +27,15 @@ def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
         options: fields of ``Request`` by name; None means the default.
 
     Raises:
-        UsageError: naming every option that is unknown or out of range.
+        UsageError: naming every option that is unknown or out of range, or one that is no file's path.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    return read_request({**profile_options(loaded), **given}.items(), Request)
+    check_media_options(given)
+    if isinstance(size := as_plain(given.get("size")), list):
+        given["size"] = tuple(size)
+    request = read_request({**profile_options(loaded), **given}.items(), Request)
+    Noise(request.seed)  # refuses one that is too large
+    return request
 
 
 def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:

@@ -101,17 +101,17 @@ def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, 
     )
 
 
-def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raises UsageError unless latents are finite float32 of this shape."""
+def check_latents(latents: np.ndarray, shape: tuple[int, ...], what: str = "the initial latents") -> None:
+    """Raises UsageError, which calls them ``what``, unless latents are finite float32 of this shape."""
     if latents.shape != shape or latents.dtype != np.float32:
         raise UsageError(
-            "the initial latents do not fit the profile",
+            f"{what} do not fit the profile",
             expected=f"float32 {shape}",
             found=f"{latents.dtype} {latents.shape}",
             remedy="give them in the layout (B, C, T, h, w)",
         )
     if not np.isfinite(latents).all():
-        raise UsageError("the initial latents are not finite", expected="numbers", found="NaN or infinity")
+        raise UsageError(f"{what} are not finite", expected="numbers", found="NaN or infinity")
 
 
 def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, Unpack
 
 import numpy as np
 from msgspec import structs
@@ -23,6 +23,7 @@ from wanrun.artifact.select import select_profile, select_target
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.steps import OnStep
+from wanrun.generation.arguments import array_of, check_objects, folder_of, sorted_out, texts_of
 from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
 from wanrun.generation.options import check_latents, has_guidance, resolve_loop, resolve_options
 from wanrun.generation.request import Request
@@ -33,7 +34,7 @@ from wanrun.generation.turns import Turns
 from wanrun.loading.buffers import Memory
 from wanrun.loading.device import open_device
 from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.policy import LoadChoices, LoadPolicy, ProfileChoices
+from wanrun.loading.policy import LoadChoices, ProfileChoices
 from wanrun.media.types import Inputs, Media
 from wanrun.timing import Recorder, Timings
 
@@ -57,9 +58,10 @@ class Pipeline:
 
     So the device is one generation's at a time, in the order of arrival, and the prompts of the next ones are
     encoded meanwhile; but where memory is low, one at a time and in order too. ``close`` ends the calls that
-    wait for the device, and all later ones, with a UsageError. An error in one thread is no matter of the
-    others. ``on_step`` is called by the thread that has the device: from there it cannot be asked for again.
-    Calls record what they take in the ``timings`` that they are given; ``generate`` else in its result's.
+    wait for the device, and all later ones, with a UsageError. In a fork of the process every call ends with
+    one. An error in one thread is no matter of the others. ``on_step`` is called by the thread that has the
+    device: from there it cannot be asked for again. Calls record what they take in the ``timings`` that they
+    are given; ``generate`` else in its result's.
 
     Pipelines of one process are independent, except for JAX's process-wide cache options: only one executable
     is loaded at a time in all pipelines together.
@@ -114,15 +116,17 @@ class Pipeline:
 
         Raises:
             ArtifactError: if something that is needed is missing or damaged.
+            UsageError: after ``close``.
         """
-        if not self._opened.policy.lazy:
-            with self._opened.recorder.into(self.timings):
+        with self._turns.call(), self._opened.recorder.into(self.timings):
+            if not self._opened.policy.lazy:
                 self._session.start(prompts, inputs, self.timings)
 
     def encode_prompts(self, prompts: Sequence[str], timings: Timings | None = None) -> np.ndarray:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
+        texts = texts_of(prompts)
         with self._call(timings) as timings:
-            return self._encode(self._session, prompts, timings)
+            return self._encode(self._session, texts, timings)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """Returns a component's weights on the device, as nested dicts by path."""
@@ -130,7 +134,9 @@ class Pipeline:
             return self._shared.weights.weights(name)
 
     def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
-        """Decodes normalised latents (B, C, T, h, w) to frames, uint8 (B, F, H, W, 3), video by video."""
+        """Decodes normalised float32 latents (B, C, T, h, w) to uint8 frames (B, F, H, W, 3), one by one."""
+        latents = array_of(latents)
+        check_latents(latents, (*latents.shape[:1], *self.latents_shape[1:]), "the latents")
         with self._call(timings) as timings, self._device(timings):
             return self._session.sampler.decode(latents, timings)[0]
 
@@ -157,14 +163,16 @@ class Pipeline:
             float32 of latents' shape, as exact as the profile's dtype of latents. A held frame has no
             velocity.
         """
-        steps = ExpertRange(transformer, 0, 1, guidance_scale)
+        check_objects(inputs=inputs)
+        steps, texts = ExpertRange(transformer, 0, 1, guidance_scale), texts_of(prompts)
         with self._call(None) as timings:
-            embeddings = self._encode(self._session, prompts, timings)
+            embeddings = self._encode(self._session, texts, timings)
             with self._device(timings):
                 return self._session.velocity(latents, embeddings, timestep, steps, inputs)
 
     def image_tokens(self, inputs: Inputs) -> np.ndarray:
         """Returns the image encoder's tokens, (N, tokens, image_dim) in the compute dtype."""
+        check_objects(inputs=inputs)
         with self._call(None) as timings, self._device(timings):
             conditions = self._session.conditioning(inputs, timings=timings)
             return np.asarray(conditions.prepare["image_tokens"])
@@ -212,11 +220,14 @@ class Pipeline:
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
         Raises:
-            UsageError: for an option that is unknown, out of range, or without effect, latents of a wrong
-                shape, or images and videos that are missing, not taken, or cannot be used.
+            UsageError: for an argument of another type, an option that is unknown, out of range, or without
+                effect, latents of a wrong shape, or images and videos that are missing, not taken, or cannot
+                be used; after ``close``, and in a fork of the process.
             ArtifactError: if no such profile is built, or not with this form of the loop.
             WanError: if the latents are not finite.
         """
+        check_objects(media, inputs, timings, on_step=on_step)
+        latents = None if latents is None else array_of(latents)
         named = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
         request = asked_for(self.profile, named)
         media = media_asked_for(request, media, inputs)
@@ -228,8 +239,8 @@ class Pipeline:
             table, ranges = schedule(resolved, self.manifest)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
-            texts = [prompt, resolved["negative_prompt"]] if session.profile.guidance else [prompt]
-            embeddings = self._encode(session, texts, timings)
+            negative = [resolved["negative_prompt"]] if session.profile.guidance else []
+            embeddings = self._encode(session, [request.prompt, *negative], timings)
             run = Denoising(
                 table, ranges, embeddings, resolved["loop"], timings, session.load_behind, on_step
             )
@@ -241,6 +252,7 @@ class Pipeline:
     @contextmanager
     def _call(self, timings: Timings | None) -> Iterator[Timings]:
         """Runs a call. Loading meanwhile is recorded in its timings, or in new ones that end with it."""
+        check_objects(timings=timings)
         own = timings if timings is not None else Timings.from_now()
         with self._turns.call(), self._opened.recorder.into(own):
             yield own
@@ -287,14 +299,18 @@ class Pipeline:
     def close(self) -> None:
         """Waits until the running calls end, then releases weights and executables.
 
+        In a fork of the process it does nothing: weights and executables are the parent's.
+
         Raises:
             UsageError: if it is called inside a generation by the generation's own thread.
         """
-        self._turns.close()
-        self._shared.close()
+        if not self._turns.forked:
+            self._turns.close()
+            self._shared.close()
 
     def __enter__(self) -> Self:
-        return self
+        with self._turns.call():
+            return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -328,10 +344,13 @@ def load(
 
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
-        UsageError: for a choice that there is not, or a text encoder or weights that cannot be had.
+        UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
+            that cannot be had; and in a fork of a process that has loaded an artifact.
     """
-    folder, timings = Path(artifact).resolve(), Timings() if timings is None else timings
-    wanted, policy = _sorted_out(choices)
+    check_objects(inputs=inputs, timings=timings, warn=warn, report=report)
+    folder, timings = folder_of(artifact), Timings() if timings is None else timings
+    prompts = None if prompts is None else texts_of(prompts)
+    wanted, policy = sorted_out(choices)
     with timings.phase("manifest"):
         manifest = read_manifest(folder)
         profile = _wanted_profile(manifest, folder, wanted)
@@ -354,13 +373,6 @@ def load(
         pipeline.start(prompts, inputs)
         undo.pop_all()
     return pipeline
-
-
-def _sorted_out(choices: LoadChoices) -> tuple[ProfileChoices, LoadPolicy]:
-    """What is to be loaded, and how."""
-    given = cast("dict[str, Any]", choices)
-    wanted = {name: given.pop(name) for name in ProfileChoices.__annotations__ if name in given}
-    return cast("ProfileChoices", wanted), LoadPolicy(**given)
 
 
 def _wanted_profile(manifest: Manifest, artifact: Path, wanted: ProfileChoices) -> Profile:

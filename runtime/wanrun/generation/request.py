@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from wanrun.errors import UsageError, field, quoted, shortened
+from wanrun.generation.plain import as_plain
 
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
@@ -317,8 +318,8 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
     """Checks values by the options' Python names, and makes a request of them.
 
     Args:
-        given: names and values, None among none of them: strings, and numbers, or lists of them, of Python or
-            NumPy.
+        given: names and values, None among none of them: strings, paths, and numbers, or lists of them, of
+            Python or NumPy.
         kind: ``Request``, or a kind of it with more options.
 
     Raises:
@@ -334,7 +335,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
             expected = "one of " + ", ".join(map(field, known))
             problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
         else:
-            plain = value.tolist() if hasattr(value, "tolist") else value
+            plain = as_plain(value)
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))
             found = list(_problems(known[name], plain))

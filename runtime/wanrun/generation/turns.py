@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -13,14 +14,30 @@ from wanrun.errors import UsageError
 class Turns:
     """Admits any number of calls, and gives the device to one of them at a time, in the order of arrival.
 
-    ``close`` ends this: it waits until no call is inside.
+    ``close`` ends this: it waits until no call is inside. A fork of the process has none of its threads, and
+    perhaps a lock that nobody will open: calls of a fork are refused before they look at one.
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._calls: dict[object, int] = {}  # the thread of every call that is inside
         self._queue: deque[int] = deque()  # threads that asked for the device; the first has it
         self._closed = False
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made this."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self.forked:
+            raise UsageError(
+                "the pipeline was loaded in another process, of which this one is a fork",
+                expected=f"process {self._process}",
+                found=os.getpid(),
+                remedy="load the artifact in a process that is started by spawn, not by fork",
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -31,8 +48,9 @@ class Turns:
         """Counts a call as inside while the block runs.
 
         Raises:
-            UsageError: after ``close``.
+            UsageError: after ``close``, and in a fork.
         """
+        self._check_process()
         call = object()
         try:
             with self._changed:
@@ -75,8 +93,9 @@ class Turns:
         """Refuses later calls and calls that wait for the device, and waits until the others end.
 
         Raises:
-            UsageError: if this thread is inside a call.
+            UsageError: if this thread is inside a call, and in a fork.
         """
+        self._check_process()
         with self._changed:
             if threading.get_ident() in self._calls.values():
                 raise UsageError(

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from wanrun.errors import UsageError
 
+VERIFY = ("fast", "sha256")
 MEMORY = ("auto", "low")
 TEXT_ENCODERS = ("jax", "torch")
 EMBEDDINGS = ("all", "artifact", "none")
@@ -47,6 +48,7 @@ class LoadPolicy:
 
     def __post_init__(self) -> None:
         for name, choices in (
+            ("verify", VERIFY),
             ("memory", MEMORY),
             ("text_encoder", TEXT_ENCODERS),
             ("embeddings", EMBEDDINGS),

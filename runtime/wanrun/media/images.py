@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, quoted
 
 ImageSource = Path | str | Image.Image
 
@@ -204,10 +204,14 @@ def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Im
 
     Raises:
         UsageError: if it is missing, a folder, empty, damaged, cut short, no image, above Pillow's limit of
-            size, greyscale with more than 8 bits, or without pixels, or if the
-            file was changed while it was read.
+            size, greyscale with more than 8 bits, or without pixels, if the file was changed while it was
+            read, or if the source is of another type.
     """
     name = described(source, option)
+    if not isinstance(source, Path | str | Image.Image):
+        raise UsageError(
+            f"{option} has the wrong type", expected="a path or a Pillow image", found=quoted(source)
+        )
     if not isinstance(source, Image.Image):
         path = _image_path(source, option)
         before = identity(path, name)

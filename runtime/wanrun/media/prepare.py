@@ -22,7 +22,15 @@ from wanrun.media.images import ImageSource, described, file_digest, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.processors import clip_pixels
 from wanrun.media.read_video import VideoSource, read_video, video_digest
-from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media, chosen_mode, chosen_overlap
+from wanrun.media.types import (
+    MEDIA_KINDS,
+    Inputs,
+    Media,
+    check_media,
+    chosen_mode,
+    chosen_overlap,
+    is_given,
+)
 from wanrun.media.windows import check_segments, padded_frames, reflected
 
 MAX_BYTES = 8 * 2**30
@@ -96,7 +104,7 @@ class _Loader:
         arrays: dict[str, np.ndarray] = {}
         for name in self._order():
             item, source = self._task.inputs[name], getattr(self._media, name)
-            given = source not in (None, ())
+            given = is_given(self._media, name)
             if item.kind == "images":
                 self._check_count(name, len(source))
             if given:

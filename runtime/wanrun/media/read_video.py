@@ -14,7 +14,7 @@ from typing import IO
 
 from PIL import Image, ImageSequence
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, quoted
 from wanrun.media.ffmpeg import find_ffmpeg
 from wanrun.media.images import (
     FORMATS,
@@ -58,14 +58,18 @@ def read_video(
 
     Raises:
         UsageError: if it is missing, empty, damaged, cut short, has no frames, or frames that differ in size,
-            frames above Pillow's limit of size, or if the file was changed while it was read.
+            frames above Pillow's limit of size, if the file was changed while it was read, or if the source
+            is of another type.
     """
     if isinstance(source, Path | str):
         path = existing_path(source, option)
         if path.is_dir():
             return _same_size(_folder_frames(path, option, max_frames, seen), source, option)
         return _same_size(_file_frames(path, option, max_frames, seen), source, option)
-    return _same_size(_listed(list(source), option, max_frames, seen), source, option)
+    if not isinstance(source, list | tuple):
+        expected = "a path or a list of Pillow images"
+        raise UsageError(f"{option} has the wrong type", expected=expected, found=quoted(source))
+    return _same_size(_listed(source, option, max_frames, seen), source, option)
 
 
 def video_digest(source: Path | str, option: str, max_frames: int | None = None) -> str:

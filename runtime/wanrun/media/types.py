@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.task import MediaOption
-from wanrun.errors import UsageError, field
+from wanrun.errors import UsageError, field, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,8 +106,15 @@ def check_media(manifest: Manifest, media: Media) -> None:
         media: the given media.
 
     Raises:
-        UsageError: naming all that are missing, not taken by this model, or contradict each other.
+        UsageError: naming all that are missing, not taken by this model, or contradict each other; or for
+            reference images that are no tuple.
     """
+    if not isinstance(media.reference_image, tuple | list):
+        raise UsageError(
+            f"{field('reference_image')} has the wrong type",
+            expected="a tuple of images",
+            found=quoted(media.reference_image),
+        )
     problems = [*_wrong_inputs(manifest, media), *_useless_inputs(manifest, media)]
     problems += _wrong_choices(manifest, media)
     if len(problems) == 1:
@@ -116,8 +123,10 @@ def check_media(manifest: Manifest, media: Media) -> None:
         raise UsageError("; ".join(problem.text for problem in problems))
 
 
-def _is_given(media: Media, name: MediaOption) -> bool:
-    return getattr(media, name) not in (None, ())
+def is_given(media: Media, name: MediaOption) -> bool:
+    """Whether there is such an image or video."""
+    value = getattr(media, name)
+    return value is not None and not (name == "reference_image" and not value)
 
 
 def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
@@ -125,7 +134,7 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     inputs, variant, mode = manifest.model.task.inputs, manifest.model.variant, chosen_mode(manifest, media)
     taken = ", ".join(field(name) for name in MEDIA_KINDS if name in inputs) or "a prompt alone"
     for name, kind in MEDIA_KINDS.items():
-        given, option, item = _is_given(media, name), field(name), inputs.get(name)
+        given, option, item = is_given(media, name), field(name), inputs.get(name)
         if item is None:
             if given:
                 what = f"{option} cannot be used with {variant}"
@@ -141,7 +150,7 @@ def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
 def _useless_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     """Yields an error for each option that has no effect without another one."""
     for name, item in manifest.model.task.inputs.items():
-        if item.beside is not None and _is_given(media, name) and not _is_given(media, item.beside):
+        if item.beside is not None and is_given(media, name) and not is_given(media, item.beside):
             other = field(item.beside)
             yield UsageError(f"{field(name)} has no effect without {other}", remedy=f"pass {other} too")
 

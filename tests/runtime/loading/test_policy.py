@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 
 from wanrun.errors import UsageError
-from wanrun.loading.policy import EMBEDDINGS, MEMORY, TEXT_ENCODERS, LoadPolicy
+from wanrun.loading.policy import EMBEDDINGS, MEMORY, TEXT_ENCODERS, VERIFY, LoadPolicy
 
 
 @pytest.mark.parametrize(
-    ("name", "choices"), [("memory", MEMORY), ("text_encoder", TEXT_ENCODERS), ("embeddings", EMBEDDINGS)]
+    ("name", "choices"),
+    [
+        ("verify", VERIFY),
+        ("memory", MEMORY),
+        ("text_encoder", TEXT_ENCODERS),
+        ("embeddings", EMBEDDINGS),
+    ],
 )
 def test_choices(name: str, choices: tuple[str, ...]) -> None:
     assert getattr(LoadPolicy(), name) == choices[0]
