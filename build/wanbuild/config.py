@@ -69,6 +69,9 @@ MAX_NUMBER = 1e6
 Divisor = Annotated[float, 1e-12]
 """A divisor or a number under a root, such as an epsilon or a standard deviation: zero would give NaN."""
 
+Size = Annotated[int, 1]
+"""A whole number of at least one, in a list: what is not in a list is one anyway."""
+
 MAX_JSON_BYTES = 256 * 2**20
 """The largest JSON file that is read: more than ten times the largest published one, a tokenizer."""
 
@@ -110,8 +113,9 @@ def _coerce(value: Any, annotation: Any, least: int = 1) -> Any:
         return tuple(_coerce(item, kind, 0) for item, kind in zip(value, items, strict=True))
     if origin is typing.Annotated:
         number = _coerce(value, args[0], least)
-        if not args[1] <= number <= MAX_NUMBER:
-            raise ValueError(f"outside {args[1]:g} to {MAX_NUMBER:g}")
+        most = MAX_SIZE if args[0] is int else MAX_NUMBER
+        if not args[1] <= number <= most:
+            raise ValueError(f"outside {args[1]:g} to {most:g}")
         return number
     if annotation is float and type(value) is int and abs(value) <= MAX_SIZE:
         value = float(value)
@@ -181,7 +185,7 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             try:
                 values[name] = _coerce(data[name], hints[name])
             except TypeError:
-                kind = str(field.type).replace("Divisor", "float")
+                kind = str(field.type).replace("Divisor", "float").replace("Size", "int")
                 problems.append(f"{name} is {shown(data[name])}, not {kind}")
             except ValueError as error:
                 problems.append(f"{name} is {shown(data[name])}, {error}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,14 @@ from typing import Any, ClassVar
 import pytest
 
 from wanbuild.config import Divisor, parse_config, read_json
+from wanbuild.models.animate_config import AnimateConfig
+from wanbuild.models.clip_config import ImageEncoderConfig
+from wanbuild.models.transformer_config import TransformerConfig
+from wanbuild.models.umt5 import TextEncoderConfig
+from wanbuild.models.vace import VACEConfig
+from wanbuild.models.vae_config import VAEConfig
+from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.source.original_config import OriginalConfig
 from wanrun.errors import SourceError
 
 
@@ -217,3 +227,97 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         read_json(tmp_path / "config.json")
     with pytest.raises(SourceError, match="cannot be read"):
         read_json(tmp_path)
+
+
+# --- no config makes a division by zero, or a root of what is below it --------------------------------------
+
+CONFIGS = (
+    TransformerConfig,
+    VACEConfig,
+    AnimateConfig,
+    VAEConfig,
+    TextEncoderConfig,
+    ImageEncoderConfig,
+    ImageProcessorConfig,
+    OriginalConfig,
+)
+
+REQUIRED = {
+    "dim": 24,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "ffn_dim": 32,
+    "in_dim": 16,
+    "out_dim": 16,
+    "num_layers": 40,
+    "text_dim": 32,
+    "vocab_size": 100,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 32,
+    "added_kv_proj_dim": 24,
+    "image_dim": 1280,
+    "hidden_act": "gelu",
+}
+
+
+def _good(cls: Any) -> dict[str, Any]:
+    """Values of all fields that fit together."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for name, field_ in fields.items():
+        alone = name in ("image_dim", "added_kv_proj_dim") and cls is not AnimateConfig
+        if name in REQUIRED and not alone:
+            values[name] = REQUIRED[name]
+        elif field_.default is not dataclasses.MISSING:
+            values[name] = field_.default
+    return values
+
+
+def _numbers(cls: Any) -> list[tuple[Any, str, Any]]:
+    """A config class, a field of numbers, and its good value: every one that is no switch, text or object."""
+    good = _good(cls)
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    numeric = [name for name in kinds if re.search("int|float|Divisor|Size", kinds[name])]
+    return [(cls, name, good[name]) for name in numeric]
+
+
+NUMBERS = [case for cls in CONFIGS for case in _numbers(cls)]
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_the_good_configs_are_taken(cls: Any) -> None:
+    parse_config(cls, _good(cls), "c")
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "good"), NUMBERS, ids=[f"{cls.__name__}-{name}" for cls, name, _ in NUMBERS]
+)
+@pytest.mark.parametrize("bad", [0, -1, -1e-9])
+def test_zero_and_what_is_below_are_refused(cls: Any, name: str, good: Any, bad: float) -> None:
+    changed = {**_good(cls), name: (*good[:-1], bad) if isinstance(good, tuple) else bad}
+    if name in ("latents_mean", "image_mean"):  # subtracted
+        parse_config(cls, changed, "c")
+        return
+    with pytest.raises(SourceError, match=rf"{name}\b"):
+        parse_config(cls, changed, "c")
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "problem"),
+    [
+        (TextEncoderConfig, {"relative_attention_num_buckets": 3}, "num_buckets is 3, fewer than 4"),
+        (TextEncoderConfig, {"relative_attention_max_distance": 8}, "max_distance is 8, within the 8 dist"),
+        (TransformerConfig, {"freq_dim": 255}, "freq_dim is 255, an odd number"),
+        (TransformerConfig, {"attention_head_dim": 13}, "attention_head_dim is 13, an odd number"),
+        (TransformerConfig, {"patch_size": (1, 0, 2)}, "patch_size is .*, outside 1 to"),
+        (TransformerConfig, {"patch_size": (1, 2)}, "patch_size is .*, not tuple"),
+        (OriginalConfig, {"patch_size": (1, 2, 0)}, "patch_size is .*, outside 1 to"),
+        (VAEConfig, {"latents_std": (0.0,) * 16}, "latents_std is .*, outside 1e-12"),
+        (VAEConfig, {"dim_mult": (1, 2, 0, 4)}, "dim_mult is .*a level without channels"),
+    ],
+)
+def test_numbers_that_would_be_divided_by(cls: Any, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SourceError, match=problem):
+        parse_config(cls, {**_good(cls), **changes}, "c")

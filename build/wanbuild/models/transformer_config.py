@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import ConfigError, Divisor
+from wanbuild.config import ConfigError, Divisor, Size
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TransformerConfig:
     out_channels: int = 16
     freq_dim: int = 256
     eps: Divisor = 1e-6
-    patch_size: tuple[int, ...] = (1, 2, 2)
+    patch_size: tuple[Size, Size, Size] = (1, 2, 2)
     rope_max_seq_len: int = 1024
     image_dim: int | None = None
     added_kv_proj_dim: int | None = None
@@ -62,6 +62,9 @@ class TransformerConfig:
             )
         if self.image_dim is None and self.pos_embed_seq_len is not None:
             problems.append(f"pos_embed_seq_len is {self.pos_embed_seq_len} and image_dim is not set")
+        for name in ("attention_head_dim", "freq_dim"):  # pairs of a sine and a cosine
+            if getattr(self, name) % 2:
+                problems.append(f"{name} is {getattr(self, name)}, an odd number")
         return problems
 
     @property

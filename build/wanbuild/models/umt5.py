@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wanbuild.config import Divisor
+from wanbuild.config import ConfigError, Divisor
 from wanbuild.models.layers import Linear, RMSNorm
 from wanbuild.models.loops import from_bits, to_bits
 from wanbuild.models.params import VOCAB, param, scan_layers, stacked
@@ -25,7 +25,11 @@ from wanbuild.models.params import VOCAB, param, scan_layers, stacked
 
 @dataclass(frozen=True)
 class TextEncoderConfig:
-    """Config of transformers' UMT5EncoderModel; field names are those of config.json."""
+    """Config of transformers' UMT5EncoderModel; field names are those of config.json.
+
+    Raises:
+        ConfigError: if there are too few position buckets, or too short a distance, for logarithmic ones.
+    """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("UMT5EncoderModel",)
     FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
@@ -76,6 +80,20 @@ class TextEncoderConfig:
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: Divisor = 1e-6
+
+    def __post_init__(self) -> None:
+        exact = self.relative_attention_num_buckets // 4
+        if exact == 0:
+            raise ConfigError(
+                [f"relative_attention_num_buckets is {self.relative_attention_num_buckets}, fewer than 4"]
+            )
+        if self.relative_attention_max_distance <= exact:
+            raise ConfigError(
+                [
+                    f"relative_attention_max_distance is {self.relative_attention_max_distance}, within the "
+                    f"{exact} distances that have buckets of their own"
+                ]
+            )
 
 
 def relative_position_buckets(length: int, num_buckets: int, max_distance: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from wanbuild.config import Divisor, parse_config
+from wanbuild.config import Divisor, Size, parse_config
 from wanrun.errors import SourceError
 
 HEAD_DIM = 128
@@ -42,7 +42,7 @@ class OriginalConfig:
     freq_dim: int = 256
     text_dim: int = 4096
     eps: Divisor = 1e-6
-    patch_size: tuple[int, ...] = (1, 2, 2)
+    patch_size: tuple[Size, Size, Size] = (1, 2, 2)
     vace_layers: tuple[int, ...] | None = None
     vace_in_dim: int | None = None
 
