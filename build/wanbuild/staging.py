@@ -8,6 +8,7 @@ the artifact admits one builder at a time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -19,7 +20,9 @@ from pathlib import Path
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import fsync_directory
-from wanrun.temporary import remove_abandoned, undone_at_exit
+from wanrun.temporary import remove_abandoned, remove_tree, undone_at_exit
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""
@@ -53,7 +56,9 @@ def build_lock(artifact: Path) -> Iterator[None]:
     """Holds the artifact's build lock, and removes the remains of a killed build.
 
     Raises:
-        UsageError: if the folder that is to hold the artifact does not exist or cannot be written.
+        UsageError: if the folder that is to hold the artifact does not exist or cannot be written, or what is
+            done meanwhile cannot write into the artifact. A full disk stays an OSError, which the command
+            line explains.
     """
     parent = artifact.parent
     if not parent.is_dir():
@@ -62,6 +67,8 @@ def build_lock(artifact: Path) -> Iterator[None]:
     try:
         descriptor = _open_lock(path)
     except OSError as error:
+        if error.errno in _FULL:
+            raise
         raise UsageError(
             f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
         ) from None
@@ -70,8 +77,12 @@ def build_lock(artifact: Path) -> Iterator[None]:
         _recover(artifact)
         with undone_at_exit(undo):
             yield
-    except BaseException:
+    except BaseException as error:
         _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one
+        if (refused := _refused(artifact, error)) is not None:
+            raise refused from error
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            error.filename = str(artifact)  # what writes to an open file does not know its name
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -85,16 +96,55 @@ def _abandon(artifact: Path, lock: Path) -> None:
     lock.unlink(missing_ok=True)
 
 
+def _refused(artifact: Path, error: BaseException) -> UsageError | None:
+    """What is said of an error of the file system in the artifact's folder or beside it; None for others."""
+    if not isinstance(error, OSError) or error.errno in _FULL or not isinstance(error.filename, str):
+        return None
+    if not Path(error.filename).is_relative_to(artifact.parent):
+        return None
+    return UsageError(
+        f"the artifact {artifact} cannot be changed",
+        found=f"{error.filename}: {error.strerror}",
+        remedy="make it writable, or work on a copy",
+    )
+
+
 def _recover(artifact: Path) -> None:
-    """Undoes or finishes a build that was killed."""
+    """Undoes or finishes a build that was killed.
+
+    Raises:
+        UsageError: if the old artifact is to get its name back, and something else has it.
+    """
     replaced = _sibling(artifact, "replaced")
-    if replaced.exists():
-        if (artifact / MANIFEST).exists():
-            shutil.rmtree(replaced)
-        else:
+    if (artifact / MANIFEST).exists():
+        remove_tree(replaced)
+    elif replaced.exists():
+        try:
             replaced.rename(artifact)
-            fsync_directory(artifact.parent)
-    shutil.rmtree(building_folder(artifact), ignore_errors=True)
+        except OSError as error:
+            raise UsageError(
+                f"a build that was killed has left the artifact {artifact} in {replaced}, and it cannot be "
+                "moved back",
+                found=error.strerror,
+                remedy=f"move {artifact} away",
+            ) from None
+        fsync_directory(artifact.parent)
+    remove_tree(building_folder(artifact))
+
+
+def leftover(artifact: Path) -> Path | None:
+    """Where an artifact is that was replaced and could not be removed: it belongs to another user."""
+    replaced = _sibling(Path(os.path.realpath(artifact)), "replaced")
+    return replaced if os.path.lexists(replaced) else None
+
+
+def check_leftover(artifact: Path) -> None:
+    """Raises UsageError if an artifact that was replaced could not be removed: the next needs its name."""
+    if (replaced := leftover(artifact)) is not None:
+        raise UsageError(
+            f"{replaced} is left of an artifact that was replaced, and cannot be removed",
+            remedy="remove it, as the user that it belongs to",
+        )
 
 
 def _fsync(path: str) -> None:
@@ -125,7 +175,7 @@ def commit(artifact: Path) -> None:
         artifact.rename(replaced)
     building.rename(artifact)
     fsync_directory(artifact.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove_tree(replaced)
 
 
 def remove_unlisted(artifact: Path, manifest: Manifest) -> None:

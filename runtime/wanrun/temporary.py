@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -69,6 +70,25 @@ def temporary_folder(parent: Path, suffix: str = "") -> Iterator[Path]:
         yield path
 
 
+def remove_tree(folder: Path) -> None:
+    """Removes a folder with all that it holds, as far as that can be removed.
+
+    A read-only folder keeps what is in it. The user's own are made writable first.
+    """
+    _make_writable(folder)
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            _make_writable(Path(parent, name))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_writable(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        mode = folder.lstat().st_mode
+        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+            folder.chmod(stat.S_IMODE(mode) | stat.S_IRWXU)
+
+
 def remove_abandoned(folder: Path) -> None:
     """Removes the temporary files in a folder whose processes are gone; errors are passed over."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -90,7 +110,7 @@ def _abandoned(entry: os.DirEntry[str]) -> bool:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         else:
             path.unlink()
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers import UNPRIVILEGED
 from helpers.manifests import with_model
 from helpers.media_files import task_of
+from wanbuild import staging
 from wanbuild.conversion import convert as convert_module
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.staging import build_lock, building_folder, check_free_space, commit
+from wanbuild.staging import (
+    build_lock,
+    building_folder,
+    check_free_space,
+    check_leftover,
+    commit,
+    leftover,
+)
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.select import select_profile, select_target
@@ -75,6 +88,102 @@ def test_a_replaced_artifact_is_removed_once_the_new_one_is_there(tmp_path: Path
         pass
     assert names_in(tmp_path) == ["artifact"]
     assert (artifact / MANIFEST).read_text() == "new"
+
+
+REPLACE = """
+import sys
+from pathlib import Path
+from wanbuild.staging import build_lock, building_folder, commit
+
+artifact = Path(sys.argv[1])
+for content in sys.argv[2:]:
+    with build_lock(artifact):
+        building_folder(artifact).mkdir()
+        (building_folder(artifact) / "manifest.json").write_text(content)
+        commit(artifact)
+"""
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_read_only_artifact_is_replaced_and_blocks_no_later_build(tmp_path: Path, left: bool) -> None:
+    """Also one that an earlier build could not remove."""
+    artifact = make(tmp_path / "artifact", "old")
+    if left:
+        shutil.copytree(artifact, tmp_path / ".artifact.replaced")
+        shutil.copytree(artifact, building_folder(artifact))
+    for folder in [path for path in tmp_path.iterdir() if path.is_dir()]:
+        inner = folder / "weights" / "a"
+        inner.mkdir(parents=True)
+        (inner / "0").touch()
+        for path in (inner / "0", inner, folder / "weights", folder):
+            path.chmod(0o444 if path.is_file() else 0o555)
+    command = [sys.executable, UNPRIVILEGED, sys.executable, "-c", REPLACE, artifact, "new", "newer"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert names_in(tmp_path) == ["artifact"]
+    assert (artifact / MANIFEST).read_text() == "newer"
+
+
+def test_what_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to another user. Other builds than one that replaces go on."""
+    artifact = make(tmp_path / "artifact", "new")
+    make(tmp_path / ".artifact.replaced", "old")
+    monkeypatch.setattr(staging, "remove_tree", lambda folder: None)
+    with build_lock(artifact):
+        assert leftover(artifact) == tmp_path / ".artifact.replaced"
+        with pytest.raises(UsageError, match=r"artifact\.replaced is left of an artifact .*; remove it"):
+            check_leftover(artifact)
+    monkeypatch.undo()
+    with build_lock(artifact):
+        assert leftover(artifact) is None
+        check_leftover(artifact)
+
+
+def test_something_where_the_old_artifact_was(tmp_path: Path) -> None:
+    make(tmp_path / ".artifact.replaced", "old")
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "notes.txt").touch()
+    with pytest.raises(UsageError, match=r"be moved back; found Directory not empty; move .* away"):
+        build_lock(tmp_path / "artifact").__enter__()
+    assert names_in(tmp_path) == [".artifact.replaced", "artifact"]
+    (tmp_path / "artifact" / "notes.txt").unlink()
+    with build_lock(tmp_path / "artifact"):
+        pass
+    assert (tmp_path / "artifact" / MANIFEST).read_text() == "old"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EEXIST])
+def test_what_the_file_system_refuses_is_said_of_the_artifact(tmp_path: Path, number: int) -> None:
+    artifact = make(tmp_path / "artifact", "old")
+    file = artifact / "programs" / "a"
+    with (
+        pytest.raises(UsageError, match=f"artifact cannot be changed; found {file}: .*; make it writable"),
+        build_lock(artifact),
+    ):
+        raise OSError(number, os.strerror(number), str(file))
+    for other in (OSError(number, "elsewhere", "/elsewhere/x"), BrokenPipeError(errno.EPIPE, "no file")):
+        with pytest.raises(OSError, match=r"elsewhere|no file") as caught, build_lock(artifact):
+            raise other
+        assert caught.value is other
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_left_to_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    artifact = make(tmp_path / "artifact", "old")
+    with pytest.raises(OSError, match="full") as caught, build_lock(artifact):
+        raise OSError(number, "full", str(artifact / "x"))
+    assert caught.value.errno == number
+    with pytest.raises(OSError, match=f"full: '{artifact}'"), build_lock(artifact):
+        raise OSError(number, "full")  # of a write to an open file
+
+    def full(path: Path) -> int:
+        raise OSError(number, "full", str(path))
+
+    monkeypatch.setattr(staging, "_open_lock", full)
+    with pytest.raises(OSError, match="full"), build_lock(artifact):
+        pass
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -250,6 +359,45 @@ def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: 
         assert not after.targets
         assert not (artifact_copy / "programs").exists()
         assert not (artifact_copy / "executables").exists()
+
+
+def test_what_a_user_put_into_the_folder_is_not_deleted(
+    artifact_copy: Path, toy_checkpoint: Path, tmp_path: Path
+) -> None:
+    given = ["notes.txt", "videos/a.mp4", "weights/mine.txt", "golden/a.txt", "tokenizer/old/tokenizer.json"]
+    for name in given:
+        (artifact_copy / name).parent.mkdir(exist_ok=True)
+        (artifact_copy / name).write_text("mine")
+    before = files_of(artifact_copy)
+    with pytest.raises(
+        UsageError,
+        match=r"would delete what is not the artifact's; found golden/a\.txt, notes\.txt, tokenizer/old/"
+        r"tokenizer\.json and 2 more; move it out of the folder",
+    ):
+        convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    assert files_of(artifact_copy) == before
+    assert names_in(tmp_path) == ["artifact"]
+    for name in given:
+        (artifact_copy / name).unlink()
+    with pytest.raises(UsageError, match="found videos; move it out"):
+        convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    (artifact_copy / "videos").rmdir()
+    # What a killed build leaves in the artifact's folders is no obstacle.
+    (artifact_copy / "programs" / "96x64x9-b1-cfg" / "prepare-0.stablehlo").touch()
+    (artifact_copy / "executables" / ".wan-0-0-0").mkdir()
+    convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+
+
+def test_what_is_taken_over_from_a_read_only_artifact_is_not_read_only(
+    artifact_copy: Path, other_checkpoint: Path
+) -> None:
+    folders = [path for path in artifact_copy.rglob("*") if path.is_dir()]
+    for path in folders:
+        path.chmod(0o555)
+    convert(ConvertRequest(other_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    folders = [path for path in artifact_copy.rglob("*") if path.is_dir()]
+    assert folders
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in folders)
 
 
 @pytest.mark.slow

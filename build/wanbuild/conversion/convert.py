@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy, kind_of
+from wanbuild.config import read_bytes
 from wanbuild.conversion.defaults import NUM_TRAIN_TIMESTEPS, Defaults
-from wanbuild.conversion.replacement import keep_valid
+from wanbuild.conversion.replacement import check_own, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanbuild.hub.repository import locate_source
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
@@ -26,7 +26,7 @@ from wanbuild.source.checkpoint import Source, SourceComponent, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
-from wanbuild.staging import build_lock, building_folder, check_free_space, commit
+from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
 from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, Tokenizer
@@ -36,6 +36,7 @@ from wanrun.artifact.record import Dtype
 from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import canonical_json, sha256_of, write_durable
+from wanrun.temporary import remove_tree
 
 SPARE_BYTES = 64 * 2**20
 """Free space required beyond the weights: metadata, programs and executables."""
@@ -143,7 +144,7 @@ class _SmallFiles:
 
 def _read_small_files(source: Source) -> _SmallFiles:
     weights = {file.path for component in source.components.values() for file in component.keys.values()}
-    contents = {name: path.read_bytes() for name, path in source.files().items() if path not in weights}
+    contents = {name: read_bytes(path) for name, path in source.files().items() if path not in weights}
     records = {
         name: {"bytes": len(data), "digest": f"sha256:{sha256_of(data)}"} for name, data in contents.items()
     }
@@ -294,7 +295,8 @@ def convert(request: ConvertRequest) -> Manifest:
         The new artifact's manifest.
 
     Raises:
-        UsageError: if the artifact exists and force is not set, or for invalid defaults.
+        UsageError: if the artifact exists and force is not set, or its folder holds other files too; or for
+            invalid defaults.
         SourceError: if the source is not usable or the disk is full.
     """
     artifact = Path(os.path.realpath(request.artifact))  # resolve() raises on a loop of links
@@ -310,6 +312,7 @@ def convert(request: ConvertRequest) -> Manifest:
         small = _read_small_files(source)
         with build_lock(artifact):
             _refuse_existing(artifact, request.force)
+            check_leftover(artifact)
             check_free_space(artifact.parent, sum(plan.nbytes for plan in plans.values()) + SPARE_BYTES)
             with _new_folder(artifact) as building:
                 threads = request.threads or os.cpu_count() or 1
@@ -332,11 +335,11 @@ def _new_folder(artifact: Path) -> Iterator[Path]:
         SourceError: if it cannot be written. A full disk stays an OSError, which the command line explains.
     """
     building = building_folder(artifact)
-    building.mkdir()
     try:
+        building.mkdir()
         yield building
     except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
+        remove_tree(building)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise SourceError(
@@ -344,7 +347,7 @@ def _new_folder(artifact: Path) -> Iterator[Path]:
             remedy="check the disk, or choose another folder",
         ) from None
     except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+        remove_tree(building)
         raise
 
 
@@ -391,3 +394,4 @@ def _refuse_existing(artifact: Path, force: bool) -> None:
         )
     if not force:
         raise UsageError(f"the artifact {artifact} exists", remedy="pass --force to replace it")
+    check_own(artifact)

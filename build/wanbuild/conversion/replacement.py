@@ -1,9 +1,11 @@
-"""What a converted artifact takes over from the one that it replaces."""
+"""What a converted artifact takes over from the one that it replaces, and what is in its way."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import msgspec
 
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
 from wanrun.text.embeddings import embedding_file, embedding_key
 
@@ -20,6 +22,40 @@ _PROGRAM_FACTS = (
     *("vae_temporal", "leading_latents", "expand_timesteps"),
 )
 """The facts of a model that its programs depend on."""
+
+_FOLDERS = frozenset({"weights", "tokenizer", "programs", "executables", "golden", "embeddings"})
+
+_OWN = re.compile(
+    r"manifest\.json|requirements[^/]*\.txt|tokenizer/tokenizer\.json|weights/[^/]+/.+|programs/.+\.stablehlo"
+    r"|executables/.+|golden/[^/]+\.json|embeddings/[^/]+\.npy|(.+/)?\.wan-[^/]+(/.+)?"
+)
+"""Names of an artifact's files, listed or left by a killed build."""
+
+
+def check_own(artifact: Path) -> None:
+    """Checks that all files in an artifact's folder are an artifact's: replacing it deletes them.
+
+    Raises:
+        UsageError: naming the first three others.
+    """
+    others = sorted(_others(artifact))
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise UsageError(
+            f"replacing the artifact {artifact} would delete what is not the artifact's",
+            found=", ".join(others[:3]) + more,
+            remedy="move it out of the folder",
+        )
+
+
+def _others(artifact: Path) -> Iterator[str]:
+    """Files that are not an artifact's, and folders beside the artifact's own; relative names."""
+    for parent, folders, names in os.walk(artifact):
+        if Path(parent) == artifact:
+            yield from (name for name in folders if name not in _FOLDERS)
+            folders[:] = [name for name in folders if name in _FOLDERS]
+        inside = Path(parent).relative_to(artifact)
+        yield from (path for name in names if not _OWN.fullmatch(path := (inside / name).as_posix()))
 
 
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
@@ -56,10 +92,19 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
         return new
     for folder in ("programs", "executables"):
         if (old / folder).is_dir():
-            shutil.copytree(old / folder, building / folder, copy_function=_link_or_copy)
+            _take_over(old / folder, building / folder)
     targets = with_requirements(previous.targets)
     write_requirements(building, targets)
     return new.changed(profiles=previous.profiles, program_sets=previous.program_sets, targets=targets)
+
+
+def _take_over(old: Path, new: Path) -> None:
+    """Takes over a folder's files. Its folders are new: those of a read-only artifact are read-only."""
+    for parent, _, names in os.walk(old):
+        folder = new / Path(parent).relative_to(old)
+        folder.mkdir()
+        for name in names:
+            _link_or_copy(f"{parent}/{name}", f"{folder}/{name}")
 
 
 def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
