@@ -11,6 +11,7 @@ from typing import Any
 from wanbuild.hub.repository import is_hub_id
 from wanrun.console import parse_size
 from wanrun.errors import UsageError
+from wanrun.files import read_bounded
 
 FIELDS: Mapping[str, Mapping[str, type]] = {
     "": {"source": str, "artifact": str},
@@ -51,6 +52,9 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     },
 }
 """The fields of each section, with the type of the value or of each item of a list."""
+
+MAX_BYTES = 2**20
+"""Of a recipe."""
 
 DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
 _LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low", "timesteps"})
@@ -111,7 +115,7 @@ def read_recipe(path: Path) -> Recipe:
             a wrong type or out of range.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from None
     _check("", data, path)

@@ -5,8 +5,10 @@ Every message is one line that names what is wrong, what was expected, what was 
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -22,6 +24,21 @@ def field(name: str) -> str:
 def shortened(text: str, limit: int = 60) -> str:
     """Returns the beginning of a text, quoted for a message."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def escaped(text: str) -> str:
+    """Returns a text that is one line on every terminal: characters that are not shown are escaped.
+
+    A file's name may have a line feed, a terminal's control sequence, or a byte that is not UTF-8.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or unicodedata.category(character) == "Zs"
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def quoted(value: Any, limit: int = 60) -> str:
@@ -96,6 +113,26 @@ class UsageError(WanError):
     """An option, an output path or an input file that cannot be used (exit 2)."""
 
     exit_code = 2
+
+
+class NoSpaceError(UsageError):
+    """The disk or the quota of an output is full (exit 4)."""
+
+    exit_code = 4
+
+
+def unwritable(what: str, error: OSError, remedy: str | None = None) -> UsageError:
+    """Returns the error of a file that cannot be written, which says so if the disk is full.
+
+    Args:
+        what: the file, such as ``the latents a.npy``.
+        error: the system's reason.
+        remedy: what to do about it; on a full disk besides to free some space.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        space = "free some" if remedy is None else f"free some, or {remedy}"
+        return NoSpaceError(f"there is no space left to write {what}", remedy=space)
+    return UsageError(f"{what} cannot be written", found=error.strerror or error, remedy=remedy)
 
 
 class ArtifactError(WanError):

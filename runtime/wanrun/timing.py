@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.errors import UsageError
+from wanrun.errors import unwritable
 from wanrun.files import replace_file
 from wanrun.intervals import Span, gaps, length
 from wanrun.trace_events import trace_events
@@ -312,11 +312,7 @@ def _write(path: Path, text: str, option: str) -> None:
     try:
         replace_file(path, (text + "\n").encode())
     except OSError as error:
-        raise UsageError(
-            f"the timing file {path} cannot be written",
-            found=error.strerror or error,
-            remedy=f"choose another {option}",
-        ) from error
+        raise unwritable(f"the timing file {path}", error, f"choose another {option}") from error
 
 
 class Recorder:

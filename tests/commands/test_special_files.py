@@ -1,29 +1,24 @@
-"""FIFOs, devices and endless files where an artifact's files should be: one line and exit code 3, at once."""
+"""FIFOs, devices and endless files where files should be: one line and the right exit code, at once."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from helpers.damage import executable, program
+from helpers.damage import Refused, executable, one_error, program
+from helpers.fake_pipeline import Fake, run_here
+from helpers.media_files import frames, image, make_task
+from helpers.special_files import KINDS, within
+from wanbuild.cli import wanbuild
 from wanrun.artifact.manifest import MANIFEST
-
-
-def _device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def _endless(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 2**40)
-
-
-KINDS: dict[str, Callable[[Path], None]] = {"a pipe": os.mkfifo, "a device": _device, "a terabyte": _endless}
+from wanrun.console import run
 
 PLACES: dict[str, Callable[[Path], Path]] = {
     "manifest": lambda artifact: artifact / MANIFEST,
@@ -56,3 +51,150 @@ def test_a_run_refuses_it(place: str, kind: str, artifact_copy: Path, tmp_path: 
     (line,) = done.stderr.splitlines()
     assert (done.returncode, line.startswith("error: "), output.exists()) == (3, True, False), line
     assert path.name in line
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", ["--latents", "--image", "--last-image"])
+def test_an_input_that_is_none(
+    refused: Refused, artifact: Path, tmp_path: Path, option: str, kind: str
+) -> None:
+    make_task(artifact, "i2v")
+    path = tmp_path / "given.png"
+    given = [] if option == "--image" else ["--image", image(tmp_path / "i.png")]
+    KINDS[kind](path)
+    with within(30):
+        assert str(path) in refused(artifact, *given, option, path, code=2)
+
+
+@pytest.mark.usefixtures("no_weights_are_read")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["video", "video/00001.png", "mask"])
+def test_a_video_that_is_none(
+    refused: Refused, artifact: Path, tmp_path: Path, place: str, kind: str
+) -> None:
+    make_task(artifact, "vace")
+    given = {name: frames(tmp_path / name, 9) for name in ("video", "mask")}
+    path = tmp_path / place
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    KINDS[kind](path)
+    options = [option for name, folder in given.items() for option in (f"--{name}", folder)]
+    with within(30):
+        assert str(path) in refused(artifact, *options, code=2)
+
+
+def test_a_file_that_ends_later_than_its_picture(refused: Refused, artifact: Path, tmp_path: Path) -> None:
+    """All of it would be read for its digest."""
+    make_task(artifact, "i2v")
+    path = image(tmp_path / "i.png")
+    with path.open("rb+") as file:
+        file.truncate(2**40)
+    with within(30):
+        assert "i.png cannot be read; found it is larger than" in refused(artifact, "--image", path, code=2)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+@pytest.mark.parametrize("name", ["o.npy", "o.npy.json", "z.npy"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_output_that_is_none(
+    capsys: pytest.CaptureFixture[str],
+    fake: Fake,
+    artifact: Path,
+    tmp_path: Path,
+    name: str,
+    kind: str,
+    overwrite: bool,
+) -> None:
+    KINDS[kind](tmp_path / name)
+    (tmp_path / "p.txt").write_text("a fox\n")
+    for prompts in (["--prompt", "a fox"], ["--prompts", tmp_path / "p.txt"]):
+        outputs = ["--output", tmp_path / "o.npy", "--save-latents", tmp_path / "z.npy"]
+        with within(30):
+            done = run_here(capsys, artifact, *prompts, *outputs, *["--overwrite"] * overwrite)
+        (line,) = done.err
+        assert done.code == 2 and str(tmp_path / name) in line
+    assert fake.loads == []
+
+
+SOURCES = [
+    "model_index.json",
+    "transformer/config.json",
+    "transformer/diffusion_pytorch_model.safetensors",
+    "text_encoder/model.safetensors",
+    "scheduler/scheduler_config.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+    "vae/diffusion_pytorch_model.safetensors.index.json",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_that_is_none(
+    toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
+    path = checkpoint / name
+    path.unlink(missing_ok=True)
+    if name.endswith(".index.json"):
+        path.with_name("diffusion_pytorch_model.safetensors").unlink()
+    KINDS[kind](path)
+    with within(30):
+        code = run(wanbuild, ["convert", str(checkpoint), "--artifact", str(tmp_path / "artifact")])
+    assert code == 4 and str(path) in one_error(capsys)
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_a_source_that_becomes_none(
+    toy_checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file that was checked is opened again for its digest."""
+    from wanbuild.conversion import convert as module
+
+    checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
+    path, read = checkpoint / "tokenizer" / "tokenizer.json", module._read_small_files
+
+    def replaced(source: module.Source) -> module._SmallFiles:
+        path.unlink()
+        KINDS["a pipe"](path)
+        return read(source)
+
+    monkeypatch.setattr(module, "_read_small_files", replaced)
+    with within(30):
+        code = run(wanbuild, ["convert", str(checkpoint), "--artifact", str(tmp_path / "artifact")])
+    assert code == 4 and f"{path} cannot be read: it is not a file" in one_error(capsys)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_lora_that_is_none(
+    toy_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    save_file(
+        {
+            f"base_model.model.blocks.0.attn1.to_q.lora_{part}.weight": np.ones(shape, np.float32)
+            for part, shape in (("A", (4, 24)), ("B", (24, 4)))
+        },
+        tmp_path / "adapter_model.safetensors",
+    )
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 4}')
+    path = tmp_path / name
+    path.unlink()
+    KINDS[kind](path)
+    options = ["--artifact", tmp_path / "artifact", "--lora", tmp_path / "adapter_model.safetensors"]
+    with within(30):
+        code = run(wanbuild, ["convert", str(toy_checkpoint), *map(str, options)])
+    assert code == (4 if kind == "a terabyte" or name.endswith("json") else 2)
+    assert name in one_error(capsys)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recipe_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    path = tmp_path / "recipe.toml"
+    KINDS[kind](path)
+    with within(30):
+        assert run(wanbuild, ["build", str(path)]) == 2
+    assert f"the recipe {path} cannot be read: it is " in one_error(capsys)

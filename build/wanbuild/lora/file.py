@@ -19,6 +19,7 @@ from wanbuild.lora.scale import PEFT_CONFIG, PEFT_FILE, read_adapter_config
 from wanbuild.mapping.engine import LISTED, describe_problems
 from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorFile
 from wanrun.errors import SourceError
+from wanrun.files import open_regular
 
 _ALPHA_DTYPES = WEIGHT_DTYPES | {"F64", "I64", "I32"}
 _BLOCK_ITEMS = 2**18
@@ -175,7 +176,7 @@ class LoraFile:
         entry = self._file.entries[key]
         if math.prod(entry.shape) != 1 or entry.dtype_name not in _ALPHA_DTYPES:
             raise ValueError(f"{key} is {entry.dtype_name} {list(entry.shape)}, and not one number")
-        with self._file.path.open("rb") as file:
+        with open_regular(self._file.path) as file:
             file.seek(entry.offset)
             alpha = float(np.frombuffer(file.read(entry.nbytes), entry.dtype)[0])
         if not math.isfinite(alpha) or alpha == 0:

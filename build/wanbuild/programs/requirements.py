@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from wanrun.artifact.targets import Requirements, Target
-from wanrun.files import replace_file, sha256_of
+from wanrun.files import read_bounded, replace_file, sha256_of
 
 _HEADER = "# What the executables of this artifact were compiled with: they load with these versions alone.\n"
 
@@ -37,8 +37,15 @@ def write_requirements(artifact: Path, targets: Mapping[str, Target]) -> None:
     """
     for target in targets.values():
         path, data = artifact / target.requirements.file, _text(target.environment)
-        if not (path.is_file() and path.read_bytes() == data):
+        if not _holds(path, data):
             replace_file(path, data)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return read_bounded(path, len(data)) == data
+    except OSError:
+        return False
 
 
 def _text(environment: Mapping[str, Any]) -> bytes:

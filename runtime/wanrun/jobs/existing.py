@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from wanrun.errors import UsageError
+from wanrun.files import read_bounded
 from wanrun.jobs.outputs import check_free
-from wanrun.media.write_video import metadata_sidecar, read_metadata
+from wanrun.media.write_video import MAX_METADATA_BYTES, metadata_sidecar, read_metadata
 
 
 def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ def _shown(metadata: Mapping[str, Any], key: str) -> str:
 def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:
     """Returns whether a sidecar without its video holds the expected metadata."""
     try:
-        there = json.loads(sidecar.read_text(encoding="utf-8"))
+        there = json.loads(read_bounded(sidecar, MAX_METADATA_BYTES))
     except (OSError, ValueError):
         return False
     return isinstance(there, dict) and _plain(there) == _plain(expected)

@@ -172,7 +172,7 @@ class JobMaker:
             check_file(latents, "--save-latents", overwrite=self.many or self.run.overwrite)
             self.claims.write([*videos, *map(metadata_sidecar, videos), latents], entry.where)
             if not self._compared:
-                check_free(videos, self.run.overwrite)
+                check_free(videos, self.run.overwrite, sidecars=self.run.overwrite)
             outputs = videos if latents is None else [*videos, latents]
             there = self._compared and all(file.exists() for file in outputs)
         return Draft(entry, profile, options, tuple(videos), latents, there)
@@ -188,7 +188,9 @@ class JobMaker:
         media = read(draft.media)
         with usable_names():
             metadata = self._metadata(draft, media)
-            missing = missing_videos(videos, metadata) if self._compared else tuple(range(len(videos)))
+            missing = tuple(range(len(videos)))
+            if not self.run.overwrite:  # a single prompt's videos are not there, but perhaps their sidecars
+                missing = missing_videos(videos, metadata)
             if latents is not None and latents.exists() and not self.run.overwrite:
                 check_file(latents, "--save-latents", overwrite=not missing)
                 latents = None

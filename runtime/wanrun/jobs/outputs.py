@@ -118,12 +118,23 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"the output folder {folder} is not writable", remedy="choose another --output")
 
 
-def check_free(videos: Sequence[Path], overwrite: bool) -> None:
-    """Raises UsageError if a folder, or without overwrite a file, is in the way of these videos."""
+def check_free(videos: Sequence[Path], overwrite: bool, sidecars: bool = True) -> None:
+    """Checks that nothing is in the way of these videos.
+
+    Args:
+        videos: the path of each.
+        overwrite: whether files that exist may be replaced.
+        sidecars: whether the files count that are written beside videos.
+
+    Raises:
+        UsageError: for a folder, a pipe or a device, or without overwrite for a file.
+    """
     for video in videos:
-        for file in (video, metadata_sidecar(video)) if video.suffix.lower() == ".npy" else (video,):
-            if file.is_dir():
-                raise UsageError(f"the output {file} is a folder", remedy="choose another --output")
+        beside = sidecars and video.suffix.lower() == ".npy"
+        for file in (video, metadata_sidecar(video)) if beside else (video,):
+            if file.exists() and not file.is_file():
+                kind = "a folder" if file.is_dir() else "not a file"
+                raise UsageError(f"the output {file} is {kind}", remedy="choose another --output")
             if file.exists() and not overwrite:
                 raise UsageError(
                     f"the output {file} exists", remedy="pass --overwrite to replace it, or another --output"
@@ -160,7 +171,8 @@ def check_file(path: Path | None, option: str, overwrite: bool) -> None:
     """Raises UsageError if a file other than a video cannot be written; None means no such file."""
     if path is None:
         return
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    usable = path.is_file() or not path.exists()
+    if not usable or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
     if path.exists() and not overwrite:
         raise UsageError(f"{option} {path} exists", remedy="pass --overwrite to replace it")

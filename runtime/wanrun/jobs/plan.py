@@ -18,7 +18,7 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.schedule import schedule
 from wanrun.errors import ArtifactError, UsageError, WanError, field
-from wanrun.files import NPY_DAMAGE, sha256_of
+from wanrun.files import NPY_DAMAGE, open_regular, sha256_of
 from wanrun.generation.options import check_effects, has_guidance
 from wanrun.generation.request import read_request
 from wanrun.jobs.claims import Claims
@@ -86,10 +86,15 @@ class Plan:
         return first.transformer
 
 
+MAX_LATENTS_BYTES = 2**30
+"""Of a file of initial latents: those of 81 frames of 1280x720 have 19 MB."""
+
+
 def _read_latents(path: Path) -> np.ndarray:
     try:
-        # Mapped, so that a header that promises more than the file holds is refused, not allocated.
-        latents = np.load(path, mmap_mode="r", allow_pickle=False)
+        with open_regular(path, MAX_LATENTS_BYTES):  # NumPy would wait for the writer of a pipe
+            # Mapped, so that a header that promises more than the file holds is refused, not allocated.
+            latents = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, zipfile.BadZipFile, *NPY_DAMAGE) as error:
         raise UsageError(
             f"the latents {path} cannot be read: {error}", remedy="give a float32 .npy file"

@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from wanrun.errors import UsageError, quoted
+from wanrun.files import open_regular
 
 ImageSource = Path | str | Image.Image
 
@@ -38,6 +39,9 @@ _DAMAGE = (
     struct.error,
     zlib.error,
 )
+MAX_BYTES = 2**35
+"""Of an image or a video: all of it is read for a digest, which takes 20 to 60 s for so much."""
+
 _DEEP = ("I", "F")  # and I;16 with its byte orders
 
 
@@ -55,7 +59,7 @@ def existing_path(source: Path | str, option: str) -> Path:
     path, found = Path(source), None
     try:
         if path.is_file():
-            with path.open("rb") as file:
+            with open_regular(path, MAX_BYTES) as file:
                 found = None if file.read(1) else "an empty file"
         elif not path.is_dir():
             found = "neither a file nor a folder" if path.exists() else "no such file or folder"
@@ -160,8 +164,8 @@ def tell_file(path: Path, name: str, before: tuple[int, ...], seen: Seen) -> Non
         UsageError: if the file cannot be read, or if its ``identity`` is no longer ``before``.
     """
     try:
-        with path.open("rb") as file:
-            while piece := file.read(1 << 20):
+        with open_regular(path) as file:
+            while file.tell() <= before[2] and (piece := file.read(1 << 20)):  # no more, if it grows
                 seen(piece)
             now = identity(file.fileno(), name)
     except OSError as error:

@@ -17,7 +17,7 @@ need Pillow or imageio_ffmpeg import them, so a start does not wait for these im
 from __future__ import annotations
 
 import contextlib
-import errno
+import io
 import json
 import math
 import os
@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wanrun.errors import UsageError
-from wanrun.files import fsync_directory, replace_file
+from wanrun.errors import UsageError, unwritable
+from wanrun.files import fsync_directory, read_bounded, replace_file
 from wanrun.media.ffmpeg import run_ffmpeg
 from wanrun.temporary import temporary_path
 
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _MAX_EMBEDDED_BYTES = (
     100_000  # Linux limits one command line argument to 128 KiB; longer metadata goes beside the video
 )
+MAX_METADATA_BYTES = 64 * 2**20
+"""Of a sidecar: more than twice a prompt that fills a prompts file."""
+
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _ASCII = b"ASCII\0\0\0"  # EXIF's name for the encoding of a UserComment
 
@@ -85,7 +88,8 @@ def write_video(
         overwrite: whether an existing file is replaced.
 
     Raises:
-        UsageError: if the file cannot be written, or its format cannot hold such frames.
+        UsageError: if the file cannot be written, or its format cannot hold such frames; NoSpaceError if the
+            disk is full.
         ValueError: if frames is not such an array.
     """
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
@@ -105,11 +109,7 @@ def write_video(
         with _replacing(path, overwrite, sidecar) as temporary:
             encode(np.ascontiguousarray(frames), temporary, fps, "" if beside else comment)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UsageError(
-                f"there is no space left to write {path}", remedy="free some, or choose another --output"
-            ) from error
-        raise UsageError(f"{path} cannot be written", found=error.strerror or error) from error
+        raise unwritable(str(path), error, "choose another --output") from error
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         read = _READERS.get(path.suffix.lower())
         comment = read(path) if read else ""
         if not comment and metadata_sidecar(path).exists():
-            comment = metadata_sidecar(path).read_text(encoding="utf-8")
+            comment = read_bounded(metadata_sidecar(path), MAX_METADATA_BYTES).decode("utf-8")
         data = json.loads(comment or "{}")
     except (OSError, ValueError, UsageError) as error:  # UsageError: there is no ffmpeg
         raise UsageError(f"the metadata of {path} cannot be read: {error}") from error
@@ -240,7 +240,12 @@ def _write_png(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
 
 
 def _write_npy(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
-    np.save(path, frames, allow_pickle=False)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(frames))
+    # As numpy.save, which writes by C's fwrite and so does not know why that failed: a full disk.
+    with path.open("wb") as file:
+        file.write(header.getvalue())
+        file.write(frames.data)
 
 
 def _read_image_comment(path: Path) -> str:

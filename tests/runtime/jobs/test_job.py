@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,20 @@ def test_what_is_there_already_is_finished(maker: Callable[..., JobMaker], tmp_p
     assert (again.missing, again.latents, again.finished) == ((0,), latents, False)
     with pytest.raises(UsageError, match="was made otherwise; expected seed 1; found 0"):
         job_of(maker(), seed=1)
+
+
+def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., JobMaker], tmp_path: Path) -> None:
+    """It leaves a sidecar without its video. One of another run is not replaced unasked."""
+    sidecar = tmp_path / "o.npy.json"
+    job = job_of(maker(many=False), seed=3)
+    sidecar.write_text(json.dumps({**job.metadata, "video": 0}))
+    again = job_of(maker(many=False), seed=3)
+    assert (again.missing, again.finished) == ((0,), False)
+    with pytest.raises(UsageError, match=r"o\.npy\.json exists; pass --overwrite to replace it"):
+        job_of(maker(many=False), seed=4)
+    assert job_of(maker(many=False, overwrite=True), seed=4).missing == (0,)
+    sidecar.unlink()
+    sidecar.mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match=r"o\.npy\.json is a folder"):
+            job_of(maker(many=False, overwrite=overwrite), seed=3)

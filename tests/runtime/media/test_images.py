@@ -183,7 +183,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     def denied(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(images.Path, "open", denied)
+    monkeypatch.setattr(images, "open_regular", denied)
     assert refused(path).endswith("cannot be read; found Permission denied")
 
 
