@@ -13,6 +13,7 @@ from wanbuild.variants.table import MODULES
 from wanrun import __version__
 from wanrun.console import SIZE
 from wanrun.errors import UsageError
+from wanrun.lines import print_result, report, warn
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
@@ -34,7 +35,10 @@ class _Building(click.Command):
                 found=", ".join(f"no {name}" for name in missing),
                 remedy="pip install 'wanrun[build]'",
             )
-        return super().invoke(context)
+        from wanrun.artifact.environment import importing_jax
+
+        with importing_jax():
+            return super().invoke(context)
 
 
 def _installed(name: str) -> bool:
@@ -97,6 +101,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.defaults import Defaults
     from wanbuild.lora.merge import LoraRequest, parse_lora
+    from wanbuild.staging import leftover
 
     dtypes = {
         "transformer": options.get("weights_dtype"),
@@ -122,8 +127,10 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
         Defaults(**options.get("defaults", {})),
     )
     manifest = run_convert(request)
+    if (old := leftover(artifact)) is not None:
+        warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = sum(component.nbytes for component in manifest.components.values())
-    click.echo(f"converted {source} to {artifact}: {size / 1e9:.3f} GB, {manifest.content_digest}")
+    report(f"converted {source} to {artifact}: {size / 1e9:.3f} GB, {manifest.content_digest}")
 
 
 @wanbuild.command("compile", cls=_Building)
@@ -193,7 +200,7 @@ def _compile(artifact: Path, **options: Any) -> None:
 
     build_names = [field.name for field in dataclasses.fields(BuildOptions)]
     build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
-    compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), click.echo)
+    compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), report)
     _warn_of_age(artifact)
 
 
@@ -204,7 +211,7 @@ def _warn_of_age(artifact: Path) -> None:
 
     for programs in read_manifest(artifact).program_sets.values():
         if (old := age_warning(artifact, programs)) is not None:
-            click.echo(f"warning: {old}", err=True)
+            warn(old)
 
 
 @wanbuild.command(cls=_Building)
@@ -214,8 +221,8 @@ def refresh(artifact: Path) -> None:
     """Exports and compiles every profile again with the installed JAX and the recorded build options."""
     from wanbuild.programs.refresh import refresh_artifact
 
-    refresh_artifact(artifact, click.echo)
-    click.echo(f"refreshed {artifact}")
+    refresh_artifact(artifact, report)
+    report(f"refreshed {artifact}")
 
 
 @wanbuild.command(cls=_Building)
@@ -239,20 +246,20 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
         raise UsageError(f"--json {json_file} cannot be written", remedy="name a file in an existing folder")
     if record:
-        verification.record(artifact, click.echo)
+        verification.record(artifact, report)
         outcome = {"recorded": True}
     elif source is not None:
         from wanbuild.check.reference import compare_with_reference
 
-        outcome = compare_with_reference(artifact, source, steps, click.echo)
+        outcome = compare_with_reference(artifact, source, steps, report)
     else:
-        outcome = {"profiles": verification.replay(artifact, click.echo)}
+        outcome = {"profiles": verification.replay(artifact, report)}
         if not outcome["profiles"]:
             verdict = "is whole, and nothing was replayed"
     if json_file is not None:
         replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
     _warn_of_age(artifact)
-    click.echo(f"{artifact} {verdict}")
+    report(f"{artifact} {verdict}")
 
 
 @wanbuild.command()
@@ -265,11 +272,8 @@ def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
     """Adds prompt embeddings, so that a run with these prompts does not read the text encoder."""
     from wanbuild.check.embed import embed_prompts
 
-    def warn(message: str) -> None:
-        click.echo(f"warning: {message}", err=True)
-
-    manifest = embed_prompts(artifact, prompts, click.echo, warn)
-    click.echo(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
+    manifest = embed_prompts(artifact, prompts, report, warn)
+    report(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
 
 
 @wanbuild.command()
@@ -285,10 +289,9 @@ def inspect(artifact: Path, as_json: bool) -> None:
 
     manifest = read_manifest(artifact)
     if as_json:
-        click.echo(json.dumps(summary(manifest), indent=2, sort_keys=True))
+        print_result(*json.dumps(summary(manifest), indent=2, sort_keys=True).split("\n"))
     else:
-        for line in table(manifest):
-            click.echo(line)
+        print_result(*table(manifest))
 
 
 @wanbuild.command(cls=_Building)
@@ -303,7 +306,7 @@ def build(recipe: Path, force: bool) -> None:
     plan = read_recipe(recipe)
     _convert(plan.source, plan.artifact, force=force, **plan.convert)
     _compile(plan.artifact, **plan.compile)
-    record(plan.artifact, click.echo)
+    record(plan.artifact, report)
 
 
 @wanbuild.command(cls=_Building)
@@ -314,15 +317,16 @@ def build(recipe: Path, force: bool) -> None:
 @_DEBUG
 def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
     """Writes a small random checkpoint in the published layout, offline, and media to try it with."""
-    from wanbuild.toy.checkpoint import write_toy
+    from wanbuild.toy.checkpoint import write_toy, writing
     from wanbuild.toy.media import write_samples
     from wanbuild.variants.table import variants
 
-    write_toy(directory, variant, seed, force=force)
-    # Beside the checkpoint, which is in its place: one without media is whole.
-    inputs = variants()[variant].inputs
-    write_samples(directory / "media", inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)
-    click.echo(f"wrote {directory}")
+    with writing(directory):
+        write_toy(directory, variant, seed, force=force)
+        # Beside the checkpoint, which is in its place: one without media is whole.
+        inputs = variants()[variant].inputs
+        write_samples(directory / "media", inputs, SAMPLE_SIZE, SAMPLE_FRAMES, face=64)
+    report(f"wrote {directory}")
 
 
 SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17

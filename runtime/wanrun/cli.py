@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from wanrun import __version__
 from wanrun.console import NUMBERS, SIZE
 from wanrun.errors import UsageError
 from wanrun.generation.request import Row, rows
+from wanrun.lines import print_error, print_result, report
 
 if TYPE_CHECKING:
     from wanrun.jobs.batch import Batch
@@ -137,12 +137,12 @@ def _print_list(artifact: Path) -> None:
     from wanrun.artifact.manifest import read_manifest
 
     manifest = read_manifest(artifact)
-    click.echo(f"{manifest.model.variant}  {manifest.content_digest}")
+    print_result(f"{manifest.model.variant}  {manifest.content_digest}")
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         targets = [name for name, target in manifest.targets.items() if profile.name in target.executables]
-        click.echo(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}")
+        print_result(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}")
     if not manifest.profiles:
-        click.echo("no profiles: run wanbuild compile")
+        print_result("no profiles: run wanbuild compile")
 
 
 def _generate(artifact: Path, options: dict[str, Any]) -> int:
@@ -173,7 +173,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
         batch.report_count()
     _write_timings(how, timings)
     if how.timing:
-        click.echo(timings.summary())
+        report(*timings.summary().split("\n"))
     return batch.exit_code
 
 
@@ -216,7 +216,7 @@ def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Tim
         inputs=first,
         timings=timings,
         warn=batch.warn,
-        report=functools.partial(click.echo, err=True),
+        report=print_error,
     ) as pipeline:
         if how.warmup:
             pipeline.warmup(timings)

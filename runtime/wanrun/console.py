@@ -3,7 +3,7 @@
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | verification failed, or an internal error |
+| 1 | verification failed, too little memory, or an internal error |
 | 2 | usage, an output that cannot be written, an input image that cannot be used |
 | 3 | the artifact is not usable here |
 | 4 | the source is not usable, or the disk is full |
@@ -27,7 +27,8 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from wanrun.early import WORDS
-from wanrun.errors import UsageError, WanError
+from wanrun.errors import UsageError, WanError, escaped
+from wanrun.lines import print_error, silence_stdout
 from wanrun.signals import Stopped, Watch
 from wanrun.temporary import undo_all
 
@@ -51,7 +52,7 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
             return code
     except BrokenPipeError as error:
         if error.filename is None:
-            _silence_stdout()
+            silence_stdout()
             return 141
         return _report(error, command, arguments)
     except (Exception, KeyboardInterrupt) as error:
@@ -83,7 +84,13 @@ def _report(error: BaseException, command: click.Command, arguments: list[str]) 
     if "--debug" in arguments:
         traceback.print_exception(error, file=sys.stderr)
     message, code = _describe(error, command)
-    click.echo(message, err=True)
+    for line in message.split("\n"):  # several for a group's help
+        print_error(line)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        silence_stdout()
     return code
 
 
@@ -100,11 +107,28 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name
         return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {error.filename}" if error.filename else ""
+        where = f" at {escaped(str(error.filename))}" if error.filename else ""
         return f"error: the disk is full{where}; free some space and run it again", 4
+    if _lacks_resources(error):
+        return (
+            "error: the system gives this process no more memory or threads; free some, or raise its limits "
+            "(ulimit -a)",
+            1,
+        )
     text = _one_line(str(error).strip().partition("\n")[0])
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
+
+
+def _lacks_resources(error: BaseException) -> bool:
+    """Whether an error says that there is no memory, or that no thread or process can start."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN)
+    text = str(error)
+    if isinstance(error, ImportError):  # a shared library that cannot be mapped
+        return "failed to map segment" in text or "annot allocate memory" in text
+    thread = isinstance(error, RuntimeError) and "can't start new thread" in text
+    return isinstance(error, MemoryError) or thread or "RESOURCE_EXHAUSTED" in text
 
 
 def flags(command: click.Command) -> Callable[[str], str]:
@@ -115,15 +139,6 @@ def flags(command: click.Command) -> Callable[[str], str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _silence_stdout() -> None:
-    """Keeps the interpreter from reporting a closed pipe when it flushes stdout at exit."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(devnull, sys.stdout.fileno())
-    finally:
-        os.close(devnull)
 
 
 class Progress:
@@ -185,7 +200,15 @@ class Progress:
                     amount = f"{self._done / 1e9:.2f}/{self._total / 1e9:.2f} GB"
                 else:
                     amount = f"{self._done}/{self._total} {self._unit}s"
-                print(f"{self._label}: {amount}, {seconds:.0f} s", file=self._stream, flush=True)
+                self._print(f"{self._label}: {amount}, {seconds:.0f} s")
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=self._stream, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # a full disk; the loop goes on
+            self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the end
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

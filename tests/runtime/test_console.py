@@ -33,6 +33,9 @@ def failing(error: BaseException) -> click.Command:
     return command
 
 
+NO_RESOURCES = "error: the system gives this process no more memory or threads; free some, or raise its"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -50,7 +53,13 @@ def failing(error: BaseException) -> click.Command:
         (BrokenPipeError(errno.EPIPE, "Broken", "/a/fifo"), 1, "error: internal error: BrokenPipeError: "),
         (ValueError("first\nsecond"), 1, "error: internal error: ValueError: first (run again with --debug"),
         (EOFError("truncated"), 1, "error: internal error: EOFError: truncated ("),
-        (MemoryError(), 1, "error: internal error: MemoryError ("),
+        (MemoryError(), 1, NO_RESOURCES),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_RESOURCES),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, NO_RESOURCES),
+        (RuntimeError("can't start new thread"), 1, NO_RESOURCES),
+        (RuntimeError("another"), 1, "error: internal error: RuntimeError: another ("),
+        (ImportError("x.so: failed to map segment from shared object"), 1, NO_RESOURCES),
+        (OSError(errno.ENOSPC, "No space", "/a\nb"), 4, "error: the disk is full at /a\\nb; free some space"),
     ],
 )
 def test_errors_are_one_line_and_a_code(

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from wanbuild.config import read_json
 from wanbuild.hub.snapshot import Snapshot, open_snapshot
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
@@ -24,6 +22,7 @@ from wanbuild.variants.table import variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_PROCESSOR, NO_WEIGHTS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
+from wanrun.lines import report as report_line
 
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)
@@ -48,7 +47,7 @@ class Located:
 
 
 def locate_source(
-    source: str | Path, revision: str | None = None, report: Callable[[str], object] = click.echo
+    source: str | Path, revision: str | None = None, report: Callable[[str], object] = report_line
 ) -> Located:
     """Returns a local folder, or downloads the files of a hub repository that conversion reads.
 

@@ -6,11 +6,15 @@ errors. Overriding config fields gives other sizes, up to the published ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from safetensors import SafetensorError
 
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.shards import WEIGHT_NAMES
@@ -23,7 +27,7 @@ from wanbuild.toy.tokenizer import write_tokenizer
 from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, unwritable
 from wanrun.temporary import temporary_folder
 
 MARKER = "wanbuild_toy.json"
@@ -88,6 +92,23 @@ def _move_into_place(staging: Path, directory: Path) -> None:
         except OSError:
             old.rename(directory)
             raise
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Says in one error what the file system refuses while a toy is written: rights, or space.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(str(directory), error, "choose another folder") from error
+    except SafetensorError as error:  # which has no number of the system's
+        full = "No space left" in str(error)
+        reason = OSError(errno.ENOSPC if full else errno.EIO, str(error))
+        raise unwritable(str(directory), reason, "choose another folder") from error
 
 
 def write_toy(

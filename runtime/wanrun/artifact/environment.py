@@ -9,13 +9,13 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.jax_process import JaxFlags
-from wanrun.errors import ArtifactError, Mismatch
+from wanrun.errors import ArtifactError, Mismatch, UsageError
 
 if TYPE_CHECKING:
     import jax
@@ -215,6 +215,42 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
         return [Mismatch("platform", platform_name, error.found, str(error.remedy))]
 
 
+@contextlib.contextmanager
+def importing_jax() -> Iterator[None]:
+    """Explains a failed import of JAX, which reads its variables of the environment meanwhile.
+
+    Raises:
+        UsageError: if JAX does not take one of them.
+    """
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).lower()
+        given = [
+            f"{name}={value!r}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith("JAX") or (len(name) > 3 and name.lower() in text)
+        ]
+        # Python takes a module away whose import has failed.
+        if "jax" in sys.modules or not given or not _raised_by(error, "jax"):
+            raise
+        raise UsageError(
+            "JAX does not take a variable of the environment",
+            expected="a value of its kind",
+            found=f"{error}, with {', '.join(given)}",
+            remedy="unset it",
+        ) from None
+
+
+def _raised_by(error: BaseException, package: str) -> bool:
+    """Whether a module of a package raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return bool(name.partition(".")[0] == package)
+
+
 def open_devices(platform_name: str | None = None) -> list[jax.Device]:
     """Returns the devices of a platform; JAX starts the platform with the flags of ``JaxFlags``.
 
@@ -225,7 +261,8 @@ def open_devices(platform_name: str | None = None) -> list[jax.Device]:
         ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
     """
     try:
-        import jax
+        with importing_jax():
+            import jax
 
         with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
             return jax.devices(platform_name)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import numpy as np
 
 from wanrun.console import Progress
-from wanrun.errors import ArtifactError, UsageError, WanError
+from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, unwritable
 from wanrun.files import replace_file
 from wanrun.generation.options import profile_options
 from wanrun.generation.request import rows
@@ -21,6 +22,7 @@ from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.plan import Plan
 from wanrun.jobs.requests import key_of
+from wanrun.lines import print_error, report, warn
 from wanrun.media.write_video import write_video
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Batch:
 
     def warn(self, message: str) -> None:
         """Prints a warning, and which line of the prompts file it concerns."""
-        click.echo(f"warning: {self._where}{message}", err=True)
+        warn(f"{self._where}{message}")
 
     def report_plan(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""
@@ -62,14 +64,14 @@ class Batch:
             self._fail(failure)
         for job in self._plan.finished:
             entry, names = job.draft.entry, ", ".join(map(str, job.draft.videos))
-            click.echo(f"[{entry.index}/{entry.total}] {names} is there already")
+            report(f"[{entry.index}/{entry.total}] {names} is there already")
         if self._plan.guidance_off:
             self.warn("no profile is built with guidance, so guidance is off; pass --guidance-scale 1")
 
     def _fail(self, error: WanError) -> None:
         """Reports a line that cannot be made, with the options' JSON keys."""
         self._failures.append(error)
-        click.echo(f"error: {error.spelled(key_of)}", err=True)
+        print_error(f"error: {error.spelled(key_of)}")
 
     def run(self, pipeline: Pipeline) -> None:
         """Makes the videos of all jobs.
@@ -101,7 +103,7 @@ class Batch:
             skipped, failed = len(self._plan.finished), len(self._failures)
             left = len(self._plan.jobs) - self._made - (failed - len(self._plan.failures))
             rest = f", {left} not tried" if left else ""
-            click.echo(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
+            report(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
         plan, draft = self._plan, job.draft
@@ -121,7 +123,7 @@ class Batch:
             start = f"latents {job.metadata['latents']}"
         how = f"{start}, {seconds:.1f} s" if plan.many else f"{draft.profile.name}, {start}"
         for index in job.missing:
-            click.echo(f"{place}wrote {draft.videos[index]} ({how})")
+            report(f"{place}wrote {draft.videos[index]} ({how})")
 
     def _generate(self, job: Job, pipeline: Pipeline, label: str) -> Result:
         """Makes a job's videos, and shows the progress."""
@@ -152,7 +154,13 @@ def _write_latents(path: Path, latents: np.ndarray) -> None:
     try:
         replace_file(path, buffer.getvalue())
     except OSError as error:
-        raise UsageError(f"the latents {path} cannot be written", found=error.strerror) from error
+        raise unwritable(f"the latents {path}", error, "choose another --save-latents") from error
+
+
+def _no_trace(folder: Path, error: OSError | RuntimeError) -> UsageError:
+    what = f"no trace can be written to {folder}"
+    full = os.strerror(errno.ENOSPC) in str(error)  # the profiler gives no number of the system's
+    return NoSpaceError(what, remedy="free some space") if full else UsageError(what, found=error)
 
 
 @contextmanager
@@ -171,7 +179,7 @@ def tracing(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         jax.profiler.start_trace(folder)
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"no trace can be written to {folder}", found=error) from error
+        raise _no_trace(folder, error) from error
     try:
         yield
     except BaseException:  # Ctrl-C too; the error that ended the block is the one to report
@@ -181,4 +189,4 @@ def tracing(folder: Path | None) -> Iterator[None]:
     try:
         jax.profiler.stop_trace()
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"no trace can be written to {folder}", found=error) from error
+        raise _no_trace(folder, error) from error

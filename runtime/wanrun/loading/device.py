@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wanrun.artifact.environment import device_mismatches, open_devices
+from wanrun.artifact.environment import device_mismatches, importing_jax, open_devices
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import Mismatch, artifact_mismatch
@@ -50,7 +50,7 @@ def open_device(
     Raises:
         ArtifactError: if there is no such device, or listing every fact that differs.
     """
-    with timings.phase("import", "jax"):
+    with timings.phase("import", "jax"), importing_jax():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
     flags = JaxFlags(platform)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 MAX_PROGRAM_BYTES = 2**30
 """Of a serialized program, which holds no weights: the largest are some megabytes."""
 
+_NOT_WRITTEN = "Error writing persistent compilation cache entry"
+"""The words of JAX's warning."""
+
 RECOMPILE = "copy the artifact again, or run wanbuild compile"
 
 
@@ -285,11 +288,17 @@ class Executables:
         with contextlib.suppress(ArtifactError), self._using(overlay):
             return self._from_cache(name, data, program)
         with temporary_folder(overlay) as folder:
-            with using_cache(folder):
+            with using_cache(folder), warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
                 self._check_open()
                 compiled = self._lower(name, data, program).compile()
-            for entry in folder.iterdir():
+            # JAX warns of an entry that it cannot write, and its first part stays.
+            failed = [str(one.message) for one in said if _NOT_WRITTEN in str(one.message)]
+            for entry in () if failed else folder.iterdir():
                 entry.replace(overlay / entry.name)
         self._opened.recorder.count_cache(misses=1)
-        self._opened.warn(f"compiled {name}, kept in {overlay}: {reason}")
+        kept = f"kept in {overlay}"
+        if failed:
+            kept = f"which cannot be {kept}: {failed[0].rpartition('] ')[2]}"
+        self._opened.warn(f"compiled {name}, {kept}: {reason}")
         return compiled

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from importlib import resources
@@ -116,7 +117,16 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
             process.kill()
             raise
     if process.returncode:
-        lines = log.decode("utf-8", errors="replace").strip().splitlines() or ["no message"]
+        lines = log.decode("utf-8", errors="replace").strip().splitlines()
         full = any("No space left on device" in line for line in lines)
-        raise OSError(errno.ENOSPC if full else errno.EIO, f"ffmpeg: {lines[-1]}")
+        reason = lines[-1] if lines else how_it_ended(process.returncode)
+        raise OSError(errno.ENOSPC if full else errno.EIO, f"ffmpeg: {reason}")
     return output
+
+
+def how_it_ended(code: int) -> str:
+    """What is said of an ffmpeg that failed and did not say why, by its return code."""
+    if code < 0:
+        reason = signal.strsignal(-code) or "unknown"
+        return f"ended by signal {-code} ({reason}), no message"
+    return f"exit code {code}, no message"

@@ -15,7 +15,7 @@ from typing import IO
 from PIL import Image, ImageSequence
 
 from wanrun.errors import UsageError, quoted
-from wanrun.media.ffmpeg import find_ffmpeg
+from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
 from wanrun.media.images import (
     FORMATS,
     Seen,
@@ -212,7 +212,7 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
         raise too_large(name)
     # ffmpeg exits with 0 when a Matroska file is cut short.
     if code or any("ended prematurely" in line for line in lines):
-        reason = re.sub(r"\[[^]]*\] *", "", lines[0]) if lines else f"ffmpeg's exit code {code}"
+        reason = re.sub(r"\[[^]]*\] *", "", lines[0]) if lines else how_it_ended(code)
         raise UsageError(
             f"{name} is damaged, or not a video with pictures",
             found=f"ffmpeg: {reason}",

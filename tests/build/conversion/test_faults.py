@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import pytest
 from helpers import FAULT_RUNS, UNPRIVILEGED
 from helpers.damage import one_error
 from helpers.hostile import WEIGHTS, header_end
+from helpers.small_disk import small_disk
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.toy.checkpoint import write_toy
@@ -99,20 +99,6 @@ def test_builds_that_are_killed_or_compete(
 
 
 # --- a disk that is full, or fails --------------------------------------------------------------------------
-
-
-@contextmanager
-def small_disk(folder: Path, nbytes: int) -> Iterator[None]:
-    """A file system of this size at the folder; skips where it cannot be mounted."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "none", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def free_space(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:

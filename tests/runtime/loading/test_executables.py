@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,3 +145,28 @@ def test_a_profile_without_executables_is_refused(opened: Opened) -> None:
     with pytest.raises(ArtifactError, match=rf"profile {other.name} has no executable of .*--allow-compile"):
         executables.check(other)
     executables.close()
+
+
+def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    programs = programs_of(opened.opened.manifest, PROFILE)
+    data = read_program(opened.opened.folder, "prepare", programs["prepare"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        compiled = opened.executables._from_overlay("prepare", data, programs["prepare"], "it is another CPU")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    folder = overlay_folder(opened.opened.manifest, "cpu")
+    assert compiled.memory_analysis() is not None
+    assert list(folder.iterdir()) == [] and len(recwarn) == 0
+    (line,) = capsys.readouterr().out.splitlines()  # where the fixture's warnings go
+    assert line == (
+        f"compiled prepare, which cannot be kept in {folder}: {os.strerror(errno.EFBIG)}: it is another CPU"
+    )

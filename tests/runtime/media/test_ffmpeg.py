@@ -107,7 +107,8 @@ def test_a_package_without_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "reason"),
     [
         ("#!/bin/sh\ncat > /dev/null\necho \"Unknown encoder 'libx264'\" >&2\nexit 8\n", "Unknown encoder"),
-        ("#!/bin/sh\ncat > /dev/null\nexit 1\n", "no message"),
+        ("#!/bin/sh\ncat > /dev/null\nexit 1\n", "exit code 1, no message"),
+        ("#!/bin/sh\ncat > /dev/null\nkill -9 $$\n", "ended by signal 9 (Killed), no message"),
         ("\x7fELF of another machine", "Exec format error"),
     ],
 )

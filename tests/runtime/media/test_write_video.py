@@ -315,3 +315,26 @@ def test_non_contiguous_frames(tmp_path: Path) -> None:
     write_video(frames, tmp_path / "a.mp4", 16, {})
     write_video(frames.copy(), tmp_path / "b.mp4", 16, {})
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+
+
+def test_npy_is_what_numpy_writes_and_says_that_a_disk_is_full(tmp_path: Path) -> None:
+    """numpy.save says how many values it wrote, and not why no more."""
+    video._write_npy(clip(), tmp_path / "a.npy", 16, "")
+    np.save(tmp_path / "b.npy", clip())
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+    (tmp_path / "full.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        video._write_npy(clip(), tmp_path / "full.npy", 16, "")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_full_disk_has_an_exit_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, code in ((errno.ENOSPC, 4), (errno.EDQUOT, 4), (errno.EACCES, 2)):
+
+        def fail(*arguments: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(video, "_ENCODERS", {".gif": fail})
+        with pytest.raises(UsageError) as caught:
+            write_video(clip(), tmp_path / "a.gif", 16, {})
+        assert caught.value.exit_code == code

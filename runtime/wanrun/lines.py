@@ -1,0 +1,89 @@
+"""What commands print: one line each, whatever names are in it, and whether or not anybody can take it.
+
+A result, such as that of ``--list``, is what the command was started for: if it cannot be printed, the
+command fails. A report, such as ``wrote out.mp4``, is not: the video is there. A warning is not either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import click
+
+from wanrun.errors import escaped, unwritable
+
+
+def print_result(*lines: str) -> None:
+    """Prints lines that the command was started for.
+
+    Raises:
+        UsageError: if standard output cannot be written, for example to a file on a full disk.
+        BrokenPipeError: if its reader has gone.
+    """
+    try:
+        for line in lines:
+            _print(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        raise unwritable("standard output", error) from error
+
+
+def report(*lines: str) -> None:
+    """Prints lines of what was done. If standard output cannot be written, the work goes on, with a warning.
+
+    Raises:
+        BrokenPipeError: if the reader of the output has gone.
+    """
+    try:
+        for line in lines:
+            _print(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        warn(f"standard output cannot be written: {error.strerror}; the work goes on without it")
+
+
+def warn(message: str) -> None:
+    """Prints a warning to standard error."""
+    print_error(f"warning: {message}")
+
+
+def print_error(line: str) -> None:
+    """Prints a line to standard error, if that can be written.
+
+    Raises:
+        BrokenPipeError: if its reader has gone.
+    """
+    try:
+        click.echo(escaped(line), err=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        _silence(2)
+
+
+def _print(line: str) -> None:
+    try:
+        click.echo(escaped(line))
+    except UnicodeEncodeError:  # the output's encoding is not UTF-8
+        click.echo(escaped(line).encode("ascii", "backslashreplace").decode("ascii"))
+
+
+def silence_stdout() -> None:
+    """Lets standard output go nowhere. What is buffered would be tried again, and fail, when Python ends."""
+    _silence(1)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+
+
+def _silence(number: int) -> None:
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, number)
+    finally:
+        os.close(devnull)
