@@ -15,7 +15,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime/wanrun": (
             "errors early temporary",
-            "files intervals signals",
+            "files intervals lines signals",
             "trace_events",
             "timing console",
             "artifact",
