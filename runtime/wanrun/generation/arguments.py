@@ -1,4 +1,4 @@
-"""What Python code gives to ``load`` and ``generate``, held to its types."""
+"""Checks the types of the arguments of ``load`` and of a pipeline's calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from wanrun.timing import Timings
 
 
 def wrong_type(name: str, expected: str, found: object, remedy: str | None = None) -> UsageError:
-    """What is said of an argument of another type."""
+    """Returns the error for an argument of a wrong type."""
     return UsageError(f"{name} has the wrong type", expected=expected, found=quoted(found), remedy=remedy)
 
 
 def check_objects(
     media: object = None, inputs: object = None, timings: object = None, **callables: object
 ) -> None:
-    """Raises UsageError for an argument of another class; None stands for none but among ``callables``."""
+    """Raises UsageError for an object of a wrong class; None is allowed, except for a function."""
     for name, value, kind in (
         ("media", media, Media),
         ("inputs", inputs, Inputs),
@@ -39,10 +39,10 @@ def check_objects(
 
 
 def folder_of(artifact: object) -> Path:
-    """The artifact's folder, with no link in its path.
+    """Returns the artifact's folder, without links in its path.
 
     Raises:
-        UsageError: for what is no path, or what no folder can be called.
+        UsageError: if the argument is no path, or no folder can have this name.
     """
     try:
         name = artifact if isinstance(artifact, str) else os.fspath(artifact)  # type: ignore[call-overload]
@@ -59,10 +59,10 @@ def folder_of(artifact: object) -> Path:
 
 
 def sorted_out(given: Mapping[str, Any]) -> tuple[ProfileChoices, LoadPolicy]:
-    """The choices of ``load``: what is to be loaded, and how.
+    """Returns the choices of ``load``: those of a profile and target, and the policy of loading.
 
     Raises:
-        UsageError: for a choice that there is not, or one of another type.
+        UsageError: for an unknown choice, or a value of a wrong type.
     """
     kinds, choices = get_type_hints(LoadChoices), dict[str, Any]()
     for name, value in given.items():
@@ -77,16 +77,16 @@ def sorted_out(given: Mapping[str, Any]) -> tuple[ProfileChoices, LoadPolicy]:
 
 
 def _in_words(kind: Any) -> str:
-    """A type of ``LoadChoices`` for messages, without the None that stands for a default."""
+    """Returns a type of ``LoadChoices`` for messages, without None."""
     words = {int: "an integer", bool: "True or False", str: "a string"}
     return next((words[one] for one in (kind, *get_args(kind)) if one in words), "(width, height) in pixels")
 
 
 def texts_of(prompts: object, name: str = "prompts") -> list[str]:
-    """Prompts as a list.
+    """Returns prompts as a list.
 
     Raises:
-        UsageError: for a single text, and for what is no list of texts.
+        UsageError: unless they are a list, a tuple or an array of strings. A single string is none.
     """
     given = as_plain(prompts)
     if not isinstance(given, list | tuple) or not all(type(one) is str for one in given):
@@ -95,10 +95,10 @@ def texts_of(prompts: object, name: str = "prompts") -> list[str]:
 
 
 def array_of(latents: object, name: str = "latents") -> np.ndarray:
-    """An array as NumPy's, without a copy where it is one.
+    """Returns an array of any library as NumPy's; a NumPy array is not copied.
 
     Raises:
-        UsageError: for what is no array.
+        UsageError: if the argument is no array.
     """
     try:
         if hasattr(latents, "__array__"):
@@ -109,10 +109,10 @@ def array_of(latents: object, name: str = "latents") -> np.ndarray:
 
 
 def check_media_options(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for an image or video in memory that is given by name, as files alone can be."""
+    """Raises UsageError for an image or video in memory among the options: these take only paths."""
     for name in MEDIA_KINDS:
         value = options.get(name)
         for one in value if isinstance(value, list | tuple) else (value,):
             if one is not None and not isinstance(one, str | os.PathLike):
-                remedy = f"pass what is in memory as media=wanrun.Media({name}=...)"
+                remedy = f"pass an object in memory as media=wanrun.Media({name}=...)"
                 raise wrong_type(name, "the path of a file", one, remedy)

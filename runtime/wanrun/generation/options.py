@@ -25,15 +25,15 @@ and the file's fps."""
 
 
 def has_guidance(manifest: Manifest, scale: float | None = None, loaded: Profile | None = None) -> bool:
-    """Whether guidance is on: the rule of the command, of Python, and of the reference.
+    """Returns whether guidance is on: one rule for the command and for Python, and diffusers'.
 
-    A guidance scale above 1 turns it on, any other off, whatever the low-noise expert's is. diffusers' Wan
-    pipelines decide alike (``do_classifier_free_guidance``).
+    A guidance scale above 1 turns it on, any other scale off. The low-noise expert's scale does not count
+    (``do_classifier_free_guidance`` of diffusers' Wan pipelines).
 
     Args:
         manifest: the artifact's manifest.
         scale: the guidance scale; None where none is given.
-        loaded: the profile that decides without a scale; the model's own scale does where that is None too.
+        loaded: the loaded profile, which decides if no scale is given; None for the model's own scale.
     """
     if scale is None and loaded is not None:
         return loaded.guidance
@@ -145,12 +145,12 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
 
 
 def _check_guidance(profile: Profile, scale: float, given: bool) -> None:
-    """Raises UsageError if a profile is to run with a guidance scale that needs another one.
+    """Raises UsageError for a guidance scale that needs another profile.
 
     Args:
         profile: the profile.
         scale: the guidance scale, given or the artifact's.
-        given: whether it is given. Without guidance only a given one counts.
+        given: whether the user gave it. A profile without guidance ignores the artifact's own scale.
     """
     name = field("guidance_scale")
     if profile.guidance and scale <= 1:

@@ -1,4 +1,4 @@
-"""Values that Python code gives, as plain ones."""
+"""Converts values of NumPy and paths to plain values of Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def as_plain(value: Any) -> Any:
-    """Values of NumPy as Python's, alone or in a list or tuple, and a path as text."""
+    """Returns a value of NumPy, alone or in a list or tuple, as Python's, and a path as a string."""
     if type(value) in (list, tuple):
         return type(value)(one.tolist() if hasattr(one, "tolist") else one for one in value)
     if isinstance(value, os.PathLike):

@@ -27,7 +27,7 @@ class Turns:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that made this."""
+        """Whether this process is a fork of the process that made this object."""
         return os.getpid() != self._process
 
     def _check_process(self) -> None:

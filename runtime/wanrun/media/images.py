@@ -124,14 +124,14 @@ def rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def on_white(image: Image.Image, name: str) -> Image.Image:
-    """An image of ``rgb`` with its transparent colour made white: transformers' ``convert_to_rgb``.
+    """Returns an image of ``rgb`` with its transparent colour made white: transformers' ``convert_to_rgb``.
 
-    PNG and GIF can name one colour, or one index of the palette, as transparent. Pillow keeps it in ``info``
-    when the image becomes RGB, and transformers looks there. diffusers does not, so that the VAE is given the
-    colour itself.
+    A PNG or GIF file can name one colour, or one index of the palette, as transparent. Pillow keeps it in
+    ``info`` when the image becomes RGB. transformers looks there, diffusers does not: CLIP is given white,
+    and the VAE the colour itself.
 
     Raises:
-        UsageError: if what ``info`` says is no colour, as it may be of an image in memory.
+        UsageError: if ``info`` has no colour there, which is possible for an image in memory.
     """
     if image.info.get("transparency") is None:
         return image

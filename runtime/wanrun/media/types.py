@@ -124,7 +124,7 @@ def check_media(manifest: Manifest, media: Media) -> None:
 
 
 def is_given(media: Media, name: MediaOption) -> bool:
-    """Whether there is such an image or video."""
+    """Returns whether the media have this image or video."""
     value = getattr(media, name)
     return value is not None and not (name == "reference_image" and not value)
 

@@ -1,4 +1,4 @@
-"""What Python code may give: values of Python and NumPy; what is of another type is told in one line."""
+"""Arguments of the Python API: values of Python and NumPy are taken, wrong types refused in one line."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def pipeline(toy_artifact: Path) -> Iterator[Pipeline]:
         ({"reference_image": ("a.png", 5)}, "reference_image has the wrong type"),
         (
             {"image": 5},
-            "image has the wrong type; expected the path of a file; found 5; pass what is in memory",
+            "image has the wrong type; expected the path of a file; found 5; pass an object in memory",
         ),
         ({"size_": "96x64"}, "unknown option 'size_'"),
     ],
