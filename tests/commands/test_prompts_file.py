@@ -24,6 +24,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import pipeline
 from wanrun.jobs import job as jobs
+from wanrun.loading.policy import LoadPolicy
 from wanrun.media.write_video import read_metadata
 
 Call = Callable[..., Run]
@@ -570,7 +571,7 @@ def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> No
     # All that is encoded before the first step: of all lines only where the encoder goes afterwards.
     assert [load["prompts"] for load in fake.loads] == [["one", ""], ["one", "", "two", "snow"], ["one", ""]]
     assert fake.asked == ["one", "two", "closed", "warmup", "one", "two", "closed", "one", "two", "closed"]
-    signature = {field.name for field in dataclasses.fields(pipeline.LoadPolicy)}
+    signature = {field.name for field in dataclasses.fields(LoadPolicy)}
     assert {*names, "allow_compile"} - {"target"} <= signature
 
 
