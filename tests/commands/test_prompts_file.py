@@ -205,9 +205,18 @@ def test_a_trace(wan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(jax.profiler, "stop_trace", full)
     done = wan(*arguments, "--output", tmp_path / "b.npy")
-    assert done.code == 2 and (tmp_path / "b.npy").exists()
+    assert done.code == 4 and (tmp_path / "b.npy").exists()
     (line,) = done.err
     assert line.startswith(f"error: no trace can be written to {tmp_path}") and "No space left" in line
+
+    def fail() -> None:
+        stop()
+        raise jax.errors.JaxRuntimeError("INTERNAL: it fell over")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", fail)
+    done = wan(*arguments, "--output", tmp_path / "c.npy")
+    (line,) = done.err
+    assert done.code == 2 and "; found INTERNAL: it fell over" in line
 
 
 # What goes wrong.

@@ -160,7 +160,7 @@ def _write_latents(path: Path, latents: np.ndarray) -> None:
 def _no_trace(folder: Path, error: OSError | RuntimeError) -> UsageError:
     what = f"no trace can be written to {folder}"
     full = os.strerror(errno.ENOSPC) in str(error)  # the profiler gives no number of the system's
-    return NoSpaceError(what, remedy="free some space") if full else UsageError(what, found=error)
+    return (NoSpaceError if full else UsageError)(what, found=error)
 
 
 @contextmanager
