@@ -27,7 +27,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "__main__",
         ),
         "build/wanbuild": (
-            "config staging",
+            "config listed",
+            "staging",
             "models",
             "mapping variants",
             "components source",

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import fsync_directory
@@ -88,6 +89,21 @@ def build_lock(artifact: Path) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(descriptor)
+
+
+def build_running(artifact: Path) -> bool:
+    """Whether a build holds the artifact's lock."""
+    try:
+        descriptor = os.open(_sibling(artifact, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _abandon(artifact: Path, lock: Path) -> None:
@@ -180,20 +196,8 @@ def commit(artifact: Path) -> None:
 
 def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
     """Deletes programs, executables, golden files, embeddings and requirements that are not listed."""
-    listed = {
-        program.file
-        for program_set in manifest.program_sets.values()
-        for programs in program_set.programs.values()
-        for program in programs.values()
-    }
-    listed |= {
-        f"{target.folder}/{entry.file}"
-        for target in manifest.targets.values()
-        for entries in target.executables.values()
-        for entry in entries.values()
-    }
-    listed |= {record.file for record in (*manifest.golden.values(), *manifest.embeddings.values())}
-    for name in ("programs", "executables", "golden", "embeddings"):
+    listed = listed_files(manifest)
+    for name in REBUILT:
         root = artifact / name
         for path in sorted(root.rglob("*"), reverse=True) if root.is_dir() else ():
             if path.is_dir():
@@ -201,9 +205,8 @@ def remove_unlisted(artifact: Path, manifest: Manifest) -> None:
                     path.rmdir()
             elif path.relative_to(artifact).as_posix() not in listed:
                 path.unlink()
-    required = {target.requirements.file for target in manifest.targets.values()}
-    for path in artifact.glob("requirements*.txt"):
-        if path.name not in required:
+    for path in artifact.glob(REQUIREMENTS):
+        if path.name not in listed:
             path.unlink()
     remove_abandoned(artifact / "executables")
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.weights import check_weights, check_with_orbax
-from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.listed import unlisted
+from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.toy.media import sample_media
 from wanrun.artifact.environment import open_devices, usable_cores
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
@@ -39,6 +40,8 @@ STEPS = 2
 GUIDANCE_SCALE = 5.0
 """Of a profile with guidance, where the artifact's own scale turns it off."""
 SAMPLES = 256
+
+COPY = "copy the artifact again or rebuild it"
 
 TOLERANCES: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 5e-2}
 """Relative error allowed on another kind of machine, by compute dtype.
@@ -112,8 +115,7 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
     requirements = [target.requirements for target in manifest.targets.values()]
     for record in [manifest.tokenizer, *manifest.golden.values(), *requirements]:
         path = artifact / record.file
-        remedy = "copy the artifact again or rebuild it"
-        check_digest(digest_found(path), record.sha256, f"{path} is damaged", remedy)
+        check_digest(digest_found(path), record.sha256, f"{path} is damaged", COPY)
     embeddings = ArtifactEmbeddings(artifact, manifest)
     for key in manifest.embeddings:
         embeddings.read(key)
@@ -121,13 +123,44 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         report(f"{len(manifest.embeddings)} prompt embedding(s) intact")
 
 
-def check_all(artifact: Path, manifest: Manifest, report: Report) -> None:
-    """Checks every file, and that plain Orbax restores the same weights.
+def check_spelling(artifact: Path, manifest: Manifest) -> None:
+    """Checks that manifest.json has the very bytes that were written, and not others of the same meaning.
 
     Raises:
-        ArtifactError: for a file that is damaged, or if JAX has no device.
+        ArtifactError: if it has not.
+    """
+    path = artifact / MANIFEST
+    check_digest(digest_found(path), sha256_of(manifest.encoded()), f"{path} is damaged", COPY)
+
+
+def check_unlisted(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Refuses a file that does not belong to the artifact, unless a build is adding it.
+
+    Raises:
+        ArtifactError: naming one.
+    """
+    path = next(unlisted(artifact, manifest), None)
+    if path is None:
+        return
+    if build_running(artifact) or read_manifest(artifact) != manifest:
+        report("a build is at work: files that are not listed yet are not looked at")
+        return
+    raise ArtifactError(
+        f"{path} does not belong to the artifact",
+        expected="nothing there that the manifest does not list",
+        remedy="remove it; wanbuild compile does, where a killed build has left it",
+    )
+
+
+def check_all(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Checks every file, that there are no others, and that plain Orbax restores the same weights.
+
+    Raises:
+        ArtifactError: for a file that is damaged or does not belong there, or if JAX has no device.
     """
     open_devices()  # Orbax asks JAX for them: what keeps JAX from them is told before gigabytes are read
+    check_spelling(artifact, manifest)
+    check_unlisted(artifact, manifest, report)
     check_files(artifact, manifest, report)
     check_with_orbax(artifact, manifest, report)
 

@@ -166,10 +166,14 @@ class Manifest(Record, frozen=True, kw_only=True):
         """Returns a copy with these fields replaced."""
         return msgspec.structs.replace(self, **fields)
 
+    def encoded(self) -> bytes:
+        """The bytes of ``manifest.json``."""
+        text = json.dumps(self.as_json(), sort_keys=True, indent=1, allow_nan=False)
+        return text.encode("utf-8") + b"\n"
+
     def write(self, artifact: Path) -> None:
         """Commits the artifact: replaces manifest.json atomically and durably."""
-        text = json.dumps(self.as_json(), sort_keys=True, indent=1, allow_nan=False)
-        replace_file(artifact / MANIFEST, text.encode("utf-8") + b"\n")
+        replace_file(artifact / MANIFEST, self.encoded())
 
 
 def _digest(content: Any) -> str:

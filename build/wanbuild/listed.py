@@ -1,0 +1,56 @@
+"""The files that a manifest lists, and what else lies where only those belong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from wanrun.artifact.manifest import Manifest
+
+REBUILT = ("programs", "executables", "golden", "embeddings")
+"""The folders in which a build removes what the manifest does not list."""
+
+REQUIREMENTS = "requirements*.txt"
+"""Beside them, the files of package versions."""
+
+
+def listed_files(manifest: Manifest) -> set[str]:
+    """Every file that the manifest lists, but those in ``weights``: paths relative to the artifact."""
+    programs = (
+        program.file
+        for program_set in manifest.program_sets.values()
+        for by_name in program_set.programs.values()
+        for program in by_name.values()
+    )
+    entries = (
+        f"{target.folder}/{entry.file}"
+        for target in manifest.targets.values()
+        for by_name in target.executables.values()
+        for entry in by_name.values()
+    )
+    requirements = (target.requirements for target in manifest.targets.values())
+    records = (manifest.tokenizer, *manifest.golden.values(), *manifest.embeddings.values(), *requirements)
+    return {*programs, *entries, *(record.file for record in records)}
+
+
+def unlisted(artifact: Path, manifest: Manifest) -> Iterator[Path]:
+    """Files and folders that the manifest does not imply, where nothing else belongs.
+
+    That is in the tokenizer's folder and in those of ``REBUILT``, and what is named like a requirements file.
+    Other files beside the manifest, such as a licence, are the user's. Links are followed, as a run follows
+    them; of a folder that does not belong there, its content is not listed.
+    """
+    files = listed_files(manifest)
+    implied = files | {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    tokenizer = PurePosixPath(manifest.tokenizer.file).parts
+    for root in (*REBUILT, *tokenizer[: len(tokenizer) > 1]):
+        for folder, folders, names in os.walk(artifact / root, followlinks=True):
+            place = Path(folder)
+            for name in sorted((*folders, *names)):
+                if (place / name).relative_to(artifact).as_posix() not in implied:
+                    yield place / name
+            folders[:] = [
+                name for name in folders if (place / name).relative_to(artifact).as_posix() in implied
+            ]
+    yield from (path for path in sorted(artifact.glob(REQUIREMENTS)) if path.name not in files)

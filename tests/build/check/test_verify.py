@@ -1,0 +1,206 @@
+"""``wanbuild verify`` on every file of an artifact: damage of every kind, and what does not belong there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from helpers.damage import PROFILE, one_error
+from wanbuild.check.verify import check_files, check_spelling, check_unlisted
+from wanbuild.cli import wanbuild
+from wanbuild.staging import build_lock
+from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.record import ListedFile
+from wanrun.console import run
+from wanrun.errors import ArtifactError
+from wanrun.files import sha256_of
+from wanrun.text.embeddings import embedding_file, embedding_key, encode_rows
+
+
+def silent(line: str) -> None:
+    del line
+
+
+def check(artifact: Path) -> None:
+    """What verify does before it runs anything, but for plain Orbax."""
+    manifest = read_manifest(artifact)
+    check_spelling(artifact, manifest)
+    check_unlisted(artifact, manifest, silent)
+    check_files(artifact, manifest, silent)
+
+
+@pytest.fixture(scope="module")
+def whole(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact with a recorded output and an embedding: every kind of file that there is."""
+    artifact = Path(shutil.copytree(toy_artifact, tmp_path_factory.mktemp("whole") / "artifact"))
+    manifest = read_manifest(artifact)
+    for folder in ("golden", "embeddings"):
+        (artifact / folder).mkdir(exist_ok=True)
+    golden = ListedFile(file="golden/recorded.json", sha256=sha256_of(b"{}\n"))
+    (artifact / golden.file).write_bytes(b"{}\n")
+    manifest = manifest.changed(golden={PROFILE: golden})
+    _with_embedding(artifact, manifest).write(artifact)
+    check(artifact)
+    return artifact
+
+
+def _with_embedding(artifact: Path, manifest: Manifest) -> Manifest:
+    rows = np.ones((3, manifest.model.text_width), np.float32)
+    key, data = embedding_key(manifest, "a fox", "float32"), encode_rows(rows)
+    (artifact / embedding_file(key)).write_bytes(data)
+    record = Embedding(
+        file=embedding_file(key), sha256=sha256_of(data), prompt="a fox", dtype="float32", length=3
+    )
+    return manifest.changed(embeddings={key: record})
+
+
+def _edit(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(data)
+
+    return edit
+
+
+def _flip(data: bytearray) -> None:
+    data[len(data) // 2] ^= 1
+
+
+DAMAGES: Mapping[str, Callable[[Path], object]] = MappingProxyType(
+    {
+        "a flipped bit": _edit(_flip),
+        "cut off": lambda path: os.truncate(path, path.stat().st_size - 1),
+        "a byte more": _edit(lambda data: data.insert(len(data) // 2, 0x20)),
+        "missing": lambda path: path.unlink(),
+        "exchanged": lambda path: path.write_bytes(b'{"content": "of another file"}'),
+    }
+)
+
+
+def files(artifact: Path) -> list[Path]:
+    return sorted(path for path in artifact.rglob("*") if path.is_file())
+
+
+def kinds_of_files(artifact: Path) -> dict[str, list[Path]]:
+    """The files by what they are: no kind may be left out."""
+    kinds: dict[str, list[Path]] = {}
+    for path in files(artifact):
+        parts = path.relative_to(artifact).parts
+        inside = "chunk" if "c" in parts[:-1] else path.name
+        kind = f"weights {inside}" if parts[0] == "weights" else parts[0]
+        kinds.setdefault(kind, []).append(path)
+    return kinds
+
+
+KINDS = [
+    "embeddings",
+    "executables",
+    "golden",
+    "manifest.json",
+    "programs",
+    "requirements.txt",
+    "tokenizer",
+    "weights|_CHECKPOINT_METADATA",
+    "weights|_METADATA",
+    "weights|chunk",
+    "weights|zarr.json",
+]
+
+
+MANY = ("weights|chunk", "weights|zarr.json")
+"""Kinds of which there are hundreds of files, each of which takes a tenth of a second."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in MANY else ()) for kind in KINDS]
+)
+def test_every_file_is_looked_at(whole: Path, kind: str) -> None:
+    """Each file is damaged in one of the ways in turn, and one of its kind in all of them."""
+    kinds = {name.replace(" ", "|"): paths for name, paths in kinds_of_files(whole).items()}
+    assert sorted(kinds) == KINDS
+    ways = list(DAMAGES)
+    tried = [(kinds[kind][0], way) for way in ways]
+    tried += [(path, ways[number % len(ways)]) for number, path in enumerate(kinds[kind][1:])]
+    for path, way in tried:
+        before = path.read_bytes()
+        DAMAGES[way](path)
+        with pytest.raises(ArtifactError) as caught:
+            check(whole)
+        path.write_bytes(before)
+        assert caught.value.exit_code == 3, (path, way)
+    check(whole)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "programs/stray",
+        f"programs/{PROFILE}/stray.stablehlo",
+        "executables/cpu/jit_prepare-0-cache",
+        "golden/old.json",
+        "embeddings/0.npy",
+        "tokenizer/special_tokens_map.json",
+        "requirements-old.txt",
+        "weights/stray",
+    ],
+)
+def test_a_file_that_does_not_belong_there(
+    whole: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = whole / name
+    path.write_bytes(b"stray")
+    try:
+        assert run(wanbuild, ["verify", "--artifact", str(whole)]) == 3
+    finally:
+        path.unlink()
+    assert one_error(capsys).startswith(f"error: {path} does not belong to the artifact; expected nothing")
+
+
+@pytest.mark.parametrize("name", ["programs/old", "tokenizer/old"])
+def test_a_folder_that_does_not_belong_there(whole: Path, name: str) -> None:
+    (whole / name).mkdir()
+    try:
+        with pytest.raises(ArtifactError, match=f"{name} does not belong"):
+            check(whole)
+    finally:
+        (whole / name).rmdir()
+
+
+def test_what_a_user_puts_beside_the_manifest_is_no_damage(whole: Path) -> None:
+    (whole / "LICENSE").touch()
+    check(whole)
+    (whole / "LICENSE").unlink()
+
+
+def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
+    """It is not listed yet; a lock that nobody holds, as a killed build leaves it, is no build."""
+    lines: list[str] = []
+    path, lock = whole / "programs" / "new", whole.with_name(f".{whole.name}.lock")
+    path.touch()
+    with build_lock(whole):
+        check_unlisted(whole, read_manifest(whole), lines.append)
+    assert lines == ["a build is at work: files that are not listed yet are not looked at"]
+    lock.touch()
+    try:
+        with pytest.raises(ArtifactError, match="does not belong"):
+            check_unlisted(whole, read_manifest(whole), lines.append)
+    finally:
+        path.unlink()
+        lock.unlink()
+
+
+def test_another_spelling_of_the_manifest(whole: Path) -> None:
+    """Of the same meaning, but not what was written."""
+    path = whole / "manifest.json"
+    before = path.read_bytes()
+    path.write_bytes(before + b" ")
+    with pytest.raises(ArtifactError, match=rf"{path} is damaged; expected sha256"):
+        check(whole)
+    path.write_bytes(before)
