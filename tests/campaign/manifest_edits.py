@@ -69,7 +69,7 @@ def _sign(data: dict[str, Any]) -> bool:
     """Makes the digests anew, where the edited manifest is one at all."""
     try:
         manifest = msgspec.json.decode(json.dumps(data), type=Manifest)
-        digests = {"content_digest": manifest.content_digest, "targets_digest": manifest.targets_digest}
+        digests = {"content_digest": manifest.content_digest, "manifest_digest": manifest.manifest_digest}
     except Exception:
         return False
     data.update(digests)

@@ -117,8 +117,8 @@ def test_an_edited_manifest(
         lambda data: _target(data)["executables"][PROFILE]["prepare"].update(sha256="0" * 64),
         lambda data: _target(data)["statistics"][PROFILE]["prepare"].update(temporary_bytes=1),
         lambda data: _target(data).update(folder="executables/other"),
-        lambda data: data.update(targets_digest="sha256:" + "0" * 64),
-        lambda data: data.pop("targets_digest"),
+        lambda data: data.update(manifest_digest="sha256:" + "0" * 64),
+        lambda data: data.pop("manifest_digest"),
     ],
 )
 def test_an_edited_target(
@@ -126,7 +126,7 @@ def test_an_edited_target(
 ) -> None:
     edit(artifact, change)
     line = refused(artifact)
-    assert f"{artifact / 'manifest.json'} was changed after it was written; expected targets_digest" in line
+    assert f"{artifact / 'manifest.json'} was changed after it was written; expected manifest_digest" in line
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def resealed(data: dict[str, Any]) -> dict[str, Any]:
         manifest = msgspec.json.decode(json.dumps(data, allow_nan=False), type=Manifest)
     except (ValueError, ArtifactError):
         return data
-    return {**data, "content_digest": manifest.content_digest, "targets_digest": manifest.targets_digest}
+    return {**data, "content_digest": manifest.content_digest, "manifest_digest": manifest.manifest_digest}
 
 
 def edit_environment(artifact: Path, **facts: Any) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from wanrun.artifact.layout import plan_layout
-from wanrun.artifact.manifest import Manifest, Tokenizer
-from wanrun.artifact.model import Defaults, Model
-from wanrun.artifact.parameters import Parameter
+from wanrun.artifact.manifest import Embedding, Manifest, Tokenizer
+from wanrun.artifact.model import Defaults, ImageProcessor, Model
+from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
-from wanrun.artifact.targets import Requirements, Target
-from wanrun.artifact.task import Task
+from wanrun.artifact.record import ListedFile
+from wanrun.artifact.targets import Executable, Requirements, Target
+from wanrun.artifact.task import HeldFrame, Input, Modes, Order, Task, Windows
 
 
 def plain_manifest(**fields: Any) -> Manifest:
@@ -163,3 +164,80 @@ def with_profiles(manifest: Manifest, profiles: Iterable[Profile]) -> Manifest:
 def without_profiles(manifest: Manifest) -> Manifest:
     """The manifest as ``wanbuild convert`` made it."""
     return manifest.changed(profiles={}, program_sets={}, targets={}, golden={})
+
+
+def full_manifest() -> Manifest:
+    """A manifest of one artifact that there is not, in which no field of any record is empty or None."""
+    profile = Profile(96, 64, 9, 1, True, 0, built_with(image_weights_dtype="bfloat16"), num_references=2)
+    program = plain_program(
+        file="programs/p",
+        inputs=("transformer", "latents"),
+        donate=(1,),
+        avals={"inputs": {"latents": "float32[1,16,3,8,12]"}, "outputs": {"latents": "float32[1,16,3,8,12]"}},
+    )
+    programs = msgspec.structs.replace(
+        program_set({profile.name: {"denoise_step": program}}), mesh={"data": 2}
+    )
+    target = plain_target(
+        {"variables": {"XLA_FLAGS": ""}, "cpu_features": ["avx"]},
+        program_set=programs.key,
+        executables={profile.name: {"denoise_step": Executable("entry", 3, "0")}},
+        statistics={profile.name: {"denoise_step": {"flops": 1.5}}},
+    )
+    components = {
+        name: Component(f"weights/{name}", {"w": plain_parameter((3, 2), "float32")})
+        for name in ("text_encoder", "transformer", "transformer_2", "vae")
+    }
+    embedding = Embedding(file="embeddings/e.npy", sha256="0", prompt="blurry", dtype="float32", length=3)
+    return plain_manifest(
+        model=full_model(),
+        configs={name: {"eps": 1e-6} for name in components},
+        source={"repository": "r", "revision": "v", "files": {"config.json": "0"}},
+        loras=({"file": "l", "sha256": "0"},),
+        dtypes={name: DtypePolicy("bfloat16", "float32") for name in components},
+        components=components,
+        profiles={profile.name: profile},
+        program_sets={programs.key: programs},
+        targets={"cpu": target},
+        golden={profile.name: ListedFile(file="golden/g.json", sha256="0")},
+        embeddings={"e": embedding},
+        tool={"name": "wanbuild", "version": "1"},
+        times={"converted": "2026-11-01T00:00:00Z"},
+    )
+
+
+def full_model() -> Model:
+    """A model in which no field is empty or None."""
+    defaults = Defaults(
+        num_steps=2,
+        guidance_scale=4.0,
+        flow_shift=12.0,
+        solver="unipc",
+        fps=16,
+        negative_prompt="blurry",
+        timesteps=(900, 500.5),
+    )
+    image = Input(kind="image", array="image", encoded=True, required=True)
+    mask = Input(
+        kind="video",
+        array="mask",
+        prepare="greyscale",
+        size=64,
+        mode="replace",
+        beside="video",
+        default=255,
+        flag="masked",
+    )
+    task = Task(
+        name="everything",
+        inputs={"image": image, "video": Input(kind="video", array="video", required=True), "mask": mask},
+        modes=Modes(names=("animate", "replace"), array="mode"),
+        windows=Windows(frames_of="video", overlaps=(1, 5), carried={"previous": "last_frames"}),
+        held=HeldFrame(condition="condition", latents="held", mask="frame_mask"),
+        order=Order(once=("encode_image",), window=("encode_video",)),
+    )
+    processor = ImageProcessor(
+        shortest_edge=32, crop=32, resample=3, rescale_factor=0.5, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)
+    )
+    options = {"guidance_scale_2": 3.0, "boundary": 0.9}
+    return plain_model(defaults=defaults, options=options, image_processor=processor, task=task)

@@ -21,7 +21,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     embeddings = sorted(manifest.embeddings.values(), key=lambda record: (record.prompt, record.dtype))
     return {
         "content_digest": manifest.content_digest,
-        "targets_digest": manifest.targets_digest,
+        "manifest_digest": manifest.manifest_digest,
         "model": msgspec.to_builtins(manifest.model),
         "source": dict(manifest.source),
         "loras": list(manifest.loras),
@@ -104,7 +104,7 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     model, defaults = manifest.model, manifest.model.default_options()
     yield f"variant         {model.variant} ({model.task.name})"
     yield f"content digest  {data['content_digest']}"
-    yield f"targets digest  {data['targets_digest']}"
+    yield f"manifest digest {data['manifest_digest']}"
     source = data["source"]
     yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"
     guidance = f"guidance {defaults['guidance_scale']:g}"

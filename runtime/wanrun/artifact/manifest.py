@@ -1,7 +1,8 @@
 """The artifact's manifest: its contents, its sources, and the digest of every part.
 
 ``manifest.json`` is written last and replaced atomically: what it lists is complete, and a file that it
-does not list is rubbish of a build that was cut short. No digest covers times and days of export.
+does not list is rubbish of a build that was cut short. Two digests cover it: one what is computed, which is
+the same for equal sources and options, and one all the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ TRANSFORMERS = ("transformer", "transformer_2")
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 """The options of a model with two experts."""
 
-_DIGESTS = ("content_digest", "targets_digest")
+_CONTENT = ("model", "configs", "loras", "dtypes", "components", "tokenizer")
+"""The fields that the content digest covers whole."""
+
+_DIGESTS = ("content_digest", "manifest_digest")
 
 
 class Tokenizer(ListedFile, frozen=True, kw_only=True):
@@ -83,10 +87,11 @@ class Manifest(Record, frozen=True, kw_only=True):
         golden: the recorded outputs, by profile name.
         embeddings: every precomputed prompt embedding, by key.
         tool: name and version of the tool that wrote the artifact.
-        times: when each part was made; no digest covers them.
+        times: when each part was made.
         content_digest: sha256 of what the artifact is made from and computes, the same for equal sources and
             options.
-        targets_digest: sha256 of the targets. Both digests are always computed, whatever is given.
+        manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
+            digests are always computed, whatever is given.
     """
 
     format: Literal["wan-artifact"] = FORMAT
@@ -106,14 +111,14 @@ class Manifest(Record, frozen=True, kw_only=True):
     tool: Mapping[str, str]
     times: Mapping[str, str]
     content_digest: str = ""
-    targets_digest: str = ""
+    manifest_digest: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.source.get("files"), Mapping):
             raise ValueError("the source has no files")
         self._check_references()
         msgspec.structs.force_setattr(self, "content_digest", self._content_digest())
-        msgspec.structs.force_setattr(self, "targets_digest", _digest(self.targets))
+        msgspec.structs.force_setattr(self, "manifest_digest", self._manifest_digest())
 
     def _check_references(self) -> None:
         """Raises ValueError for a name that is not that of its record, or that leads nowhere."""
@@ -145,18 +150,18 @@ class Manifest(Record, frozen=True, kw_only=True):
         profiles = {
             name: msgspec.structs.replace(profile, index=0) for name, profile in self.profiles.items()
         }
+        whole = {name: getattr(self, name) for name in _CONTENT}
         content = {
-            "model": self.model,
-            "configs": self.configs,
+            **whole,
             "source": self.source["files"],
-            "loras": self.loras,
-            "dtypes": self.dtypes,
-            "components": self.components,
-            "tokenizer": self.tokenizer,
             "profiles": profiles,
             "program_sets": {key: programs.content for key, programs in self.program_sets.items()},
         }
         return _digest(content)
+
+    def _manifest_digest(self) -> str:
+        covered = {*_CONTENT, "manifest_digest"}
+        return _digest({name: getattr(self, name) for name in self.__struct_fields__ if name not in covered})
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of ``manifest.json``."""
@@ -187,7 +192,7 @@ class _Header(msgspec.Struct):
     format: Any = None
     format_version: Any = None
     content_digest: Any = None
-    targets_digest: Any = None
+    manifest_digest: Any = None
 
 
 def read_manifest(artifact: Path) -> Manifest:

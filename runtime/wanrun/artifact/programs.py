@@ -129,7 +129,8 @@ class ProgramSet(Record, frozen=True, kw_only=True):
         mesh: devices by axis of the mesh that the programs are partitioned over; empty for one device.
         jax: version of the JAX that exported the programs.
         programs: by profile and program name.
-        exported: by profile, the day in UTC when its programs were last exported; no digest covers it.
+        exported: by profile, the day in UTC when its programs were last exported; the content digest leaves
+            it out.
     """
 
     platform: str

@@ -254,11 +254,11 @@ class Executables:
 
     def _load_entry(self, profile: Profile, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
         """Loads the executable from the artifact's cache."""
-        self._entry(profile, name)  # check again just before loading
+        entry = self._entry(profile, name)  # check again just before loading
+        path = self._opened.folder / self._target.folder / entry.file
         try:
-            folder = self._opened.folder / self._target.folder
-            with self._using(folder, write=False):
-                return self._from_cache(name, data, program)
+            with self._using(path.parent, write=False):
+                return self._from_cache(name, data, program, path.name)
         finally:
             self._entry(profile, name)  # JAX opens the entry by name: check that it did not change meanwhile
 
@@ -269,8 +269,10 @@ class Executables:
             folder, programs = self._opened.folder, self._opened.program_set
             raise unreadable(folder, programs, name, error.reader, error.found) from error
 
-    def _from_cache(self, name: str, data: bytes, program: Program) -> jax.stages.Compiled:
-        compiled = cached(self._lower(name, data, program))
+    def _from_cache(
+        self, name: str, data: bytes, program: Program, file: str | None = None
+    ) -> jax.stages.Compiled:
+        compiled = cached(self._lower(name, data, program), file)
         if compiled is None:
             raise ArtifactError(
                 f"the compilation cache has no entry for {name} under this process's key, though every "

@@ -1,7 +1,8 @@
 """Lowers a program, and loads its executable from JAX's compilation cache without ever compiling.
 
-JAX has no public API for three things used here (BUILD_NOTES.md, "What we touch of JAX"): the names of the
-cache's events, the log line of a cache miss, and the function that imports SciPy.
+JAX has no public API for four things used here (BUILD_NOTES.md, "What we touch of JAX"): the names of the
+cache's events, the log lines of a cache miss and of an entry that is opened, and the function that imports
+SciPy.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import ArtifactError
@@ -23,6 +24,8 @@ HIT_EVENT = "/jax/compilation_cache/cache_hits"
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
 MISS_WORDS = "CACHE MISS"
 """The words of JAX's log line for a cache miss."""
+OPEN_WORDS = "Cache hit for key"
+"""The words of JAX's log line before it reads an entry; they are followed by the key, quoted."""
 
 
 class UnreadableProgramError(ArtifactError):
@@ -72,34 +75,37 @@ class CacheEvents:
             monitoring.unregister_event_listener(self._record)
 
 
-class _CacheMissError(Exception):
-    """Raised from JAX's log line of a cache miss, before compilation starts."""
+class _RefusedError(Exception):
+    """Raised from a line of JAX's log: a cache miss before compilation starts, or another entry."""
 
 
-class _RefuseMiss(logging.Filter):
-    """Raises when JAX logs a cache miss in the thread that made the filter; other log lines are unaffected.
+class _Refuse(logging.Filter):
+    """Raises at a line of JAX's log in the thread that made the filter; other log lines are unaffected.
 
     JAX reports a miss before compiling only in a log line, and compiling may take minutes. If that line
-    changes, the event counters still reveal the miss after the compilation.
+    changes, the event counters still reveal the miss after the compilation. JAX names the entry that it is
+    about to read in a log line too.
 
     Args:
         level: the logger's level before it was lowered to let this filter see the line.
+        refused: whether this line is refused.
     """
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, refused: Callable[[logging.LogRecord], bool]) -> None:
         super().__init__()
-        self._thread, self._level = threading.get_ident(), level
+        self._thread, self._level, self._refused = threading.get_ident(), level, refused
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.thread == self._thread and MISS_WORDS in str(record.msg):
-            raise _CacheMissError
+        if record.thread == self._thread and self._refused(record):
+            raise _RefusedError
         return record.levelno >= self._level
 
 
 @contextlib.contextmanager
-def _refuse_misses() -> Iterator[None]:
-    logger = logging.getLogger("jax._src.compiler")
-    level, refuse = logger.level, _RefuseMiss(logger.getEffectiveLevel())
+def _refusing(name: str, refused: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Refuses lines of a logger of JAX's that this thread writes."""
+    logger = logging.getLogger(name)
+    level, refuse = logger.level, _Refuse(logger.getEffectiveLevel(), refused)
     logger.addFilter(refuse)
     logger.setLevel(logging.DEBUG)
     try:
@@ -107,6 +113,56 @@ def _refuse_misses() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeFilter(refuse)
+
+
+def _refuse_misses() -> contextlib.AbstractContextManager[None]:
+    return _refusing("jax._src.compiler", lambda record: MISS_WORDS in str(record.msg))
+
+
+class _Opened:
+    """The entries that JAX opens: none but the one whose digest was checked.
+
+    Args:
+        file: its name; None for any.
+
+    Attributes:
+        files: the names of the entries that JAX was about to read.
+    """
+
+    def __init__(self, file: str | None) -> None:
+        self._file, self.files = file, list[str]()
+
+    def refusing(self) -> contextlib.AbstractContextManager[None]:
+        return _refusing("jax._src.lru_cache", self._is_another)
+
+    def _is_another(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if OPEN_WORDS not in text:
+            return False
+        self.files.append(text.partition(OPEN_WORDS)[2].strip(": '\"") + "-cache")
+        return self._file is not None and self.files[-1] != self._file
+
+    def check(self, hit: bool) -> None:
+        """Raises OtherEntryError if JAX was about to open another, or did not say what it has opened."""
+        if self._file is not None and (hit or self.files) and self.files != [self._file]:
+            raise OtherEntryError(self._file, ", ".join(self.files) or "one that JAX does not name")
+
+
+class OtherEntryError(ArtifactError):
+    """JAX's key of a program is that of another entry than the one that was checked.
+
+    Args:
+        recorded: the entry that was checked.
+        opened: the one that JAX would open.
+    """
+
+    def __init__(self, recorded: str, opened: str) -> None:
+        super().__init__(
+            "the executable that JAX would load is not the one that the manifest lists",
+            expected=recorded,
+            found=opened,
+            remedy="run wanbuild compile, or pass --allow-compile",
+        )
 
 
 def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> jax.stages.Lowered:
@@ -152,14 +208,23 @@ def _deserialized(data: bytes, name: str) -> Exported:
         raise UnreadableProgramError(name, error) from error
 
 
-def cached(lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
-    """Loads a lowered program's executable from the folder of ``using_cache``; None on a cache miss."""
-    events = CacheEvents()
-    with contextlib.suppress(_CacheMissError), events.observe(), _refuse_misses():
+def cached(lowered: jax.stages.Lowered, file: str | None = None) -> jax.stages.Compiled | None:
+    """Loads a lowered program's executable from the folder of ``using_cache``; None on a cache miss.
+
+    Args:
+        lowered: the program.
+        file: the one entry that JAX may open, because its digest was checked; None for a trusted folder.
+
+    Raises:
+        OtherEntryError: if JAX's key is that of another entry. It is not read.
+    """
+    events, opened = CacheEvents(), _Opened(file)
+    compiled = None
+    with contextlib.suppress(_RefusedError), events.observe(), _refuse_misses(), opened.refusing():
         compiled = lowered.compile()
-        if events.hits == 1 and events.misses == 0:
-            return compiled
-    return None
+    hit = compiled is not None and events.hits == 1 and events.misses == 0
+    opened.check(hit)
+    return compiled if hit else None
 
 
 @contextlib.contextmanager

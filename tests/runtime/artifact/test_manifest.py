@@ -8,14 +8,14 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 
 from helpers.damage import resealed
-from helpers.manifests import without_profiles
-from wanrun.artifact.manifest import FORMAT, FORMAT_VERSION, MANIFEST, MAX_BYTES, read_manifest
+from helpers.manifests import full_manifest, without_profiles
+from wanrun.artifact.manifest import FORMAT, FORMAT_VERSION, MANIFEST, MAX_BYTES, Manifest, read_manifest
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 
@@ -59,7 +59,7 @@ def test_times_are_not_part_of_the_digest(toy_artifact: Path) -> None:
     )
     assert manifest.changed(dtypes={}).content_digest != manifest.content_digest
     assert without_profiles(manifest).content_digest != manifest.content_digest
-    assert manifest.changed(targets={}).targets_digest != manifest.targets_digest
+    assert manifest.changed(targets={}).manifest_digest != manifest.manifest_digest
 
 
 def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
@@ -226,6 +226,61 @@ def nodes(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, item in items:
         yield (*keys, key)
         yield from nodes(item, (*keys, key))
+
+
+def records(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """The records of a manifest, by their annotations."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+        for hint in get_type_hints(kind).values():
+            yield from records(hint)
+    for item in get_args(kind):
+        yield from records(item)
+
+
+def another(value: Any) -> Any:
+    """A value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return value + ("x" if isinstance(value, str) else 1)
+
+
+def test_no_field_can_be_changed_unnoticed(tmp_path: Path) -> None:
+    """Of any record, whoever adds one: every value of a manifest, and every name, is under a digest."""
+    full_manifest().write(tmp_path)
+    assert read_manifest(tmp_path) == full_manifest()
+    data = json.loads((tmp_path / MANIFEST).read_text())
+    filled = {keys[-1] for keys in nodes(data) if at(data, keys) not in (None, {}, [])}
+    fields = {field.encode_name for one in records(Manifest) for field in msgspec.structs.fields(one)}
+    assert not fields - filled, "give the new field a value in full_manifest"
+    edited = 0
+    for keys in nodes(data):
+        value = at(data, keys)
+        if not isinstance(value, dict | list | None):
+            write(tmp_path, changed(data, keys, another(value)))
+            with pytest.raises(ArtifactError) as caught:
+                read_manifest(tmp_path)
+            assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
+            edited += 1
+        write(tmp_path, removed(data, keys))
+        try:
+            assert read_manifest(tmp_path) == full_manifest(), keys  # a default that is left out is the same
+        except ArtifactError as error:
+            assert error.exit_code == 3 and "\n" not in str(error)
+    assert edited > 100
+
+
+def at(data: Any, keys: tuple[Any, ...]) -> Any:
+    for key in keys:
+        data = data[key]
+    return data
+
+
+def removed(data: dict[str, Any], keys: tuple[Any, ...]) -> dict[str, Any]:
+    """A copy without what is at these keys."""
+    data = copy.deepcopy(data)
+    del at(data, keys[:-1])[keys[-1]]
+    return data
 
 
 @pytest.mark.slow

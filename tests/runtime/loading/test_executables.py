@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,34 @@ def test_a_damaged_executable_is_refused(artifact: Path) -> None:
         check_entries(artifact, target, PROFILE)
     with pytest.raises(ArtifactError, match=r"is damaged: .*; found No such file"):
         check_entry(artifact, target, "prepare", entry)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_entry_that_jax_opens_is_the_one_that_was_checked(artifact: Path, damaged: bool) -> None:
+    """JAX finds it by its own key: a record of another file must not leave it unchecked."""
+    own(artifact, "executables")
+    file, manifest = executable(artifact, "prepare"), read_manifest(artifact)
+    other = shutil.copy(file, file.with_name("jit_prepare-0-cache"))
+    target = manifest.targets["cpu"]
+    entries = {**target.executables[PROFILE]}
+    entries["prepare"] = msgspec.structs.replace(entries["prepare"], file=other.name)
+    target = msgspec.structs.replace(target, executables={PROFILE: entries})
+    manifest.changed(targets={"cpu": target}).write(artifact)
+    if damaged:
+        flip(file, 0)
+    opened = Opened(artifact)
+    try:
+        profile = opened.opened.manifest.profiles[PROFILE]
+        opened.executables.check(profile)
+        (loading,) = opened.executables.request(profile, ["prepare"])
+        with pytest.raises(ArtifactError) as caught:
+            loading.result()
+    finally:
+        opened.close()
+    assert str(caught.value) == (
+        "the executable that JAX would load is not the one that the manifest lists; "
+        f"expected {other.name}; found {file.name}; run wanbuild compile, or pass --allow-compile"
+    )
 
 
 def test_the_overlay_is_of_an_artifact_a_target_and_a_kind_of_host(

@@ -65,7 +65,7 @@ def test_lines_pass_as_they_would_have(lines: list[str], level: int) -> None:
             assert lines == 2 * expected
             pool.submit(miss).result(LIMIT_SECONDS)
             assert lines[-1] == MISS % ("jit_f", "key")
-            with pytest.raises(jax_cache._CacheMissError):
+            with pytest.raises(jax_cache._RefusedError):
                 logger.debug(MISS, "jit_g", "key")
         assert logger.level == level and not logger.filters
         miss()
