@@ -98,7 +98,7 @@ def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[Progr
 def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
     """Returns bytes, seconds and operations of one program."""
     data = export_program(spec, target.platform)
-    lowered = lower(data, spec.name, spec.donate_argnums, target.device)
+    lowered = lower(data, spec.name, spec.donate, target.device)
     started = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - started

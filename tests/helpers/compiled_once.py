@@ -22,7 +22,7 @@ def compiled_once(store: Path) -> Iterator[None]:
     """Takes from a folder what was compiled of the same StableHLO, and keeps there what is compiled."""
     compile_now, host = _Compiler.compile, canonical_json(host_environment("cpu"))
 
-    def compile_or_copy(self: _Compiler, name: str, data: bytes, donate: Sequence[int]) -> CompiledProgram:
+    def compile_or_copy(self: _Compiler, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
         folder = store / sha256_of(host + f"{name} {list(donate)} ".encode() + data)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():

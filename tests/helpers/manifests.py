@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from wanrun.artifact.layout import plan_layout
-from wanrun.artifact.manifest import Embedding, Manifest, Tokenizer
+from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
@@ -20,14 +20,14 @@ from wanrun.artifact.task import HeldFrame, Input, Modes, Order, Task, Windows
 
 
 def plain_manifest(**fields: Any) -> Manifest:
-    """A manifest of nothing but these fields."""
+    """A manifest of nothing but these fields, and of components without parameters."""
     tokenizer = Tokenizer(file="tokenizer.json", sha256="", max_length=512, pad_id=0)
     nothing: dict[str, Any] = {
         "model": plain_model(),
-        "configs": {},
+        "configs": {name: {} for name in NEEDED},
         "source": {"files": {}},
-        "dtypes": {},
-        "components": {},
+        "dtypes": dict.fromkeys(NEEDED, DtypePolicy("bfloat16", "float32")),
+        "components": {name: Component(f"weights/{name}", {}) for name in NEEDED},
         "tokenizer": tokenizer,
         "loras": (),
         **{

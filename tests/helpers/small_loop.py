@@ -119,7 +119,7 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     for spec in _specs(dtype):
         donate = spec.donate_argnums
         records[spec.name] = Program("p", "", spec.inputs, donate, describe(spec, {"transformer"}))
-        lowered = lower(export_program(spec, "cpu"), spec.name, donate, jax.devices("cpu")[0])
+        lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, jax.devices("cpu")[0])
         compiled[spec.name] = LoadedProgram(lowered.compile(), spec.inputs)
     records["prepare"] = Program("p", "", ("transformer", "embeddings"), (), {})
     return records, compiled

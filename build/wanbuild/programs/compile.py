@@ -88,7 +88,7 @@ class _Compiler:
     ) -> None:
         self._artifact, self.target, self.folder, self._kept = artifact, target, folder, kept
 
-    def compile(self, name: str, data: bytes, donate: Sequence[int]) -> CompiledProgram:
+    def compile(self, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
         """Compiles one exported program.
 
         Raises:
@@ -244,7 +244,7 @@ def _compile_target(
             compiled = ledger.get((program_name, program.sha256))
             if compiled is None:
                 data = read_program(artifact, program_name, program)
-                compiled = compiler.compile(program_name, data, program.donate)
+                compiled = compiler.compile(program_name, data, program.donated)
                 # A program that profiles share has one entry: compiling it again would replace its bytes.
                 ledger[program_name, program.sha256] = compiled
                 report(_line(name, program_name, compiled.statistics, spec))

@@ -15,7 +15,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.targets import TargetSpec
 from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.programs import Profile, Program, ProgramSet, aval_text
 from wanrun.artifact.targets import Target
 from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
 
@@ -24,13 +24,19 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
     """Serializes a program as portable StableHLO, for one platform.
 
     Without source locations: they hold the paths and line numbers of this toolchain, so that the same
-    program would have another digest wherever it is installed.
+    program would have another digest wherever it is installed. It takes its inputs by name, so that a runtime
+    can tell which is which: two scalars look alike otherwise.
     """
     import jax
     from jax import export
 
+    def by_name(**inputs: Any) -> dict[str, Any]:
+        return spec.function(*(inputs[name] for name in spec.inputs))
+
+    by_name.__name__ = by_name.__qualname__ = spec.name
+    arguments = dict(zip(spec.inputs, spec.arguments, strict=True))
     with jax_options(jax_traceback_in_locations_limit=0):
-        exported = export.export(jax.jit(spec.function), platforms=[platform])(*spec.arguments)
+        exported = export.export(jax.jit(by_name), platforms=[platform])(**arguments)
         return bytes(exported.serialize())
 
 
@@ -54,7 +60,7 @@ def describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:
     import jax
 
     def text(tree: Any) -> Any:
-        return jax.tree.map(lambda a: f"{a.dtype}[{','.join(map(str, a.shape))}]", tree)
+        return jax.tree.map(lambda a: aval_text(str(a.dtype), *a.shape), tree)
 
     arguments = zip(spec.inputs, spec.arguments, strict=True)
     return {

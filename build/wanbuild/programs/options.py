@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, fields
 
 import msgspec
 
+from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Profile, ProfileOptions
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import UsageError
-from wanrun.generation.request import MAX_STEPS
 
 LOOPS = ("both", *LOOP_PROGRAMS)
 """The choices for the forms of the denoising loop that a profile has."""

@@ -31,6 +31,9 @@ MAX_BYTES = 2**26
 TRANSFORMERS = ("transformer", "transformer_2")
 """Component names of the experts, the high-noise one first; most models have only the first."""
 
+NEEDED = ("text_encoder", TRANSFORMERS[0], "vae")
+"""Components that every model has."""
+
 EXPERT_OPTIONS = ("guidance_scale_2", "boundary")
 """The options of a model with two experts."""
 
@@ -218,6 +221,15 @@ def read_manifest(artifact: Path) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again") from None
+    for field in ("components", "configs", "dtypes"):
+        found = getattr(manifest, field)
+        if not found.keys() >= set(NEEDED):
+            raise ArtifactError(
+                f"{path} is damaged: {field} are not complete",
+                expected=", ".join(NEEDED),
+                found=", ".join(sorted(found)) or "none",
+                remedy="build the artifact again",
+            )
     for name in _DIGESTS:
         if getattr(header, name) != getattr(manifest, name):
             raise ArtifactError(

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from wanrun.artifact.record import AtLeastOne, NotNegative, Record
+from wanrun.artifact.record import MAX_SIZE, AtLeastOne, NotNegative, Record
 from wanrun.artifact.task import Task
 
-Number = int | float
-"""As the JSON has it: 16 stays 16, so that a manifest that is read and written again has the same digest."""
+MAX_STEPS: Final = 10_000
+"""A table of ten times more steps takes seconds to compute, and nothing is gained by it."""
 
-Colours = tuple[Number, Number, Number]
-"""A number for red, green and blue."""
+MAX_FLOAT32: Final = 3.4028234663852886e38
+
+SolverName = Literal["unipc", "dpm++", "euler", "lcm"]
+
+# Integers are numbers too, as the JSON has them: 16 stays 16, so that a manifest that is read and written
+# again has the same digest.
+Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)] | Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
+Rate = Annotated[int, Meta(ge=1, le=240)] | Annotated[float, Meta(ge=0.1, le=240)]
+Factor = Annotated[int, Meta(ge=1, le=10**6)] | Annotated[float, Meta(ge=1e-12, le=1e6)]
+"""What is multiplied or divided by: zero would give nothing but one colour, or infinity."""
+
+Colour = Annotated[int, Meta(ge=-(10**6), le=10**6)] | Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+OPTION_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "guidance_scale_2": (-MAX_FLOAT32, MAX_FLOAT32),
+        "boundary": (0.0, 1.0),
+        "conditioning_scale": (-MAX_FLOAT32, MAX_FLOAT32),
+        "segment_overlap": (1, MAX_SIZE),
+    }
+)
+"""The options that some models have and others do not: least and most."""
 
 
 class ImageProcessor(Record, frozen=True, kw_only=True):
@@ -30,12 +52,12 @@ class ImageProcessor(Record, frozen=True, kw_only=True):
         std: the divisor of each colour after that.
     """
 
-    shortest_edge: AtLeastOne
-    crop: AtLeastOne
+    shortest_edge: Annotated[int, Meta(ge=1, le=4096)]
+    crop: Annotated[int, Meta(ge=1, le=4096)]
     resample: Annotated[int, Meta(ge=0, le=5)]
-    rescale_factor: Number
-    mean: Colours
-    std: Colours
+    rescale_factor: Factor
+    mean: tuple[Colour, Colour, Colour]
+    std: tuple[Factor, Factor, Factor]
 
 
 class Defaults(Record, frozen=True, kw_only=True):
@@ -51,13 +73,13 @@ class Defaults(Record, frozen=True, kw_only=True):
         timesteps: explicit decreasing timesteps, as a distilled model has; None for the solver's own.
     """
 
-    num_steps: AtLeastOne
+    num_steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)]
     guidance_scale: Number
-    flow_shift: Number
-    solver: str
-    fps: Number
+    flow_shift: Positive
+    solver: SolverName
+    fps: Rate
     negative_prompt: str
-    timesteps: tuple[Number, ...] | None = None
+    timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None = None
 
 
 class Model(Record, frozen=True, kw_only=True):
@@ -87,10 +109,10 @@ class Model(Record, frozen=True, kw_only=True):
     vae_temporal: AtLeastOne
     size_multiple: AtLeastOne
     leading_latents: NotNegative = 0
-    num_train_timesteps: AtLeastOne
+    num_train_timesteps: Annotated[int, Meta(ge=2, le=MAX_SIZE)]
     expand_timesteps: bool = False
     defaults: Defaults
-    options: Mapping[str, str | int | float]
+    options: Mapping[str, int | float]
     image_processor: ImageProcessor | None = None
     task: Task
 
@@ -98,6 +120,10 @@ class Model(Record, frozen=True, kw_only=True):
         encoded = [name for name, item in self.task.inputs.items() if item.encoded]
         if encoded and self.image_processor is None:
             raise ValueError(f"{encoded[0]} is encoded, and there is no image processor")
+        for name, value in self.options.items():
+            least, most = OPTION_RANGES.get(name, (0, -1))
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise ValueError(f"the default of the option {name} is {value!r}")
 
     def default_options(self) -> dict[str, Any]:
         """Returns the default of every option that has one, by name; these are options of this model."""

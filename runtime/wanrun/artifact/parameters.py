@@ -52,8 +52,12 @@ class Component(Record, frozen=True):
 
     def __post_init__(self) -> None:
         plain_relative(self.folder, "a component")
+        folders = set[str]()
         for path in self.parameters:
             plain_relative(path, "a parameter")
+            folders |= {path[:end] for end, letter in enumerate(path) if letter == "/"}
+        if both := sorted(folders & self.parameters.keys()):
+            raise ValueError(f"{both[0]} is a parameter, and others are below it")
 
     @property
     def nbytes(self) -> int:

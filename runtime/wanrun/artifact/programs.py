@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,11 +12,27 @@ import msgspec
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
+_AVAL = re.compile(r"[a-z][a-z0-9_]{0,19}\[(?:[0-9]{1,12}(?:,[0-9]{1,12}){0,7})?\]")
+
 
 def aval(text: str) -> tuple[str, tuple[int, ...]]:
     """Returns dtype and shape of an array described as ``float32[2,3]``."""
     dtype, _, sizes = text.removesuffix("]").partition("[")
     return dtype, tuple(int(size) for size in sizes.split(",") if size)
+
+
+def aval_text(dtype: str, *sizes: int) -> str:
+    """How an array of this dtype and shape is described: ``float32[2,3]``."""
+    return f"{dtype}[{','.join(map(str, sizes))}]"
+
+
+def _check_avals(avals: Any, where: str) -> None:
+    """Raises ValueError unless these are descriptions of arrays, in nested dicts or not."""
+    if isinstance(avals, Mapping):
+        for name, item in avals.items():
+            _check_avals(item, f"{where}.{name}")
+    elif not (isinstance(avals, str) and _AVAL.fullmatch(avals)):
+        raise ValueError(f"{where} is described as {avals!r}, not as float32[2,3]")
 
 
 class Program(Record, frozen=True):
@@ -37,6 +54,19 @@ class Program(Record, frozen=True):
 
     def __post_init__(self) -> None:
         plain_relative(self.file, "a program")
+        if len(set(self.inputs)) < len(self.inputs):
+            raise ValueError(f"the inputs of a program are not distinct: {self.inputs}")
+        if len(set(self.donate)) < len(self.donate) or max(self.donate, default=-1) >= len(self.inputs):
+            raise ValueError(f"donate of a program with {len(self.inputs)} inputs is {self.donate}")
+        for kind in self.avals:
+            if kind not in ("inputs", "outputs") or not isinstance(self.avals[kind], Mapping):
+                raise ValueError(f"avals of a program have {kind}")
+            _check_avals(self.avals[kind], kind)
+
+    @property
+    def donated(self) -> tuple[str, ...]:
+        """Names of donated arguments."""
+        return tuple(self.inputs[index] for index in self.donate)
 
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Returns dtype and shape of an input that is one array."""

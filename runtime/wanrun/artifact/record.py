@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -31,8 +31,12 @@ class ListedFile(Record, frozen=True, kw_only=True):
         plain_relative(self.file, self.what)
 
 
-AtLeastOne = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[int, Meta(ge=0)]
+MAX_SIZE: Final = 2**20
+"""The most of anything that a manifest counts: four times the largest published one, a vocabulary."""
+
+AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
+NotNegative = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
+FileBytes = Annotated[int, Meta(ge=0, le=2**53)]
 
 Dtype = Literal["bfloat16", "float32"]
 """A dtype for stored weights and for computing."""

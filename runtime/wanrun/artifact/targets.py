@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from msgspec import field
 
 from wanrun.artifact.environment import check_environment
-from wanrun.artifact.record import ListedFile, NotNegative, Record
+from wanrun.artifact.record import FileBytes, ListedFile, Record
 from wanrun.files import plain_relative
 
 
@@ -16,7 +16,7 @@ class Executable(Record, frozen=True):
     """One entry of the JAX compilation cache. It holds machine code, so its digest is checked before use."""
 
     file: str
-    nbytes: NotNegative = field(name="bytes")
+    nbytes: FileBytes = field(name="bytes")
     sha256: str
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ def start_state(noise: np.ndarray, programs: Iterable[Program]) -> dict[str, Any
     """
     carried: dict[str, Any] = {}
     for program in programs:
-        for name in (program.inputs[index] for index in program.donate):
+        for name in program.donated:
             avals = program.avals["inputs"][name]
             if carried.setdefault(name, avals) != avals:
                 raise ArtifactError(

@@ -17,22 +17,18 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.generation.plain import as_plain
 
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
 
-_MAX_FLOAT32 = 3.4028234663852886e38
-
-MAX_STEPS = 10_000
-"""A table of ten times more steps takes seconds to compute, and nothing is gained by it."""
-
 Steps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
 Seed = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 """The bound above does not fit msgspec's: ``wanrun.denoising.noise`` checks it."""
-Scale = Annotated[float, Meta(ge=-_MAX_FLOAT32, le=_MAX_FLOAT32)]
-Positive = Annotated[float, Meta(gt=0, le=_MAX_FLOAT32)]
+Scale = Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
+Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
@@ -149,7 +145,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     flow_shift: Annotated[Positive | None, _row("Shift of the sigmas.", default=ARTIFACT)] = None
     solver: Annotated[
-        Literal["unipc", "dpm++", "euler", "lcm"] | None,
+        SolverName | None,
         _row(
             "Solver, on its diffusers class's own grid; lcm, for distilled models, adds noise between steps.",
             default=ARTIFACT,
@@ -231,7 +227,7 @@ class Row:
         if self.numbers:
             return f"1 to {MAX_STEPS} positive numbers"
         least, most = self.bounds
-        if None not in self.bounds and most != _MAX_FLOAT32:
+        if None not in self.bounds and most != MAX_FLOAT32:
             return f"{least:g} to {most:g}"
         if self.positive:
             return "a positive number"

@@ -21,6 +21,7 @@ from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.shared import Shared
+from wanrun.generation.wiring import check_wiring
 from wanrun.loading.executables import check_entries
 from wanrun.loading.futures import unfinished, when_done
 from wanrun.loading.machine import Machine
@@ -97,6 +98,7 @@ class Session:
         self.placement = _place(opened, profile)
         kind = "both" if self.placement is None else self.placement.kind
         shared.weights.keep_on_host(self._experts if kind == "host" else ())
+        check_wiring(manifest, profile, opened.programs(profile))
         self.programs = Programs(profile, shared.executables, shared.weights)
         self.text = shared.texts.of(self.programs, profile.options.dtype)
         self._order = manifest.model.task.order

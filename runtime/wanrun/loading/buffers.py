@@ -18,6 +18,7 @@ import numpy as np
 
 from wanrun.artifact.layout import ALIGNMENT, ArrayLayout
 from wanrun.artifact.manifest import Component
+from wanrun.errors import ArtifactError
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -46,6 +47,9 @@ class Memory:
 
     Args:
         component: its entry in the manifest.
+
+    Raises:
+        ArtifactError: if there is no such amount of memory.
     """
 
     def __init__(self, component: Component) -> None:
@@ -56,7 +60,15 @@ class Memory:
             total += -(-parameter.layout.nbytes // ALIGNMENT) * ALIGNMENT
         # Private: first touch of a shared mapping, the default, costs twice as much.
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        self._block = mmap.mmap(-1, max(total, 1), **flags)
+        try:
+            self._block = mmap.mmap(-1, max(total, 1), **flags)
+        except (OSError, OverflowError) as error:
+            raise ArtifactError(
+                f"the weights in {component.folder} do not fit into memory",
+                expected=f"{total / 1e9:.2f} GB",
+                found=str(error),
+                remedy="use a machine with more memory",
+            ) from None
         self._stop = threading.Event()
 
     def view(self, path: str, layout: ArrayLayout) -> memoryview:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, check_digest, digest_found, read_bounded, sha256_of, user_cache
 from wanrun.loading.jax_cache import UnreadableProgramError, cached, lower
 from wanrun.loading.opened import OpenedArtifact
+from wanrun.loading.signature import check_signature
 from wanrun.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class LoadedProgram:
 
     def __call__(self, **arguments: Any) -> Any:
         """Runs the executable; arguments that it does not take are ignored."""
-        return self._compiled(*(arguments[name] for name in self.inputs))
+        return self._compiled(**{name: arguments[name] for name in self.inputs})
 
 
 @dataclass(frozen=True)
@@ -263,10 +265,12 @@ class Executables:
             self._entry(profile, name)  # JAX opens the entry by name: check that it did not change meanwhile
 
     def _lower(self, name: str, data: bytes, program: Program) -> jax.stages.Lowered:
+        programs, components = self._opened.program_set, self._opened.manifest.components
+        check = partial(check_signature, name, program, components, programs.kernels.weight_bits)
         try:
-            return lower(data, name, program.donate, self._opened.device.device)
+            return lower(data, name, program.donated, self._opened.device.device, check)
         except UnreadableProgramError as error:
-            folder, programs = self._opened.folder, self._opened.program_set
+            folder = self._opened.folder
             raise unreadable(folder, programs, name, error.reader, error.found) from error
 
     def _from_cache(

@@ -165,15 +165,22 @@ class OtherEntryError(ArtifactError):
         )
 
 
-def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> jax.stages.Lowered:
+def lower(
+    data: bytes,
+    name: str,
+    donate: Sequence[str],
+    device: jax.Device,
+    check: Callable[[Exported], None] = lambda exported: None,
+) -> jax.stages.Lowered:
     """Lowers an exported program for one device, in the same way on the build host and at run time.
 
     Args:
         data: the serialized program.
         name: the name of its cache entry.
-        donate: indices of donated arguments; an exported call does not donate any by itself.
+        donate: names of donated arguments; an exported call does not donate any by itself.
         device: where the program will run. The abstract arguments carry the sharding, because a program
             lowered without it misses the cache when called with committed arrays.
+        check: raises for a program that is not what the caller takes it for.
 
     Raises:
         UnreadableProgramError: if this JAX does not take the program.
@@ -181,6 +188,7 @@ def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> 
     import jax
 
     exported = _deserialized(data, name)
+    check(exported)
     sharding = jax.sharding.SingleDeviceSharding(device)
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals]
     args, kwargs = jax.tree.unflatten(exported.in_tree, avals)
@@ -191,7 +199,7 @@ def lower(data: bytes, name: str, donate: Sequence[int], device: jax.Device) -> 
     call.__name__ = call.__qualname__ = name
     with contextlib.nullcontext() if b"lapack" in data else _without_lapack():
         try:
-            return jax.jit(call, donate_argnums=tuple(donate)).lower(*args, **kwargs)
+            return jax.jit(call, donate_argnames=tuple(donate)).lower(*args, **kwargs)
         except (ValueError, NotImplementedError, RuntimeError) as error:  # JAX reads the StableHLO here
             raise UnreadableProgramError(name, error) from error
 

@@ -202,6 +202,15 @@ def test_a_parameter_that_makes_no_sense_is_refused(
         read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("field", ["components", "configs", "dtypes"])
+@pytest.mark.parametrize("name", ["text_encoder", "transformer", "vae"])
+def test_what_every_model_has(tmp_path: Path, written: dict[str, Any], field: str, name: str) -> None:
+    rest = {key: value for key, value in written[field].items() if key != name}
+    write(tmp_path, changed(written, (field,), rest), reseal=True)
+    with pytest.raises(ArtifactError, match=f"is damaged: {field} are not complete; expected text_encoder,"):
+        read_manifest(tmp_path)
+
+
 def test_a_profile_with_reference_images(toy_artifact: Path, tmp_path: Path) -> None:
     manifest = read_manifest(toy_artifact)
     ((name, plain),) = manifest.profiles.items()

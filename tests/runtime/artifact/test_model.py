@@ -47,9 +47,61 @@ def test_a_record_is_read_as_it_was_written(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("vae_spatial", 0), ("leading_latents", -1), ("text_width", "32"), ("task", None)]
+    ("field", "value"),
+    [
+        *[("vae_spatial", 0), ("leading_latents", -1), ("text_width", "32"), ("task", None)],
+        *[("num_train_timesteps", number) for number in (1, 10**30, 2**63, 1000.0, True)],
+        *[("latent_channels", 2**21), ("size_multiple", 10**30)],
+    ],
 )
 def test_a_value_out_of_range_is_refused(field: str, value: object) -> None:
     data = {**msgspec.to_builtins(plain_model()), field: value}
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.convert(data, Model)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("num_steps", steps) for steps in (0, 10_001, 10**30)],
+        *[("flow_shift", shift) for shift in (0, -1.5, 0.0, 1e300)],
+        *[("fps", rate) for rate in (0, 0.0, 241, 1e300)],
+        *[("guidance_scale", scale) for scale in (10**30, 1e300, "4")],
+        *[("solver", name) for name in ("", "UniPC", None)],
+        *[("timesteps", values) for values in ([], [0], [-1.0], [10**30], ["900"])],
+    ],
+)
+def test_a_default_out_of_range_is_refused(field: str, value: object) -> None:
+    data = msgspec.to_builtins(plain_model())
+    data["defaults"][field] = value
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.convert(data, Model, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("boundary", share) for share in (-0.5, 1.5, True, 10**30, "0.5")],
+        *[("guidance_scale_2", scale) for scale in (1e300, "3")],
+        *[("conditioning_scale", 10**60), ("no_such_option", 1.0), ("", 1)],
+    ],
+)
+def test_an_option_out_of_range_is_refused(name: str, value: object) -> None:
+    data = {**msgspec.to_builtins(plain_model()), "options": {name: value}}
+    with pytest.raises(msgspec.ValidationError, match="option"):
+        msgspec.convert(data, Model)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("shortest_edge", 4097), ("crop", 10**30), ("resample", 6)],
+        *[("rescale_factor", 0), ("rescale_factor", 1e-300), ("rescale_factor", 1e300)],
+        *[("std", [0, 1, 1]), ("std", [1.0, 0.0, 1.0]), ("mean", [0, 0, 10**30]), ("mean", [0.5, 0.5])],
+    ],
+)
+def test_an_image_processor_out_of_range_is_refused(field: str, value: object) -> None:
+    data = msgspec.to_builtins(plain_model(image_processor=CLIP))
+    data["image_processor"][field] = value
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.convert(data, Model)

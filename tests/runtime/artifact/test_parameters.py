@@ -44,3 +44,10 @@ def test_paths_stay_in_the_artifact(path: str) -> None:
         Component(path, {})
     with pytest.raises(ArtifactError, match="a parameter names a path outside the artifact"):
         Component("weights/vae", {path: parameter()})
+
+
+def test_a_parameter_is_no_folder_of_others() -> None:
+    """Both cannot be in one tree."""
+    Component("weights/vae", {"a/b": parameter(), "ab": parameter(), "a/c/d": parameter()})
+    with pytest.raises(ValueError, match=r"^a/c is a parameter, and others are below it"):
+        Component("weights/vae", {"a/c/d": parameter(), "a/c": parameter()})

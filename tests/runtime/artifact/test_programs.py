@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import pytest
 
 from helpers.manifests import built_with, plain_program, program_set
-from wanrun.artifact.programs import Kernels, Profile, aval
+from wanrun.artifact.programs import Kernels, Profile, aval, aval_text
 from wanrun.errors import ArtifactError
 
 
@@ -54,3 +57,34 @@ def test_a_set_s_key_is_of_what_changes_a_program() -> None:
 def test_a_program_lies_in_its_artifact(file: str) -> None:
     with pytest.raises(ArtifactError, match="a program names a path outside the artifact"):
         plain_program(file=file)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inputs": ("x", "x")},
+        {"inputs": ("x",), "donate": (1,)},
+        {"inputs": ("x",), "donate": (0, 0)},
+        {"avals": {"inputs": {"x": "float32"}}},
+        {"avals": {"inputs": {"x": "float32[2,3"}}},
+        {"avals": {"inputs": {"x": "float32[-1]"}}},
+        {"avals": {"outputs": {"x": {"y": 3}}}},
+        {"avals": {"inputs": []}},
+        {"avals": {"others": {}}},
+    ],
+)
+def test_a_program_that_makes_no_sense(fields: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"of a program|described as"):
+        plain_program(**fields)
+
+
+def test_donated_inputs_have_names() -> None:
+    assert plain_program(inputs=("weights", "latents", "history"), donate=(1, 2)).donated == (
+        "latents",
+        "history",
+    )
+
+
+def test_an_array_is_described_as_it_is_read() -> None:
+    assert aval_text("float32", 2, 3) == "float32[2,3]" and aval_text("bool") == "bool[]"
+    assert aval(aval_text("uint8", 7)) == ("uint8", (7,))

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from helpers.manifests import plain_parameter
-from wanrun.artifact.layout import ALIGNMENT, plan_layout
+from wanrun.artifact.layout import ALIGNMENT, ArrayLayout, plan_layout
 from wanrun.artifact.manifest import Component
+from wanrun.errors import ArtifactError
 from wanrun.loading import buffers as module
 from wanrun.loading.buffers import Memory
 
@@ -139,3 +141,12 @@ def test_the_memory_is_private() -> None:
             assert line.split()[1] == "rw-p"
             return
     raise AssertionError("no such mapping")
+
+
+@pytest.mark.parametrize("rows", [2**50, 2**80])
+def test_more_than_any_machine_has(rows: int) -> None:
+    """As a manifest may say, whose maker signs it."""
+    layout = ArrayLayout((rows, 4), "float32", 1, 1)
+    parameter = msgspec.structs.replace(plain_parameter((1, 4), "float32"), layout=layout)
+    with pytest.raises(ArtifactError, match=r"the weights in c do not fit into memory; expected .* GB"):
+        Memory(Component("c", {"a": parameter}))

@@ -130,7 +130,9 @@ def test_the_overlay_is_of_an_artifact_a_target_and_a_kind_of_host(
 
 def test_arguments_are_given_by_name() -> None:
     array = jax.ShapeDtypeStruct((3,), np.float32)
-    compiled = jax.jit(lambda a, b: {"c": a - 2 * b}).lower(array, array).compile()
+    compiled = (
+        jax.jit(lambda first, second: {"c": first - 2 * second}).lower(first=array, second=array).compile()
+    )
     loaded = LoadedProgram(compiled, ("first", "second"))
     one, two = np.full(3, 7, np.float32), np.full(3, 2, np.float32)
     assert np.array_equal(loaded(second=two, first=one)["c"], [3, 3, 3])

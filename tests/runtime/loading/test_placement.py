@@ -36,7 +36,7 @@ def manifest_of(**components: Component) -> Manifest:
 def taking(**inputs: Any) -> dict[str, Program]:
     """A program for each name, whose inputs beside weights are these."""
     return {
-        name: plain_program(avals={"inputs": avals, "outputs": "float32[1000000000]"})
+        name: plain_program(avals={"inputs": avals, "outputs": {"x": "float32[1000000000]"}})
         for name, avals in inputs.items()
     }
 
