@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
@@ -28,7 +29,7 @@ from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
-from wanrun.files import check_digest, digest_found, replace_file, sha256_of
+from wanrun.files import check_digest, digest_found, read_bounded, replace_file, sha256_of
 from wanrun.generation.options import has_guidance
 from wanrun.loading.executables import check_entry, read_program
 from wanrun.text.embeddings import ArtifactEmbeddings
@@ -40,6 +41,9 @@ STEPS = 2
 GUIDANCE_SCALE = 5.0
 """Of a profile with guidance, where the artifact's own scale turns it off."""
 SAMPLES = 256
+
+MAX_GOLDEN_BYTES = 2**20
+"""Of a recorded result, which has some kilobytes."""
 
 COPY = "copy the artifact again or rebuild it"
 
@@ -85,14 +89,23 @@ class Golden:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Golden:
-        return cls(
-            data["latents_sha256"],
-            data["frames_sha256"],
-            tuple(data["samples"]),
-            data["machine"],
-            data["tolerance"],
-        )
+    def from_json(cls, data: Any) -> Golden:
+        """Raises ValueError for what is no such record."""
+        return msgspec.convert(data, cls)
+
+
+def read_golden(path: Path) -> Golden:
+    """Reads a recorded result, whose digest was checked.
+
+    Raises:
+        ArtifactError: if it is something else.
+    """
+    try:
+        return Golden.from_json(msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} is no recorded result", found=str(error), remedy="run wanbuild verify --record"
+        ) from None
 
 
 def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
@@ -282,9 +295,7 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
         if profile.name not in manifest.golden:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
-        text = (artifact / manifest.golden[profile.name].file).read_text()
-        outcomes[profile.name] = compare(
-            Golden.from_json(json.loads(text)), _run(artifact, manifest, profile)
-        )
+        expected = read_golden(artifact / manifest.golden[profile.name].file)
+        outcomes[profile.name] = compare(expected, _run(artifact, manifest, profile))
         report(f"{profile.name}: {outcomes[profile.name]}")
     return outcomes
