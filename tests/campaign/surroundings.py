@@ -153,6 +153,6 @@ def small_limits(sources: Sources, rng: random.Random, folder: Path) -> Case:
             ("RLIMIT_CORE", 0),
         )
     )
-    call = replace(call, limits={name: most}, codes=frozenset({0, 2, 3, 4}))
+    call = replace(call, limits={name: most}, codes=frozenset({0, 1, 2, 3, 4}))
     kind, what = "small limit", f"{name} {most} for {call}"
     return Case(kind, what, [call], {sample.video}, process=True, artifact=artifact, clean=[folder])

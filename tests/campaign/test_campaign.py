@@ -1,7 +1,8 @@
-"""The campaign's judge, its damage and its seeds."""
+"""A slice of the campaign, with a fixed seed and with the day's; its judge, its damage, its seeds."""
 
 from __future__ import annotations
 
+import datetime
 import random
 import signal
 from collections.abc import Callable
@@ -9,10 +10,30 @@ from pathlib import Path
 
 import pytest
 
+from campaign.__main__ import campaign_in, run_campaign, working_folder
 from campaign.damage import KINDS, files_below
 from campaign.fault import Call, Case, Ended, problems, rng_of
 from campaign.kinds import WEIGHTS
 from campaign.soak import growth
+from campaign.sources import Sample, toy
+
+SECONDS = 90.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [1, datetime.datetime.now(datetime.UTC).date().toordinal()], ids=["fixed", "today"]
+)
+def test_every_fault_is_survived(
+    seed: int, toy_artifact: Path, toy_checkpoint: Path, ti2v_checkpoint: Path
+) -> None:
+    with working_folder() as folder:
+        sample = Sample(toy_checkpoint, toy_artifact, other=toy(folder, "wan2.1-t2v", 1))
+        with campaign_in(folder, seed, [sample], [ti2v_checkpoint]) as campaign:
+            counts, failures = run_campaign(campaign, SECONDS)
+    assert failures == []
+    assert counts.total() > 20
+    assert len({kind for kind, _ in counts}) > 3
 
 
 def whole(artifact: Path) -> str | None:
