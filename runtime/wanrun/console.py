@@ -26,7 +26,6 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from wanrun.early import WORDS
 from wanrun.errors import UsageError, WanError, escaped
 from wanrun.lines import print_error, silence_stdout
 from wanrun.signals import Stopped, Watch
@@ -60,13 +59,13 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process with an exit code; after a signal without waiting for threads.
+    """Ends the process with an exit code, without the interpreter's end.
 
-    The interpreter would wait for what they compile or read, and C++ destructors would run beside them.
+    There the signals' handlers are gone: a signal would end a finished run without a word. The interpreter
+    also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
+    What was printed has been flushed by ``run``.
     """
-    if code in {128 + number for number in WORDS}:
-        os._exit(code)
-    sys.exit(code)
+    os._exit(code)
 
 
 def _invoke(command: click.Command, arguments: list[str]) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import resource
 import selectors
 import shlex
 import signal
@@ -20,6 +18,16 @@ from campaign.fault import LIMIT_SECONDS, Call, Case, Ended
 
 RESTART_AFTER = 400
 """Faults that a worker takes before a new one does: what leaks in one command is looked for elsewhere."""
+
+
+LIMITED = """
+import json, os, resource, sys
+for name, most in json.loads(sys.argv[1]).items():
+    kind = getattr(resource, name)
+    resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])
+"""
+"""Limits itself and becomes the command: a fork of the tests' process would be one of JAX's threads too."""
 
 
 class Runner:
@@ -97,7 +105,8 @@ class _Process:
     """A command in a process of its own, started."""
 
     def __init__(self, call: Call, environment: Mapping[str, str], folder: Path) -> None:
-        arguments = [sys.executable, "-m", call.command, *call.arguments]
+        limited = ["-c", LIMITED, json.dumps(dict(call.limits))] if call.limits else ["-m"]
+        arguments = [sys.executable, *limited, call.command, *call.arguments]
         if call.shell:
             arguments = ["/bin/sh", "-c", f"exec {shlex.join(arguments)} {call.shell}"]
         changed: dict[str, str | None] = {**environment, **call.environment}
@@ -110,7 +119,6 @@ class _Process:
             stderr=subprocess.PIPE,  # a file would be under the limits
             text=True,
             errors="replace",
-            preexec_fn=functools.partial(_limit, dict(call.limits)) if call.limits else None,
         )
         self._started = time.monotonic()
         self._sent_after: float | None = None
@@ -135,12 +143,6 @@ class _Process:
             _, err = self._process.communicate()
             code = None
         return Ended(code, time.monotonic() - self._started, err, self._sent_after)
-
-
-def _limit(limits: dict[str, int]) -> None:
-    for name, most in limits.items():
-        kind = getattr(resource, name)
-        resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def _line(stream: IO[str], seconds: float) -> str | None:

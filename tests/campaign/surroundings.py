@@ -148,7 +148,7 @@ def small_limits(sources: Sources, rng: random.Random, folder: Path) -> Case:
     name, most = rng.choice(
         (
             ("RLIMIT_FSIZE", rng.choice((0, 1024, 2**16, 2**20))),
-            ("RLIMIT_NOFILE", rng.choice((3, 8, 16, 32, 64, 128))),
+            ("RLIMIT_NOFILE", rng.choice((16, 24, 32, 48, 64, 128))),
             ("RLIMIT_AS", rng.choice((1, 2, 3, 4)) * 2**29),
             ("RLIMIT_CORE", 0),
         )

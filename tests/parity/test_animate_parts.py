@@ -263,7 +263,7 @@ def test_face_adapter_in_bfloat16(adapters: Adapters) -> None:
         ({"motion_encoder_size": None}, "motion_encoder_size is None"),
         ({"motion_dim": 15}, "more than motion_encoder_dim 14"),
         ({"patch_size": [2, 2, 2]}, "single latent frames"),
-        ({"patch_size": []}, "single latent frames"),
+        ({"patch_size": []}, "patch_size is [], not tuple[int, int, int]"),
         ({"added_kv_proj_dim": None}, "added_kv_proj_dim is None"),
         ({"_class_name": "WanTransformer3DModel"}, "another class"),
         ({"face_dim": 1}, "unknown field face_dim"),

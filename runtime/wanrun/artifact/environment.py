@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from wanrun.artifact.address_space import check_address_space
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.errors import ArtifactError, Mismatch, UsageError
 
@@ -221,7 +222,10 @@ def importing_jax() -> Iterator[None]:
 
     Raises:
         UsageError: if JAX does not take one of them.
+        WanError: if the limit of the address space is too low for JAX.
     """
+    if "jax" not in sys.modules:
+        check_address_space()
     try:
         yield
     except ValueError as error:
