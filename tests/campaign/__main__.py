@@ -160,7 +160,7 @@ def campaign_in(
 
 
 def run_campaign(
-    campaign: Campaign, seconds: float, log: Path | None = None
+    campaign: Campaign, seconds: float, log: Path | None = None, repeats: int = 0
 ) -> tuple[collections.Counter[tuple[str, str]], list[str]]:
     """Runs faults for a time.
 
@@ -168,6 +168,8 @@ def run_campaign(
         campaign: whose faults.
         seconds: how long it goes on.
         log: a line for each fault; its faults are not repeated.
+        repeats: how often a fault of moments that was not survived is tried again. It counts as a failure if
+            it fails once more: a moment does not come back, and what does is a defect that can be found.
 
     Returns:
         Counts by kind and verdict; and the failures, each with what repeats it.
@@ -178,11 +180,17 @@ def run_campaign(
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         case, ended, wrong = campaign.fault(number)
-        counts[case.kind, "FAILS" if wrong else f"exit {ended[0].code}"] += 1
+        verdict = f"exit {ended[0].code}"
         if wrong:
+            verdict = "FAILS"
             words = " | ".join(one.err.strip()[-300:] for one in ended)
-            failures.append(f"{campaign.repeat(number)}: {case.kind}, {case.what}: {'; '.join(wrong)}")
-            print(f"{failures[-1]} [{words}]", file=sys.stderr, flush=True)
+            failure = f"{campaign.repeat(number)}: {case.kind}, {case.what}: {'; '.join(wrong)}"
+            print(f"{failure} [{words}]", file=sys.stderr, flush=True)
+            if repeats and case.process and not any(campaign.fault(number)[2] for _ in range(repeats)):
+                verdict = "fails once"
+            else:
+                failures.append(failure)
+        counts[case.kind, verdict] += 1
         if log is not None:
             record = {"number": number, "kind": case.kind, "what": case.what, "wrong": wrong}
             record |= {

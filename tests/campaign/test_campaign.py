@@ -7,10 +7,11 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from campaign.__main__ import campaign_in, run_campaign, working_folder
+from campaign.__main__ import Campaign, campaign_in, run_campaign, working_folder
 from campaign.damage import KINDS, files_below
 from campaign.fault import Call, Case, Ended, problems, rng_of
 from campaign.kinds import WEIGHTS
@@ -30,8 +31,9 @@ def test_every_fault_is_survived(
     with working_folder() as folder:
         sample = Sample(toy_checkpoint, toy_artifact, other=toy(folder, "wan2.1-t2v", 1))
         with campaign_in(folder, seed, [sample], [ti2v_checkpoint]) as campaign:
-            counts, failures = run_campaign(campaign, SECONDS)
+            counts, failures = run_campaign(campaign, SECONDS, repeats=2)
     assert failures == []
+    assert sum(count for (_, verdict), count in counts.items() if verdict == "fails once") <= 1
     assert counts.total() > 20
     assert len({kind for kind, _ in counts}) > 3
 
@@ -137,6 +139,44 @@ def test_a_seed_repeats_its_faults() -> None:
     draws = [[rng_of(seed, number).random() for number in range(20)] for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
     assert len({maker.__name__ for maker, _ in WEIGHTS}) == len(WEIGHTS)
+
+
+class Scripted:
+    """A campaign whose faults fail as a script says, and then no more."""
+
+    def __init__(self, process: bool, *wrong: bool) -> None:
+        self._process, self._wrong = process, list(wrong)
+
+    def fault(self, number: int) -> tuple[Case, list[Ended], list[str]]:
+        wrong = self._wrong.pop(0) if self._wrong else False
+        return Case("x", "", [call()], process=self._process), [Ended(0, 1.0, "")], ["bad"] * wrong
+
+    def repeat(self, number: int) -> str:
+        return f"--only {number}"
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("process", "wrong", "repeats", "verdict"),
+    [
+        (True, [True], 0, "FAILS"),
+        (True, [True], 2, "fails once"),
+        (True, [True, False, True], 2, "FAILS"),
+        (False, [True], 2, "FAILS"),
+        (False, [], 2, "exit 0"),
+    ],
+)
+def test_what_fails_by_content_or_twice_counts(
+    process: bool, wrong: list[bool], repeats: int, verdict: str
+) -> None:
+    campaign = cast(Campaign, Scripted(process, *wrong))
+    counts, failures = run_campaign(campaign, 0.01, repeats=repeats)
+    assert counts["x", verdict] >= 1
+    assert len(failures) == (verdict == "FAILS")
+    if failures:
+        assert failures == ["--only 0: x, : bad"]
 
 
 def test_the_soak_sees_growth() -> None:
