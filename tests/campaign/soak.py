@@ -87,7 +87,7 @@ class Soak:
                 self.counts[verdict] += 1
 
     def _generate(self, request: dict[str, Any], cancelled: bool) -> str:
-        from wanrun.errors import UsageError
+        from wanrun.errors import WanError
 
         def on_step(step: int, total: int) -> None:
             if cancelled:
@@ -97,7 +97,7 @@ class Soak:
             result = self._pipeline.generate(**request, on_step=on_step)
         except CancelError:
             return "cancelled"
-        except UsageError:
+        except WanError:
             return "refused"
         digest = hashlib.sha256(result.frames.tobytes() + result.latents.tobytes()).hexdigest()
         with self._lock:
@@ -142,7 +142,7 @@ def soak(
     with wanrun.load(artifact) as pipeline, ThreadPoolExecutor(THREADS) as threads:
         one = Soak(pipeline, seed)
         calls = [threads.submit(one.work, thread, end) for thread in range(THREADS)]
-        while time.monotonic() < end:
+        while time.monotonic() < end and not any(call.done() for call in calls):  # done early: it raised
             time.sleep(min(SAMPLE_SECONDS, seconds / 40))
             states.append(state())
             if log is not None:
