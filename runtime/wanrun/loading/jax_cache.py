@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ class _Refuse(logging.Filter):
     about to read in a log line too.
 
     Args:
-        level: the logger's level before it was lowered to let this filter see the line.
+        level: the least level of a line that was shown before this filter had to see all.
         refused: whether this line is refused.
     """
 
@@ -103,14 +104,24 @@ class _Refuse(logging.Filter):
 
 @contextlib.contextmanager
 def _refusing(name: str, refused: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    """Refuses lines of a logger of JAX's that this thread writes."""
+    """Refuses lines of a logger of JAX's that this thread writes.
+
+    The lines are written whatever the application's logging is: ``logging.config.dictConfig`` disables the
+    loggers that it does not name, and ``logging.disable`` all of them. Then no line goes to its handlers.
+    """
     logger = logging.getLogger(name)
-    level, refuse = logger.level, _Refuse(logger.getEffectiveLevel(), refused)
+    level, disabled, least = logger.level, logger.disabled, logger.manager.disable
+    shown = sys.maxsize if disabled else max(logger.getEffectiveLevel(), least + 1)
+    refuse = _Refuse(shown, refused)
     logger.addFilter(refuse)
     logger.setLevel(logging.DEBUG)
+    logger.disabled = False
+    logging.disable(logging.NOTSET)
     try:
         yield
     finally:
+        logging.disable(least)
+        logger.disabled = disabled
         logger.setLevel(level)
         logger.removeFilter(refuse)
 
@@ -144,7 +155,7 @@ class _Opened:
 
     def check(self, hit: bool) -> None:
         """Raises OtherEntryError if JAX was about to open another, or did not say what it has opened."""
-        if self._file is not None and (hit or self.files) and self.files != [self._file]:
+        if self._file is not None and (hit or self.files) and set(self.files) != {self._file}:
             raise OtherEntryError(self._file, ", ".join(self.files) or "one that JAX does not name")
 
 

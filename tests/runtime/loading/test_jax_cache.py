@@ -73,6 +73,35 @@ def test_lines_pass_as_they_would_have(lines: list[str], level: int) -> None:
         logger.setLevel(before)
 
 
+@pytest.fixture(params=["dictConfig", "disable", "level"])
+def silenced(request: pytest.FixtureRequest) -> Iterator[None]:
+    """An application's logging, as it may be set after JAX was imported."""
+    logger = logging.getLogger(LOGGER)
+    level = logger.level
+    if request.param == "dictConfig":
+        logger.disabled = True  # as dictConfig does to each logger that it does not name
+    elif request.param == "disable":
+        logging.disable(logging.CRITICAL)
+    else:
+        logger.setLevel(logging.CRITICAL)
+    yield
+    logger.disabled = False
+    logging.disable(logging.NOTSET)
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("silenced")
+def test_an_application_s_logging_hides_no_line_from_us(lines: list[str]) -> None:
+    logger = logging.getLogger(LOGGER)
+    before = logger.disabled, logger.level, logger.manager.disable
+    with jax_cache._refuse_misses():
+        logger.error("a line that the application does not want")
+        with pytest.raises(jax_cache._RefusedError):
+            logger.debug(MISS, "jit_g", "key")
+    assert lines == []
+    assert (logger.disabled, logger.level, logger.manager.disable) == before
+
+
 @pytest.mark.slow
 def test_a_miss_ends_before_anything_is_compiled() -> None:
     """As this JAX says it: with a cache that is empty, and with one that is not."""
