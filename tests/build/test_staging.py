@@ -364,15 +364,18 @@ def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: 
 def test_what_a_user_put_into_the_folder_is_not_deleted(
     artifact_copy: Path, toy_checkpoint: Path, tmp_path: Path
 ) -> None:
-    given = ["notes.txt", "videos/a.mp4", "weights/mine.txt", "golden/a.txt", "tokenizer/old/tokenizer.json"]
+    given = [
+        *("notes.txt", "videos/a.mp4", "weights/mine.txt", "golden/a.txt", "tokenizer/old/tokenizer.json"),
+        *("weights/original/model.safetensors", "programs/mine.stablehlo", "executables/cpu/notes.txt"),
+    ]
     for name in given:
         (artifact_copy / name).parent.mkdir(exist_ok=True)
         (artifact_copy / name).write_text("mine")
     before = files_of(artifact_copy)
     with pytest.raises(
         UsageError,
-        match=r"would delete what is not the artifact's; found golden/a\.txt, notes\.txt, tokenizer/old/"
-        r"tokenizer\.json and 2 more; move it out of the folder",
+        match=r"would delete what is not the artifact's; found executables/cpu/notes\.txt, golden/a\.txt, "
+        r"notes\.txt and 5 more; move it out of the folder",
     ):
         convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     assert files_of(artifact_copy) == before
@@ -383,7 +386,7 @@ def test_what_a_user_put_into_the_folder_is_not_deleted(
         convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     (artifact_copy / "videos").rmdir()
     # What a killed build leaves in the artifact's folders is no obstacle.
-    (artifact_copy / "programs" / "96x64x9-b1-cfg" / "prepare-0.stablehlo").touch()
+    (artifact_copy / "programs" / "96x64x9-b1-cfg" / "prepare-0123456789ab.stablehlo").touch()
     (artifact_copy / "executables" / ".wan-0-0-0").mkdir()
     convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
 

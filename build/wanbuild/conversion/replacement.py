@@ -26,8 +26,10 @@ _PROGRAM_FACTS = (
 _FOLDERS = frozenset({"weights", "tokenizer", "programs", "executables", "golden", "embeddings"})
 
 _OWN = re.compile(
-    r"manifest\.json|requirements[^/]*\.txt|tokenizer/tokenizer\.json|weights/[^/]+/.+|programs/.+\.stablehlo"
-    r"|executables/.+|golden/[^/]+\.json|embeddings/[^/]+\.npy|(.+/)?\.wan-[^/]+(/.+)?"
+    r"manifest\.json|requirements(-[^/]+)?\.txt|tokenizer/tokenizer\.json"
+    r"|weights/(transformer(_2)?|text_encoder|image_encoder|vae)/.+"
+    r"|programs/[^/]+/\w+-[0-9a-f]{12}\.stablehlo|executables/[^/]+/jit_\w+-[0-9a-f]{64}-cache"
+    r"|golden/[^/]+-[0-9a-f]{12}\.json|embeddings/[^/]+\.npy|(.+/)?\.wan-[^/]+(/.+)?"
 )
 """Names of an artifact's files, listed or left by a killed build."""
 
