@@ -115,6 +115,11 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
             1,
         )
     text = _one_line(str(error).strip().partition("\n")[0])
+    if "RESOURCE_EXHAUSTED" in text:
+        return (
+            f"error: the device has too little memory left: {text}; use --memory low or a smaller profile",
+            1,
+        )
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
 
@@ -127,7 +132,7 @@ def _lacks_resources(error: BaseException) -> bool:
     if isinstance(error, ImportError):  # a shared library that cannot be mapped
         return "failed to map segment" in text or "annot allocate memory" in text
     thread = isinstance(error, RuntimeError) and "can't start new thread" in text
-    return isinstance(error, MemoryError) or thread or "RESOURCE_EXHAUSTED" in text
+    return isinstance(error, MemoryError) or thread
 
 
 def flags(command: click.Command) -> Callable[[str], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from pathlib import Path
 
@@ -15,12 +14,18 @@ BYTES_A_CORE = 2**28
 A thread has a stack of 8 MiB, and an arena of the allocator of 64 MiB.
 """
 
+MOST_CORES = 8
+"""What more cores need was not measured: a limit that some machine may live with is not refused."""
 
-def check_address_space() -> None:
+
+def check_address_space(cores: int) -> None:
     """Checks that JAX can start, before it is imported.
 
-    A limit that is too low ends the process in C++, where no thread starts or no memory comes: with limits of
-    500 to 1200 MB by SIGABRT, SIGSEGV or exit code 127.
+    Below it, JAX's C++ ends the process when a thread cannot start: limits of 500 to 1200 MB gave SIGABRT,
+    SIGSEGV or exit code 127.
+
+    Args:
+        cores: that the process may use.
 
     Raises:
         WanError: if the limit leaves less than JAX needs.
@@ -28,7 +33,7 @@ def check_address_space() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return
-    needed = JAX_BYTES + BYTES_A_CORE * len(os.sched_getaffinity(0))
+    needed = JAX_BYTES + BYTES_A_CORE * min(cores, MOST_CORES)
     left = limit - _taken()
     if left < needed:
         raise WanError(

@@ -225,7 +225,7 @@ def importing_jax() -> Iterator[None]:
         WanError: if the limit of the address space is too low for JAX.
     """
     if "jax" not in sys.modules:
-        check_address_space()
+        check_address_space(usable_cores())
     try:
         yield
     except ValueError as error:
