@@ -75,7 +75,7 @@ def _print(line: str) -> None:
 
 
 def silence_stdout() -> None:
-    """Lets standard output go nowhere. What is buffered would be tried again, and fail, when Python ends."""
+    """Sends standard output to /dev/null: what is still buffered would fail again when it is flushed."""
     _silence(1)
     with contextlib.suppress(OSError):
         sys.stdout.flush()

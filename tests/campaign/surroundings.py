@@ -60,7 +60,7 @@ ODD: tuple[Mapping[str, str | None], ...] = (
 
 SHELL = (
     *("2>&-", "1>&-", "0<&-", "1>&- 2>&-", "0<&- 1>&- 2>&-", ">/dev/full", "2>/dev/full", "</dev/zero"),
-    *("| head -c 1", "2>&1 | head -c 1", "</", "2</dev/null"),
+    *("| head -c 1", "2>&1 | head -c 1", "2</dev/null"),
 )
 
 

@@ -34,7 +34,7 @@ def test_every_fault_is_survived(
             counts, failures = run_campaign(campaign, SECONDS, repeats=2)
     assert failures == []
     assert sum(count for (_, verdict), count in counts.items() if verdict == "fails once") <= 1
-    assert counts.total() > 20
+    assert counts.total() > 10
     assert len({kind for kind, _ in counts}) > 3
 
 
