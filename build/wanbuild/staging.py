@@ -92,9 +92,9 @@ def build_lock(artifact: Path) -> Iterator[None]:
 
 
 def build_running(artifact: Path) -> bool:
-    """Whether a build holds the artifact's lock."""
+    """Whether a build holds the artifact's lock, which is beside the folder that a link leads to."""
     try:
-        descriptor = os.open(_sibling(artifact, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(_sibling(Path(os.path.realpath(artifact)), "lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -16,7 +16,7 @@ from helpers.damage import PROFILE, one_error
 from wanbuild.check.verify import Golden, check_files, check_spelling, check_unlisted, read_golden
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
-from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
 from wanrun.artifact.record import ListedFile
 from wanrun.console import run
 from wanrun.errors import ArtifactError
@@ -178,6 +178,27 @@ def test_what_a_user_puts_beside_the_manifest_is_no_damage(whole: Path) -> None:
     (whole / "LICENSE").touch()
     check(whole)
     (whole / "LICENSE").unlink()
+
+
+def test_a_build_that_is_reached_by_a_link(whole: Path, tmp_path: Path) -> None:
+    link, path = tmp_path / "link", whole / "programs" / "new"
+    link.symlink_to(whole)
+    path.touch()
+    with build_lock(whole):
+        check_unlisted(link, read_manifest(link), silent)
+    with pytest.raises(ArtifactError, match="new does not belong"):
+        check_unlisted(link, read_manifest(link), silent)
+    path.unlink()
+
+
+def test_a_manifest_that_a_build_replaces_meanwhile(whole: Path) -> None:
+    manifest = read_manifest(whole)
+    before = (whole / MANIFEST).read_bytes()
+    manifest.changed(times={**manifest.times, "embed": "2026-11-22T00:00:00Z"}).write(whole)
+    with pytest.raises(ArtifactError, match="was changed while it was verified; verify it again"):
+        check_spelling(whole, manifest)
+    (whole / MANIFEST).write_bytes(before)
+    check_spelling(whole, manifest)
 
 
 def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
