@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import click
 
 from campaign.fault import Case, Ended, problems, rng_of
 from campaign.kinds import WEIGHTS, kinds
+from campaign.moments import SIGNALS
 from campaign.runner import Runner
 from campaign.sources import Sample, Sources, make_samples, toy
 
@@ -148,6 +150,10 @@ def campaign_in(
     only: Collection[str] = (),
 ) -> Iterator[Campaign]:
     """A campaign that works in a folder, and a small disk for it."""
+    heeded = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in heeded.items():
+        if handler is signal.SIG_IGN:  # as under nohup: commands would inherit that, and rightly go on
+            signal.signal(number, signal.SIG_DFL)
     size = max(
         sum(path.stat().st_size for path in one.artifact.rglob("*") if path.is_file()) for one in samples
     )
@@ -157,6 +163,8 @@ def campaign_in(
             yield campaign
         finally:
             campaign.close()
+            for number, handler in heeded.items():
+                signal.signal(number, handler)
 
 
 def run_campaign(

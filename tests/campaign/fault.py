@@ -17,6 +17,9 @@ LIMIT_SECONDS = 60.0
 SIGNAL_SECONDS = 5.0
 """From a signal to the end of the process."""
 
+FINISHED_SECONDS = 1.0
+"""A command that had done its work when the signal came has ended by then."""
+
 EARLY_SECONDS = 0.5
 """Before this, Python itself may still be starting, whose own words and ways a signal then meets."""
 
@@ -147,6 +150,8 @@ def _of_call(call: Call, ended: Ended, sent: signal.Signals | None) -> list[str]
             found.append(f"{sent.name} ended it without a word")
         if ended.seconds > SIGNAL_SECONDS:
             found.append(f"{ended.seconds:.1f} s from the signal to the end")
+    elif sent is not None and ended.sent_after is not None and ended.seconds > FINISHED_SECONDS:
+        found.append(f"{sent.name} was ignored: exit code {ended.code} after {ended.seconds:.1f} s")
     elif ended.code not in DOCUMENTED:
         found.append(f"exit code {ended.code}")
     elif ended.code not in call.codes:

@@ -82,6 +82,8 @@ def test_what_the_judge_says(ended: Ended, expected: list[str]) -> None:
         (Ended(130, 1.0, "interrupted\n", 2.0), ["exit code 130, which is not one of [0, 3]"]),
         (Ended(-11, 1.0, "", 2.0), ["exit code -11"]),
         (Ended(139, 1.0, "", 2.0), ["exit code 139"]),
+        (Ended(0, 0.1, "", 2.0), []),
+        (Ended(0, 1.5, "", 2.0), ["SIGTERM was ignored: exit code 0 after 1.5 s"]),
         (Ended(143, 1.0, "terminated\n", None), ["exit code 143, which is not one of [0, 3]"]),
     ],
 )

@@ -161,9 +161,9 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
     for profile, programs in target["statistics"].items():
         for program, facts in programs.items():
             yield (
-                f"  {profile} {program:<13} {facts['flops'] / 1e9:>12,.1f} GFLOP, "
-                f"temporaries {facts['temporary_bytes'] / 1e6:,.1f} MB, "
-                f"compiled in {facts['compile_seconds']:.1f} s"
+                f"  {profile} {program:<13} {facts.get('flops', 0) / 1e9:>12,.1f} GFLOP, "
+                f"temporaries {facts.get('temporary_bytes', 0) / 1e6:,.1f} MB, "
+                f"compiled in {facts.get('compile_seconds', 0):.1f} s"
             )
 
 

@@ -135,7 +135,7 @@ class _Compiler:
             )
         return {
             "compile_seconds": round(seconds, 3),
-            "flops": cost.get("flops", 0.0),
+            "flops": max(0.0, cost.get("flops", 0.0)),  # -1 where XLA does not know
             "argument_bytes": memory.argument_size_in_bytes,
             "output_bytes": memory.output_size_in_bytes,
             "temporary_bytes": memory.temp_size_in_bytes,

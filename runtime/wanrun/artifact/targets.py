@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from msgspec import field
+from msgspec import Meta, field
 
 from wanrun.artifact.environment import check_environment
 from wanrun.artifact.record import FileBytes, ListedFile, Record
 from wanrun.files import plain_relative
+
+Amount = Annotated[int, Meta(ge=0, le=2**53)] | Annotated[float, Meta(ge=0, le=1e30)]
+"""Seconds, operations or bytes."""
 
 
 class Executable(Record, frozen=True):
@@ -46,7 +49,7 @@ class Target(Record, frozen=True, kw_only=True):
     environment: Mapping[str, Any]
     requirements: Requirements
     executables: Mapping[str, Mapping[str, Executable]]
-    statistics: Mapping[str, Mapping[str, Any]]
+    statistics: Mapping[str, Mapping[str, Mapping[str, Amount]]]
 
     def __post_init__(self) -> None:
         plain_relative(self.folder, "a target")
