@@ -70,7 +70,7 @@ class CompiledProgram:
     """A compiled program's cache entry and the compiler's statistics."""
 
     executable: Executable
-    statistics: dict[str, Any]
+    statistics: Mapping[str, Any]
 
 
 class _Compiler:
@@ -238,7 +238,7 @@ def _compile_target(
             folder += "-2"
     compiler = _Compiler(artifact, spec, folder, {c.executable.file: c for c in ledger.values()})
     executables: dict[str, dict[str, Executable]] = {}
-    statistics: dict[str, dict[str, Any]] = {}
+    statistics: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
         for program_name, program in manifest.program_sets[key].programs[name].items():
             compiled = ledger.get((program_name, program.sha256))
@@ -276,7 +276,7 @@ def _usable_entries(
     return usable
 
 
-def _line(profile: str, program: str, statistics: dict[str, Any], target: TargetSpec) -> str:
+def _line(profile: str, program: str, statistics: Mapping[str, Any], target: TargetSpec) -> str:
     gigabytes = (statistics["argument_bytes"] + statistics["temporary_bytes"]) / 1e9
     return (
         f"{profile}  {program:<15} compiled in {statistics['compile_seconds']:.1f} s, "
