@@ -162,6 +162,7 @@ def test_a_malformed_manifest(
     assert f"{artifact / 'manifest.json'} is damaged" in line and "build the artifact again" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [

@@ -57,6 +57,7 @@ def test_a_read_only_artifact(read_only: Path, command: tuple[str, ...]) -> None
     assert [path.name for path in read_only.parent.iterdir()] == [read_only.name]
 
 
+@pytest.mark.slow
 def test_a_toy_in_a_read_only_folder(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     done = unprivileged("wanbuild", "toy", tmp_path / "closed" / "toy")

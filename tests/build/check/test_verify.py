@@ -115,13 +115,8 @@ KINDS = [
 ]
 
 
-MANY = ("weights|chunk", "weights|zarr.json")
-"""Kinds of which there are hundreds of files, each of which takes a tenth of a second."""
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in MANY else ()) for kind in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_file_is_looked_at(whole: Path, kind: str) -> None:
     """Each file is damaged in one of the ways in turn, and one of its kind in all of them."""
     kinds = {name.replace(" ", "|"): paths for name, paths in kinds_of_files(whole).items()}

@@ -80,6 +80,7 @@ def kinds_of_source() -> list[Any]:
     return [kind if kind[2] == 1 or kind == (first, "mixed", 3) else slow(*kind) for kind in kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtypes", [DEFAULT, slow(ALL_FLOAT32)], ids=["default", "all float32"])
 @pytest.mark.parametrize(("variant", "dtype", "shards"), kinds_of_source())
 def test_conversion_equals_the_naive_one(

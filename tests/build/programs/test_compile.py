@@ -114,6 +114,7 @@ def test_what_a_step_takes_of_an_image(ti2v_checkpoint: Path, toy_checkpoint: Pa
     assert export_program(step, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "frames", "message"),
     [
