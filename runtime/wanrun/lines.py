@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -22,13 +23,7 @@ def print_result(*lines: str) -> None:
         UsageError: if standard output cannot be written, for example to a file on a full disk.
         BrokenPipeError: if its reader has gone.
     """
-    try:
-        for line in lines:
-            _print(line)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        silence_stdout()
+    if (error := _print(lines)) is not None:
         raise unwritable("standard output", error) from error
 
 
@@ -38,13 +33,7 @@ def report(*lines: str) -> None:
     Raises:
         BrokenPipeError: if the reader of the output has gone.
     """
-    try:
-        for line in lines:
-            _print(line)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        silence_stdout()
+    if (error := _print(lines)) is not None:
         warn(f"standard output cannot be written: {error.strerror}; the work goes on without it")
 
 
@@ -67,11 +56,20 @@ def print_error(line: str) -> None:
         _silence(2)
 
 
-def _print(line: str) -> None:
+def _print(lines: Sequence[str]) -> OSError | None:
+    """Prints lines to standard output; returns the error after which it is sent to /dev/null, if any."""
     try:
-        click.echo(escaped(line))
-    except UnicodeEncodeError:  # the output's encoding is not UTF-8
-        click.echo(escaped(line).encode("ascii", "backslashreplace").decode("ascii"))
+        for line in lines:
+            try:
+                click.echo(escaped(line))
+            except UnicodeEncodeError:  # the output's encoding is not UTF-8
+                click.echo(escaped(line).encode("ascii", "backslashreplace").decode("ascii"))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        return error
+    return None
 
 
 def silence_stdout() -> None:
