@@ -181,9 +181,8 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
         building: whether the caller builds, and removes unlisted files itself.
 
     Raises:
-        ArtifactError: for a file that is damaged or does not belong there, or if JAX has no device.
+        ArtifactError: for a file that is damaged or does not belong there.
     """
-    open_devices()  # Orbax asks JAX for them: what keeps JAX from them is told before gigabytes are read
     check_spelling(artifact, manifest)
     if not building:
         check_unlisted(artifact, manifest, report)
@@ -228,10 +227,11 @@ def record(artifact: Path, report: Report) -> None:
         report: gets one line per check and profile.
 
     Raises:
-        ArtifactError: if the artifact is damaged, or if no profile can run here.
+        ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
     """
     artifact = artifact.resolve()
     with build_lock(artifact):
+        open_devices()  # Orbax asks JAX for them: what keeps JAX from them is told before gigabytes are read
         manifest = read_manifest(artifact)
         check_all(artifact, manifest, report, building=True)
         golden = dict(manifest.golden)
@@ -249,10 +249,6 @@ def record(artifact: Path, report: Report) -> None:
         manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
         manifest.write(artifact)
         remove_unlisted(artifact, manifest)
-        listed = {record.file for record in golden.values()}
-        for path in (artifact / "golden").iterdir():
-            if path.relative_to(artifact).as_posix() not in listed:
-                path.unlink()
 
 
 def compare(expected: Golden, found: Golden) -> str:
@@ -298,10 +294,10 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
         For each profile that was run, the text of ``compare``.
 
     Raises:
-        ArtifactError: if the artifact is damaged.
+        ArtifactError: if the artifact is damaged, or if JAX has no device.
         VerificationError: if a profile's result differs from the record.
     """
-    open_devices()  # JAX is imported before the manifest is read, which a build may replace meanwhile
+    open_devices()  # as above; and JAX is imported before the manifest is read, which a build may replace
     manifest = read_manifest(artifact)
     check_all(artifact, manifest, report)
     outcomes: dict[str, str] = {}

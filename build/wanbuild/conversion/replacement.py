@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from wanbuild.listed import REBUILT
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
@@ -23,7 +24,7 @@ _PROGRAM_FACTS = (
 )
 """The facts of a model that its programs depend on."""
 
-_FOLDERS = frozenset({"weights", "tokenizer", "programs", "executables", "golden", "embeddings"})
+_FOLDERS = frozenset({"weights", "tokenizer", *REBUILT})
 
 _OWN = re.compile(
     r"manifest\.json|requirements(-[^/]+)?\.txt|tokenizer/tokenizer\.json"
