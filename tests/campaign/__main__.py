@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from campaign.kinds import WEIGHTS, kinds
 from campaign.moments import SIGNALS
 from campaign.runner import Runner
 from campaign.sources import Sample, Sources, make_samples, toy
+from helpers.small_disk import mounted
 
 VARIANTS = ("wan2.1-t2v", "wan2.2-i2v")
 """Whose artifacts are damaged."""
@@ -52,13 +52,10 @@ def working_folder() -> Iterator[Path]:
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path | None]:
     """A small file system, where this user may mount one."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
-    mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
     try:
-        yield folder if mounted else None
+        with mounted(folder, megabytes * 2**20) as done:
+            yield folder if done else None
     finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(folder)], check=False)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import click
 
 from campaign.sources import toy
+from helpers.memory import resident_bytes
 
 THREADS = 4
 SAMPLE_SECONDS = 5.0
@@ -107,9 +108,8 @@ class Soak:
 
 def state() -> dict[str, int]:
     """Resident bytes, threads and open descriptors of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "resident": resident_bytes(),
         "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208 - names alone
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
     }

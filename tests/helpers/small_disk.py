@@ -12,17 +12,24 @@ import pytest
 
 
 @contextmanager
+def mounted(folder: Path, nbytes: int) -> Iterator[bool]:
+    """A file system of this size at the folder; yields whether it could be mounted, which takes root."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "none", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield done
+    finally:
+        if done:
+            subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
 def small_disk(folder: Path, nbytes: int) -> Iterator[None]:
     """A file system of this size at the folder; skips where it cannot be mounted."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "none", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    try:
+    with mounted(folder, nbytes) as done:
+        if not done:
+            pytest.skip("a small file system can be mounted by root only")
         yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def fill(folder: Path, spare: int = 0) -> Path:

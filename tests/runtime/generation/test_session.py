@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from msgspec import structs
 import wanrun
 from helpers.artifacts import build_artifact, shared
 from helpers.damage import flip, linked, own
+from helpers.memory import resident_bytes
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
@@ -140,9 +140,9 @@ def test_two_sizes(two_sizes: Path, reads: list[str], bound: Bound, loop: str) -
         assert same(pipeline.generate(PROMPT, **SMALL, **options), small)
 
 
-def resident_bytes() -> int:
+def held_bytes() -> int:
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes()
 
 
 def test_memory_of_two_profiles(two_sizes: Path) -> None:
@@ -151,12 +151,12 @@ def test_memory_of_two_profiles(two_sizes: Path) -> None:
     assert nbytes > 128 * ROWS
     with wanrun.load(two_sizes, embeddings="none", **SMALL) as pipeline:
         pipeline.generate(PROMPT, num_steps=2)
-        one = resident_bytes()
+        one = held_bytes()
         pipeline.generate("an owl", **TALL, num_steps=2)
-        two = resident_bytes()
+        two = held_bytes()
         with wanrun.load(two_sizes, embeddings="none", **TALL) as other:
             other.generate(PROMPT, num_steps=2)
-            copied = resident_bytes()
+            copied = held_bytes()
     assert two - one < 0.25 * nbytes  # seen: 6 of 134 MB
     assert copied - two > 0.9 * nbytes  # seen: 157
 

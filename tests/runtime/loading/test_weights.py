@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import weakref
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import flip, linked, own
+from helpers.memory import resident_bytes
 from helpers.opened import LIMIT_SECONDS, ROW_BYTES, ROWS, Opened, Watch, eventually, settled
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
@@ -130,10 +130,6 @@ def test_nothing_waits_for_ever(
 
 
 # --- memory ------------------------------------------------------------------------------------------------
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_on_the_cpu_release_frees_the_block(shared: Path, load: Load, watch: Watch) -> None:

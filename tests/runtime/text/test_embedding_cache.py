@@ -20,6 +20,7 @@ import pytest
 
 from helpers import UNPRIVILEGED
 from helpers.embeddings import PROMPT, random_rows, same
+from helpers.small_disk import small_disk
 from wanrun.artifact.environment import host_environment
 from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, sha256_of
@@ -193,16 +194,11 @@ def test_a_folder_that_is_a_file(manifest: Manifest, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full(manifest: Manifest, tmp_path: Path) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", "size=4096", "none", str(tmp_path)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    try:
+    with small_disk(tmp_path, 4096):
         (tmp_path / "filler").write_bytes(bytes(4096))
         cache = Cache(manifest, tmp_path)
         check_unusable(cache, "No space left on device")
         assert [path.name for path in tmp_path.iterdir()] == ["filler"]  # nor a part of an entry
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_disk_that_fails(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
