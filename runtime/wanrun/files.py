@@ -65,20 +65,24 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     Raises:
         OSError: if it cannot be opened, is something else, or is larger.
     """
-    # Opening a FIFO would wait for a writer without O_NONBLOCK. A regular file does not know the flag.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def without_waiting(name: str, mode: int) -> int:
+        # Opening a FIFO would wait for a writer without O_NONBLOCK. A regular file does not know the flag.
+        return os.open(name, mode | os.O_NONBLOCK)
+
+    # The file is the only owner of its descriptor. A signal may raise at any point, and a second close of the
+    # descriptor would then raise instead.
+    file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - returned
     try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UnusableFileError("it is not a file")
         if limit is not None and status.st_size > limit:
             raise UnusableFileError(f"it is larger than {limit} bytes")
-        return open(descriptor, "rb")  # noqa: PTH123
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
 
 
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:

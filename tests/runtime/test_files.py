@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from wanrun.files import (
     check_digest,
     digest_found,
     file_sha256,
+    open_regular,
     plain_relative,
     replace_file,
     sha256_of,
@@ -139,3 +142,24 @@ def test_what_is_taken_stays_inside(name: str) -> None:
         return
     inside = os.path.normpath(f"/artifact/{name}")  # what the name means
     assert inside == f"/artifact/{name}"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the file closes itself
+def test_an_exception_right_after_opening_stays_the_exception(tmp_path: Path) -> None:
+    """A signal may raise when the file is open and not yet returned: no second close may hide it."""
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    opened = list[int]()
+
+    def interrupt(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_return" and function is open:
+            opened.append(1)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            open_regular(path)
+    finally:
+        sys.setprofile(None)
+    assert opened == [1]
