@@ -11,6 +11,7 @@ import click
 
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
+from wanrun.artifact.mesh import AXES, parse_mesh
 from wanrun.console import SIZE
 from wanrun.errors import UsageError
 from wanrun.lines import print_result, report, warn
@@ -160,6 +161,14 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     default=0,
     show_default=True,
     help="Reference images of each video (VACE).",
+)
+@click.option(
+    "--mesh",
+    default="",
+    metavar="AXIS=N,...",
+    callback=lambda _, option, text: parse_mesh(text),
+    help="Devices by axis, of: " + "; ".join(f"{axis} ({use})" for axis, use in AXES.items()) + ". "
+    "[default: one device]",
 )
 @click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="Compute dtype.")
 @click.option(

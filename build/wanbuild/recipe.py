@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.hub.repository import is_hub_id
+from wanrun.artifact.mesh import parse_mesh
 from wanrun.console import parse_size
 from wanrun.errors import UsageError
 from wanrun.files import read_bounded
@@ -49,6 +50,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "vae_encode_chunk": int,
         "loop": str,
         "max_steps": int,
+        "mesh": str,
     },
 }
 """The fields of each section, with the type of the value or of each item of a list."""
@@ -107,6 +109,13 @@ def _size(text: str, path: Path) -> tuple[int, int]:
         raise UsageError(f"{path}: compile.sizes: {error}") from None
 
 
+def _mesh(text: str, path: Path) -> dict[str, int]:
+    try:
+        return parse_mesh(text)
+    except UsageError as error:
+        raise UsageError(f"{path}: compile.mesh: {error}") from None
+
+
 def read_recipe(path: Path) -> Recipe:
     """Reads a recipe.
 
@@ -132,6 +141,8 @@ def read_recipe(path: Path) -> Recipe:
             raise UsageError(f"{path}: {name} is missing", remedy=f'add {name} = "..."')
     if "sizes" in sections["compile"]:
         sections["compile"]["sizes"] = [_size(text, path) for text in sections["compile"]["sizes"]]
+    if "mesh" in sections["compile"]:
+        sections["compile"]["mesh"] = _mesh(sections["compile"]["mesh"], path)
     for name in ("lora", "lora_high", "lora_low"):
         if name in sections["convert"]:
             sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]

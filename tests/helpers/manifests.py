@@ -176,7 +176,7 @@ def full_manifest() -> Manifest:
         avals={"inputs": {"latents": "float32[1,16,3,8,12]"}, "outputs": {"latents": "float32[1,16,3,8,12]"}},
     )
     programs = msgspec.structs.replace(
-        program_set({profile.name: {"denoise_step": program}}), mesh={"data": 2}
+        program_set({profile.name: {"denoise_step": program}}), mesh={"data": 2}, rules={"heads": ("tensor",)}
     )
     target = plain_target(
         {"variables": {"XLA_FLAGS": ""}, "cpu_features": ["avx"]},

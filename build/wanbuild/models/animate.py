@@ -19,7 +19,9 @@ from wanbuild.models.layers import Linear
 from wanbuild.models.loops import map_leading
 from wanbuild.models.motion_encoder import MotionEncoder
 from wanbuild.models.params import scan_beside, stacked
-from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer
+from wanbuild.models.partition import mesh_sizes
+from wanbuild.models.sequence import TokenAttention
+from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer, spatial_shape
 
 
 class AnimateTransformer(WanTransformer):
@@ -89,18 +91,34 @@ class AnimateTransformer(WanTransformer):
     def embed(self, latents: jax.Array, condition: Condition, dtype: Any) -> jax.Array:
         """Embeds latents (B, C, T, h, w) as tokens (B, S, D) in dtype; the pose begins at frame two."""
         x = super().embed(latents, condition, dtype)
-        pose = self.pose_patch_embedding(
-            self.patchify(condition["pose"][None]).astype(dtype), out_dtype=jnp.float32
-        )
-        pose = jnp.pad(pose, ((0, 0), (x.shape[1] - pose.shape[1], 0), (0, 0)))
+        pose = (self._shared_pose if mesh_sizes() else self._pose)(condition["pose"], x)
         return (x.astype(jnp.float32) + pose).astype(dtype)
 
-    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
+    def _pose(self, pose: jax.Array, x: jax.Array) -> jax.Array:
+        """Embeds poses (C, T - 1, h, w) in float32, with zeros for the reference image's tokens of x."""
+        tokens = self.pose_patch_embedding(self.patchify(pose[None]).astype(x.dtype), out_dtype=jnp.float32)
+        return jnp.pad(tokens, ((0, 0), (x.shape[1] - tokens.shape[1], 0), (0, 0)))
+
+    def _shared_pose(self, pose: jax.Array, x: jax.Array) -> jax.Array:
+        """The same where devices share the tokens: the poses' tokens lie with x's from the start."""
+        pose = jnp.pad(pose, ((0, 0), (1, 0), (0, 0), (0, 0)))
+        tokens = self.pose_patch_embedding(self.patchify(pose[None]).astype(x.dtype), out_dtype=jnp.float32)
+        _, rows, columns = self.config.grid(spatial_shape(pose[None]))
+        return jnp.where(jnp.arange(x.shape[1])[:, None] < rows * columns, 0, tokens)
+
+    def run_blocks(
+        self,
+        x: jax.Array,
+        apply: ApplyBlock,
+        cache: Cache,
+        condition: Condition,
+        attention: TokenAttention,
+    ) -> jax.Array:
         """Runs tokens (B, S, D) through all blocks and face adapters."""
         del condition
 
         def beside(adapter: FaceAdapter, x: jax.Array, kv: KV) -> jax.Array:
-            return (x.astype(jnp.float32) + adapter(x, kv)).astype(x.dtype)
+            return (x.astype(jnp.float32) + adapter(x, kv, attention)).astype(x.dtype)
 
         return scan_beside(  # type: ignore[no-any-return]
             self.blocks,

@@ -7,9 +7,10 @@ mask, bool (T,), keeps, because a target may need padded keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +19,19 @@ from wanbuild.models.loops import map_leading
 
 
 class Attention(Protocol):
-    """An implementation; arguments and result are those of ``blocked_attention``."""
+    """An implementation; arguments and results are those of ``BlockedAttention``."""
 
     def __call__(
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
     ) -> jax.Array: ...
 
+    def partial(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]: ...
+
 
 SCORES_BYTES = 64 * 2**20
-"""Limit on the float32 scores that ``blocked_attention`` holds at once.
+"""Limit on the float32 scores that ``BlockedAttention`` holds at once.
 
 Blocks above 64 MiB are no faster on the CPU backend, and with this limit a 720p sequence (75 600 tokens)
 needs no more memory for scores than for one activation.
@@ -48,40 +53,113 @@ def _one_head(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) 
     return (out / total).astype(q.dtype)
 
 
+_MASKED = -1e30
+"""The score of a masked key where all keys may be masked: infinity would make NaN of those."""
+
+
+def _one_head_partial(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """q (S, K), k and v (T, K) -> float32 (S, K), and the logarithm of the sum, (S, 1)."""
+    scale = q.shape[-1] ** -0.5
+    scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    scores = scores * scale
+    if mask is not None:
+        scores = jnp.where(mask, scores, _MASKED)
+    most = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - most)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = jax.lax.dot_general(
+        weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return out / total, most + jnp.log(total)
+
+
 def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:
     """Returns the number of query blocks that keeps scores within SCORES_BYTES, and queries per block."""
     blocks = min(-(-num_queries * num_keys * 4 // SCORES_BYTES), num_queries)
     return blocks, -(-num_queries // blocks)
 
 
-def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+@dataclass(frozen=True)
+class BlockedAttention:
     """Computes attention by head and by query block, in bounded memory.
 
     On the CPU backend one head at a time is faster than a batched einsum (BUILD_NOTES.md, "Attention").
-
-    Args:
-        q: queries of shape (B, S, N, K).
-        k: keys of shape (B, T, N, K).
-        v: values of shape (B, T, N, K).
-        mask: bool (T,), true for keys that count; None if all do.
-
-    Returns:
-        An array of q's shape and dtype.
     """
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Computes attention.
+
+        Args:
+            q: queries of shape (B, S, N, K).
+            k: keys of shape (B, T, N, K).
+            v: values of shape (B, T, N, K).
+            mask: bool (T,), true for keys that count; None if all do.
+
+        Returns:
+            An array of q's shape and dtype.
+        """
+        return _by_heads(_one_head, q, k, v, mask)  # type: ignore[no-any-return]
+
+    def partial(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Computes attention to a part of the keys, of which all may be masked.
+
+        Returns:
+            The result for these keys, float32 of q's shape, and the logarithm of the sum of their weights,
+            float32 (B, S, N, 1).
+        """
+        return _by_heads(_one_head_partial, q, k, v, mask)  # type: ignore[no-any-return]
+
+
+blocked_attention = BlockedAttention()
+
+
+def _by_heads(
+    one_head: Callable[..., Any], q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
+) -> Any:
+    """Applies a function of one head, (S, K) and (T, K) to arrays (S, ·), to all heads and query blocks."""
     B, S, N, K = q.shape
     T = k.shape[1]
     heads = [x.transpose(0, 2, 1, 3).reshape(B * N, -1, K) for x in (q, k, v)]
     blocks, rows = _query_blocks(S, T)
 
-    def head(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def head(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
         q, k, v = qkv
         if blocks == 1:
-            return _one_head(q, k, v, mask)
+            return one_head(q, k, v, mask)
         padded = jnp.pad(q, ((0, blocks * rows - S), (0, 0))).reshape(blocks, rows, K)
-        return map_leading(lambda block: _one_head(block, k, v, mask), padded).reshape(-1, K)[:S]
+        out = map_leading(lambda block: one_head(block, k, v, mask), padded)
+        return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[:S], out)
 
     out = map_leading(head, tuple(heads))
-    return out.reshape(B, N, S, K).transpose(0, 2, 1, 3)
+    return jax.tree.map(lambda x: x.reshape(B, N, S, x.shape[-1]).transpose(0, 2, 1, 3), out)
+
+
+def frame_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of every latent frame's tokens to the few keys of that frame.
+
+    It is one einsum on every platform, because five keys need no blocks. On the CPU backend it takes 0.2 to
+    0.4 of the time of ``BlockedAttention`` in bfloat16 and 1 to 1.7 of it in float32, which is 0.1 to 0.4 of
+    the time of the query projection.
+
+    Args:
+        q: (B, S, N, K), S / T consecutive tokens per frame.
+        k: (P, T, J, N, K), B a multiple of P.
+        v: like k.
+
+    Returns:
+        An array of q's shape and dtype.
+    """
+    P, T, _, N, K = k.shape
+    B, S = q.shape[:2]
+    frames = q.reshape(P, B // P, T, S // T, N, K)
+    scores = jnp.einsum("PBTSNK,PTJNK->PBTNSJ", frames, k, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores * K**-0.5, axis=-1).astype(v.dtype)
+    out = jnp.einsum("PBTNSJ,PTJNK->PBTSNK", weights, v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(q.shape)
 
 
 ATTENTION: Mapping[str, Attention] = MappingProxyType({"cpu": blocked_attention})

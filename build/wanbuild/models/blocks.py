@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.models.attention import Attention
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
 from wanbuild.models.loops import map_leading
 from wanbuild.models.params import param
+from wanbuild.models.partition import constrain
 from wanbuild.models.rope import apply_rope
+from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
 
 KV = Mapping[str, jax.Array]
@@ -21,11 +23,18 @@ KV = Mapping[str, jax.Array]
 for text; ``image_k`` and ``image_v`` (L, 1, I, N, K) for image tokens and, if those are padded,
 ``image_mask``, bool (L, I), true for real tokens."""
 
+STORED: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
+    dict.fromkeys(("k", "v", "image_k", "image_v"), ("prompts", None, "stored_heads", None))
+)
+"""Names of the axes of one layer of ``KV``, as it is kept on a mesh; a mask is whole on every device."""
+
 Rope = Mapping[str, jax.Array]
 """``cos`` and ``sin`` of shape (S, K // 2) in float32."""
 
 
-def modulated(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> jax.Array:
+def modulated(
+    x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float, groups: jax.Array | None = None
+) -> jax.Array:
     """Applies layer norm without parameters, then x (1 + scale) + shift, in float32.
 
     Args:
@@ -33,16 +42,21 @@ def modulated(x: jax.Array, scale: jax.Array, shift: jax.Array, eps: float) -> j
         scale: float32 (1 or B, G, D); each of the G rows applies to S / G consecutive tokens.
         shift: like scale.
         eps: the norm's epsilon.
+        groups: the row of each token, int32 (S,), where rows do not apply to equal parts of the tokens.
 
     Returns:
         float32 (B, S, D).
     """
-    y = _in_groups(layer_norm(x, eps), scale)
-    return (y * (1 + scale[:, :, None]) + shift[:, :, None]).reshape(x.shape)
+    y = layer_norm(x, eps)
+    if groups is not None:
+        return y * (1 + scale[:, groups]) + shift[:, groups]
+    return (_in_groups(y, scale) * (1 + scale[:, :, None]) + shift[:, :, None]).reshape(x.shape)
 
 
-def gated(x: jax.Array, gate: jax.Array) -> jax.Array:
-    """Multiplies x (B, S, D) by a gate (1 or B, G, D); each row applies to S / G consecutive tokens."""
+def gated(x: jax.Array, gate: jax.Array, groups: jax.Array | None = None) -> jax.Array:
+    """Multiplies x (B, S, D) by a gate (1 or B, G, D); rows apply to tokens as in ``modulated``."""
+    if groups is not None:
+        return x * gate[:, groups]
     return (_in_groups(x, gate) * gate[:, :, None]).reshape(x.shape)
 
 
@@ -112,30 +126,19 @@ class CrossAttention(WanAttention):
             key = self.norm_added_k(self.add_k_proj(image, out_dtype=jnp.float32))
             kv["image_k"] = self.split_heads(key.astype(text.dtype))
             kv["image_v"] = self.split_heads(self.add_v_proj(image))
+        kv = {name: constrain(x, *STORED[name]) for name, x in kv.items()}
         if mask is not None:
             kv["image_mask"] = mask
         return kv
 
-    def __call__(self, x: jax.Array, kv: KV, attention: Attention) -> jax.Array:
+    def __call__(self, x: jax.Array, kv: KV, attention: TokenAttention) -> jax.Array:
         """Attends from (B, S, D) to one layer of ``KV``; returns float32 (B, S, D)."""
         q = self.query(x).astype(x.dtype)
-        out = _shared(attention, q, kv["k"], kv["v"])
+        out = attention.to(q, kv["k"], kv["v"])
         if self.has_image:
             # The normalised query is the same as for text; both results are added before the projection.
-            out = out + _shared(attention, q, kv["image_k"], kv["image_v"], kv.get("image_mask"))
+            out = out + attention.to(q, kv["image_k"], kv["image_v"], kv.get("image_mask"))
         return self.project(out)
-
-
-def _shared(
-    attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-    """Computes attention of q (B, S, N, K) to k and v (P, T, N, K), B a multiple of P.
-
-    Videos of one prompt attend to the same keys, as more queries instead of copied keys.
-    """
-    B, S, N, K = q.shape
-    P = len(k)
-    return attention(q.reshape(P, B // P * S, N, K), k, v, mask).reshape(B, S, N, K)
 
 
 class FeedForward(nnx.Module):
@@ -147,7 +150,8 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, S, D) -> float32 (B, S, D)."""
-        hidden = jax.nn.gelu(self.up(x, out_dtype=jnp.float32), approximate=True)
+        hidden = constrain(self.up(x, out_dtype=jnp.float32), "videos", "tokens", "mlp")
+        hidden = jax.nn.gelu(hidden, approximate=True)
         return self.down(hidden.astype(x.dtype), out_dtype=jnp.float32)
 
 
@@ -163,7 +167,13 @@ class WanBlock(nnx.Module):
         self.eps = config.eps
 
     def __call__(
-        self, x: jax.Array, kv: KV, modulation: jax.Array, rope: Rope, attention: Attention
+        self,
+        x: jax.Array,
+        kv: KV,
+        modulation: jax.Array,
+        rope: Rope,
+        attention: TokenAttention,
+        groups: jax.Array | None = None,
     ) -> jax.Array:
         """Applies one block.
 
@@ -172,7 +182,8 @@ class WanBlock(nnx.Module):
             kv: one layer of the cache, B a multiple of P; consecutive videos share a prompt.
             modulation: float32 (1 or B, G, 6, D); each of the G rows applies to S / G consecutive tokens.
             rope: the rotary tables.
-            attention: the attention implementation.
+            attention: the attention of the tokens.
+            groups: the row of each token, int32 (S,), where rows do not apply to equal parts of the tokens.
 
         Returns:
             Tokens of x's shape and dtype.
@@ -180,17 +191,18 @@ class WanBlock(nnx.Module):
         table = self.scale_shift_table[...].astype(jnp.float32) + modulation
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (table[..., i, :] for i in range(6))
 
-        y = modulated(x, scale_1, shift_1, self.eps).astype(x.dtype)
+        y = modulated(x, scale_1, shift_1, self.eps, groups).astype(x.dtype)
         q = apply_rope(self.attn1.query(y), rope["cos"], rope["sin"]).astype(x.dtype)
         k = apply_rope(self.attn1.key(y), rope["cos"], rope["sin"]).astype(x.dtype)
-        out = self.attn1.project(attention(q, k, self.attn1.value(y)))
-        x = (x.astype(jnp.float32) + gated(out, gate_1)).astype(x.dtype)
+        out = self.attn1.project(attention.among(q, k, self.attn1.value(y)))
+        x = (x.astype(jnp.float32) + gated(out, gate_1, groups)).astype(x.dtype)
 
         y = self.norm2(x).astype(x.dtype)
         x = (x.astype(jnp.float32) + self.attn2(y, kv, attention)).astype(x.dtype)
 
-        y = modulated(x, scale_2, shift_2, self.eps).astype(x.dtype)
-        return (x.astype(jnp.float32) + gated(self.ffn(y), gate_2)).astype(x.dtype)
+        y = modulated(x, scale_2, shift_2, self.eps, groups).astype(x.dtype)
+        x = (x.astype(jnp.float32) + gated(self.ffn(y), gate_2, groups)).astype(x.dtype)
+        return constrain(x, "videos", "tokens", None)
 
 
 def block_kv(blocks: WanBlock, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> KV:

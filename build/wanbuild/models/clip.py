@@ -16,7 +16,8 @@ from flax import nnx
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.layers import LayerNorm, Linear
 from wanbuild.models.loops import from_bits, to_bits
-from wanbuild.models.params import param, stacked
+from wanbuild.models.params import gathered, param, stacked
+from wanbuild.models.partition import constrain
 
 
 class CLIPBlock(nnx.Module):
@@ -121,7 +122,7 @@ class CLIPImageEncoder(nnx.Module):
             row = jax.tree.map(
                 lambda rows: from_bits(jax.lax.dynamic_index_in_dim(rows, index, keepdims=False)), stack
             )
-            return nnx.merge(graphdef, row)(x, dtype)
+            return constrain(nnx.merge(graphdef, gathered(row))(x, dtype))
 
         layers = self.config.num_hidden_layers - 1
         return jax.lax.fori_loop(0, layers, layer, self._embed(pixels, dtype)).astype(dtype)

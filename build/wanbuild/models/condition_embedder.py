@@ -12,6 +12,7 @@ from flax import nnx
 
 from wanbuild.models.layers import LayerNorm, Linear
 from wanbuild.models.params import param
+from wanbuild.models.partition import constrain
 from wanbuild.models.transformer_config import TransformerConfig
 
 
@@ -79,8 +80,8 @@ class ConditionEmbedder(nnx.Module):
 
     def time(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         """float32 timesteps (...,) -> the embedding (..., D) and its six modulations (..., 6, D)."""
-        embedding = self.time_embedder(timestep_embedding(timesteps, self.freq_dim))
-        modulation = self.time_proj(jax.nn.silu(embedding))
+        embedding = constrain(self.time_embedder(timestep_embedding(timesteps, self.freq_dim)))
+        modulation = constrain(self.time_proj(jax.nn.silu(embedding)))
         return embedding, modulation.reshape(*modulation.shape[:-1], 6, -1)
 
     def text(self, embeddings: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from wanbuild.models.loops import from_bits, scan, to_bits
+from wanbuild.models.partition import constrain_parameter, mesh_sizes
 
 LAYERS = "layers"
 VOCAB = "vocab"
@@ -75,9 +76,19 @@ def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_l
 
     def body(carry: Any, layer: Any) -> tuple[Any, None]:
         weights, extra = layer
-        return apply(nnx.merge(graphdef, weights), carry, extra), None
+        return apply(nnx.merge(graphdef, gathered(weights)), carry, extra), None
 
     return scan(body, carry, (state, per_layer))[0]
+
+
+def gathered(layer: Any) -> Any:
+    """Returns the state of one layer of a stack; on a mesh, parameters that are stored in parts are whole."""
+
+    def whole(variable: nnx.Variable) -> nnx.Variable:
+        axes = variable.get_metadata()["axes"][1:]
+        return variable.replace(constrain_parameter(variable.get_value(), axes))
+
+    return jax.tree.map(whole, layer, is_leaf=_is_variable) if mesh_sizes() else layer
 
 
 def scan_beside(
@@ -111,11 +122,11 @@ def scan_beside(
 
     def body(carry: Any, layer: Any) -> tuple[Any, None]:
         weights, extra, index = layer
-        carry = apply(nnx.merge(graphdef, weights), carry, extra)
+        carry = apply(nnx.merge(graphdef, gathered(weights)), carry, extra)
 
         def beside(carry: Any) -> Any:
             weights, extra = jax.tree.map(lambda bits: from_bits(bits[index]), side_bits)
-            return apply_side(nnx.merge(side_graphdef, weights), carry, extra)
+            return apply_side(nnx.merge(side_graphdef, gathered(weights)), carry, extra)
 
         return jax.lax.cond(index >= 0, beside, lambda carry: carry, carry), None
 

@@ -7,6 +7,7 @@ accumulation; norms, modulation and the condition embedder run in float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,14 @@ from wanbuild.models.blocks import KV, Rope, WanBlock, block_kv, modulated
 from wanbuild.models.condition_embedder import ConditionEmbedder
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param, scan_layers, stacked
+from wanbuild.models.partition import (
+    constrain,
+    gathered_tokens,
+    shared_tokens,
+    token_groups,
+)
 from wanbuild.models.rope import rope_tables
+from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
 
 Cache = Mapping[str, KV]
@@ -89,25 +97,29 @@ class WanTransformer(nnx.Module):
         Returns:
             The cache and the rope tables.
         """
-        text = self.condition_embedder.text(embeddings).astype(dtype)
+        text = constrain(self.condition_embedder.text(embeddings).astype(dtype), "prompts", None, None)
         image, mask = None, None
         if image_tokens is not None:
             image, mask = padded(self.condition_embedder.image(image_tokens).astype(dtype), image_multiple)
         cos, sin = rope_tables(self.config.grid(latent_shape), self.config.attention_head_dim)
-        return self.caches(text, image, mask), {"cos": cos, "sin": sin}
+        rope = {"cos": shared_tokens(cos, 0), "sin": shared_tokens(sin, 0)}
+        return self.caches(text, image, mask), rope
 
     def caches(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
         """Computes the cache of every stack of blocks; arguments as in ``CrossAttention.kv``."""
         return {"blocks": block_kv(self.blocks, text, image, mask)}
 
     def patchify(self, latents: jax.Array) -> jax.Array:
-        """(B, C, T, h, w) -> tokens of raw values (B, S, C·patch volume), in the order of the conv weight."""
+        """(B, C, T, h, w) -> tokens of raw values (B, S, C·patch volume), in the order of the conv weight.
+
+        On a mesh S has padding, and devices share the tokens.
+        """
         B, C = latents.shape[:2]
         grid = self.config.grid(spatial_shape(latents))
         pt, ph, pw = self.config.patch_size
         t, h, w = grid
         x = latents.reshape(B, C, t, pt, h, ph, w, pw).transpose(0, 2, 4, 6, 1, 3, 5, 7)
-        return x.reshape(B, t * h * w, C * pt * ph * pw)
+        return shared_tokens(x.reshape(B, t * h * w, C * pt * ph * pw), 1)
 
     def unpatchify(self, tokens: jax.Array, latent_shape: tuple[int, int, int]) -> jax.Array:
         """(B, S, patch volume·C) -> (B, C, T, h, w)."""
@@ -123,7 +135,14 @@ class WanTransformer(nnx.Module):
             latents = jnp.concatenate([latents, channels], axis=1)
         return self.patch_embedding(self.patchify(latents).astype(dtype))
 
-    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
+    def run_blocks(
+        self,
+        x: jax.Array,
+        apply: ApplyBlock,
+        cache: Cache,
+        condition: Condition,
+        attention: TokenAttention,
+    ) -> jax.Array:
         """Runs tokens (B, S, D) through all blocks; a variant also applies its own.
 
         Args:
@@ -131,8 +150,9 @@ class WanTransformer(nnx.Module):
             apply: applies a block to tokens, with its keys and values.
             cache: keys and values of every stack.
             condition: inputs of a variant's own blocks.
+            attention: the attention of the tokens, for a variant's own blocks.
         """
-        del condition
+        del condition, attention
         return scan_layers(self.blocks, apply, x, cache["blocks"])
 
     def __call__(
@@ -162,12 +182,15 @@ class WanTransformer(nnx.Module):
         """
         timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
         embedding, modulation = self.condition_embedder.time(timesteps)
+        count = math.prod(self.config.grid(spatial_shape(latents)))
+        groups, among = token_groups(count, timesteps.shape[1]), TokenAttention(attention, count)
         x = self.embed(latents, condition, dtype)
 
         def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-            return block(x, kv, modulation, rope, attention)
+            return block(x, kv, modulation, rope, among, groups)
 
-        x = self.run_blocks(x, apply, cache, condition)
+        x = self.run_blocks(x, apply, cache, condition, among)
         head = self.scale_shift_table[...].astype(jnp.float32) + embedding[..., None, :]
-        x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps).astype(dtype)
-        return self.unpatchify(self.proj_out(x, out_dtype=jnp.float32), spatial_shape(latents))
+        x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps, groups).astype(dtype)
+        x = gathered_tokens(self.proj_out(x, out_dtype=jnp.float32), count)
+        return self.unpatchify(x, spatial_shape(latents))

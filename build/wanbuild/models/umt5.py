@@ -21,6 +21,7 @@ from wanbuild.config import ConfigError, Divisor
 from wanbuild.models.layers import Linear, RMSNorm
 from wanbuild.models.loops import from_bits, to_bits
 from wanbuild.models.params import VOCAB, param, scan_layers, stacked
+from wanbuild.models.partition import constrain
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ class UMT5Block(nnx.Module):
         y = self.ff_norm(x)
         gate = jax.nn.gelu(self.wi_0(y, out_dtype=jnp.float32), approximate=True)
         hidden = (gate * self.wi_1(y, out_dtype=jnp.float32)).astype(x.dtype)
-        return (x.astype(jnp.float32) + self.wo(hidden, out_dtype=jnp.float32)).astype(x.dtype)
+        x = (x.astype(jnp.float32) + self.wo(hidden, out_dtype=jnp.float32)).astype(x.dtype)
+        return constrain(x)
 
 
 class UMT5Encoder(nnx.Module):
@@ -197,6 +199,6 @@ class UMT5Encoder(nnx.Module):
         positions = jax.lax.iota(jnp.int32, T)
         buckets = jnp.asarray(table)[positions[None, :] - positions[:, None] + (T - 1)]
         keep = mask > 0
-        x = from_bits(to_bits(self.shared[...])[ids]).astype(dtype)
+        x = constrain(from_bits(to_bits(self.shared[...])[ids])).astype(dtype)
         x = scan_layers(self.blocks, lambda block, x, _: block(x, buckets, keep), x)
         return jnp.where(keep[..., None], self.final_norm(x), 0).astype(dtype)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from wanbuild.models.columns import Columns
 from wanbuild.models.convolution import Algorithm
 from wanbuild.models.layers import Linear
 from wanbuild.models.vae_blocks import (
@@ -143,7 +144,7 @@ class WanVAE(nnx.Module):
         def piece(x: Any, state: Any) -> tuple[jax.Array, Any]:
             z, real = x
             caches, last = state or (None, None)
-            stream = Stream(caches, algorithm)
+            stream = Stream(caches, algorithm, columns)
             y = self.decoder(self.post_quant_conv(z), stream)
             if self.patch_size is not None:
                 y = unpatchify(y, self.patch_size)
@@ -154,12 +155,18 @@ class WanVAE(nnx.Module):
                 last = lax.dynamic_slice_in_dim(jnp.concatenate([last, y], 1), frames, keep_last, 1)
             return (finish(y) if finish else y), (tuple(stream.caches), last)
 
-        latents = jnp.moveaxis(latents, 1, -1).astype(dtype)
-        # Zero for frames that only fill a piece: they are not part of the video.
-        real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
-        rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
-        video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames)
-        return (video, last) if keep_last else video
+        def decode(latents: jax.Array, _: Any = ()) -> Any:
+            latents = jnp.moveaxis(latents, 1, -1).astype(dtype)
+            # Zero for frames that only fill a piece: they are not part of the video.
+            real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
+            rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
+            video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames)
+            return (video, last) if keep_last else video
+
+        columns = Columns.of(latents.shape[-1])
+        if columns is None:
+            return decode(latents)  # type: ignore[no-any-return]
+        return columns.run(decode, latents, axis=4, out_axis=3, scale=self.spatial)  # type: ignore[no-any-return]
 
     def encode(
         self,
@@ -198,13 +205,22 @@ class WanVAE(nnx.Module):
             )
 
         def piece(x: Any, caches: Any) -> tuple[jax.Array, Any]:
-            stream = Stream(caches, algorithm)
-            x = (start(x) if start else x).astype(dtype)
+            stream = Stream(caches, algorithm, columns)
+            x = start(x) if start else x
+            x = (x if columns is None else columns.take(x)).astype(dtype)
             y = self.encoder(x if self.patch_size is None else patchify(x, self.patch_size), stream)
             return self.quant_conv(y, jnp.float32), tuple(stream.caches)
 
         rest = (T - 1) // FRAMES_PER_LATENT
-        moments = _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, only_first)[0]
+
+        def encode(_: None, video: Any) -> jax.Array:
+            return _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, only_first)[0]
+
+        columns = Columns.of(W // self.spatial)
+        if columns is None:
+            moments = encode(None, video)
+        else:
+            moments = columns.run(encode, None, axis=3, out_axis=3, scale=1, whole=video)
         mean, logvar = jnp.split(jnp.moveaxis(moments, -1, 1), 2, axis=1)
         return mean, jnp.clip(logvar, -30.0, 20.0)
 

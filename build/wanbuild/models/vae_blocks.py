@@ -19,6 +19,7 @@ from flax import nnx
 from jax import lax
 
 from wanbuild.models import convolution
+from wanbuild.models.columns import Columns
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param
 
@@ -34,11 +35,17 @@ class Stream:
     Args:
         caches: the previous piece's ``caches``, or None for the first piece, which is one frame.
         algorithm: the form of the convolutions.
+        columns: this device's columns of the video; None if one device has them all.
     """
 
-    def __init__(self, caches: Sequence[jax.Array] | None, algorithm: convolution.Algorithm) -> None:
+    def __init__(
+        self,
+        caches: Sequence[jax.Array] | None,
+        algorithm: convolution.Algorithm,
+        columns: Columns | None = None,
+    ) -> None:
         self.first = caches is None
-        self.algorithm = algorithm
+        self.algorithm, self.columns = algorithm, columns
         self.caches: list[jax.Array] = []
         self._previous = iter(caches or ())
 
@@ -56,6 +63,14 @@ class Stream:
         x = jnp.concatenate([past, x], 1)
         self.caches.append(x[:, -frames:])
         return x
+
+    def beside(self, x: jax.Array, before: int = 1, after: int = 1) -> jax.Array:
+        """Returns x with columns of the neighbours, if devices share the columns."""
+        return x if self.columns is None else self.columns.beside(x, before, after)
+
+    def own(self, y: jax.Array, others: int = 1) -> jax.Array:
+        """Returns y without this many columns on each side, which the neighbours compute too."""
+        return y if self.columns is None else y[:, :, :, others:-others]
 
 
 def _silu(x: jax.Array) -> jax.Array:
@@ -90,13 +105,14 @@ class CausalConv3d(nnx.Module):
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, I) to (B, T, H, W, O)."""
+        x = stream.beside(x)
         extended = stream.extend(x, 2)
         if stream.first:
             # The two frames before the first are zeros, so only the last tap counts.
             y = convolution.conv3x3(x, self.weight[...][2])
         else:
             y = convolution.conv3x3x3(extended, self.weight[...], stream.algorithm)
-        return y + self.bias[...].astype(y.dtype)
+        return stream.own(y) + self.bias[...].astype(y.dtype)
 
 
 class TimeConv(nnx.Module):
@@ -150,20 +166,46 @@ class AttentionBlock(nnx.Module):
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, C) to the same."""
         B, T, H, W, C = x.shape
-        qkv = self.to_qkv(self.norm(x)).reshape(B * T, H * W, 3 * C)
-        y = lax.map(lambda frame: _attend(*jnp.split(frame, 3, axis=-1)), qkv)
+        qkv = self.to_qkv(self.norm(x))
+        if stream.columns is not None:
+            y = self._to_all(qkv, stream.columns)
+        else:
+            frames = qkv.reshape(B * T, H * W, 3 * C)
+            y = lax.map(lambda frame: _attend(*jnp.split(frame, 3, axis=-1)), frames)
         return x + self.proj(y.reshape(x.shape))
 
+    def _to_all(self, qkv: jax.Array, columns: Columns) -> jax.Array:
+        """Attention of this device's pixels to those of all devices: (B, T, H, W, 3 C) to (B T, H W, C)."""
+        B, T, H, _, C3 = qkv.shape
+        q, kv = jnp.split(qkv, [C3 // 3], axis=-1)
+        kv, real = columns.all(kv)
+        mask = None if real is None else jnp.tile(real, H)
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes softmax(q kᵀ / sqrt(C)) v for tokens of one head, (S, C) each, in blocks of queries."""
+        def attend(frame: tuple[jax.Array, jax.Array]) -> jax.Array:
+            k, v = jnp.split(frame[1], 2, axis=-1)
+            return _attend(frame[0], k, v, mask)
+
+        return lax.map(attend, (q.reshape(B * T, -1, C3 // 3), kv.reshape(B * T, -1, C3 // 3 * 2)))
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Computes softmax(q kᵀ / sqrt(C)) v for tokens of one head, in blocks of queries.
+
+    Args:
+        q: (S, C).
+        k: (T, C).
+        v: (T, C).
+        mask: bool (T,), true for keys that count; None if all do.
+    """
     S, C = q.shape
-    blocks = -(-S * S * 4 // _SCORE_BYTES)
+    blocks = -(-S * len(k) * 4 // _SCORE_BYTES)
     size = -(-S // blocks)
 
     def block(q: jax.Array) -> jax.Array:
         scores = lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         scores = scores * (1.0 / math.sqrt(C))
+        if mask is not None:
+            scores = jnp.where(mask, scores, -jnp.inf)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         y = lax.dot_general(
             weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
@@ -199,6 +241,7 @@ class Downsample(nnx.Module):
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, C) to (B, T or T / 2, H / 2, W / 2, C); one frame stays one."""
+        x = stream.beside(x, before=0)
         y = convolution.conv3x3(x, self.resample.weight[...], stride=2)
         y = y + self.resample.bias[...].astype(y.dtype)
         if self.temporal:
@@ -225,8 +268,8 @@ class Upsample(nnx.Module):
                 B, T, H, W, C = x.shape
                 x = self.time_conv(extended, stride=1).reshape(B, T, H, W, 2, C)
                 x = jnp.moveaxis(x, 4, 2).reshape(B, 2 * T, H, W, C)
-        y = convolution.upsample_conv3x3(x, self.resample.weight[...], stream.algorithm)
-        return y + self.resample.bias[...].astype(y.dtype)
+        y = convolution.upsample_conv3x3(stream.beside(x), self.resample.weight[...], stream.algorithm)
+        return stream.own(y, 2) + self.resample.bias[...].astype(y.dtype)
 
 
 class UpBlock(nnx.Module):

@@ -8,7 +8,9 @@ runtime passes the outputs of one program to the next without knowing their mean
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,15 +20,17 @@ from flax import nnx
 from wanbuild.components import kind_of
 from wanbuild.models.attention import ATTENTION
 from wanbuild.models.clip import CLIPImageEncoder
-from wanbuild.models.params import abstract_params, bind
+from wanbuild.models.params import abstract_params, bind, parameter_axes
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
 from wanbuild.programs.denoiser import HISTORY, Denoiser
 from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.placement import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.programs import Kernels
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import UsageError
@@ -53,12 +57,22 @@ class ProgramBuilder:
         shape: the profile's static shape.
         options: build options.
         kernels: the implementations that suit the target.
+        mesh: devices by axis; empty for one device.
+        devices: the devices of the mesh.
 
     Raises:
-        UsageError: if the model cannot make a video of this shape.
+        UsageError: if the model cannot make a video of this shape, or not on this mesh.
     """
 
-    def __init__(self, manifest: Manifest, shape: Shape, options: BuildOptions, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        shape: Shape,
+        options: BuildOptions,
+        kernels: Kernels,
+        mesh: Sizes = MappingProxyType({}),
+        devices: Sequence[jax.Device] = (),
+    ) -> None:
         self._kernels = kernels
         self._model, self._shape, self._options = manifest.model, shape, options
         self._variant = variant_named(self._model.variant, Path("the artifact"))
@@ -73,6 +87,13 @@ class ProgramBuilder:
             module: nnx.Module = kind.module(config, manifest.dtypes[name])
             self._configs[name], self._modules[name] = config, module
             self._weights[name] = self._arguments(abstract_params(module))
+        if mesh:
+            check_mesh(mesh, self._configs["transformer"], shape, len(devices))
+        self._mesh = jax_mesh(mesh, devices)
+        if self._mesh is not None:
+            for name, module in self._modules.items():
+                axes = parameter_axes(module)
+                self._weights[name] = weights_placed(self._weights[name], axes, self._mesh)
         self._dtype, self._vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
         self._check_shape()
 
@@ -84,6 +105,16 @@ class ProgramBuilder:
             return jax.ShapeDtypeStruct(leaf.shape, jnp.uint16) if as_bits else leaf
 
         return jax.tree.map(argument, params)
+
+    def _program(
+        self,
+        name: str,
+        function: Callable[..., dict[str, Any]],
+        arguments: Mapping[str, Any],
+        donate: tuple[str, ...] = (),
+    ) -> ProgramSpec:
+        """Makes a program for this builder's mesh; arguments as of ``spec.program``."""
+        return program(name, function, arguments, donate, self._mesh)
 
     def _check_shape(self) -> None:
         model, shape = self._model, self._shape
@@ -171,7 +202,7 @@ class ProgramBuilder:
         def encode_text(text_encoder: Any, ids: jax.Array, mask: jax.Array) -> dict[str, Any]:
             return {"embeddings": bind(module, text_encoder)(ids, mask, self._dtype)}
 
-        return program(
+        return self._program(
             "encode_text" if length == self._max_length else f"encode_text_{length}",
             encode_text,
             {"text_encoder": self._weights["text_encoder"], "ids": tokens, "mask": tokens},
@@ -187,7 +218,7 @@ class ProgramBuilder:
 
         pixels = jax.ShapeDtypeStruct((self._variant.encoded_images, size, size, 3), jnp.float32)
         arguments = {"image_encoder": self._weights["image_encoder"], "pixels": pixels}
-        return program("encode_image", encode_image, arguments)
+        return self._program("encode_image", encode_image, arguments)
 
     def encode_video(self) -> ProgramSpec:
         """Returns the program images, videos -> condition of ``denoise_step``: see ``wanbuild.variants``."""
@@ -210,7 +241,7 @@ class ProgramBuilder:
             return conditioner(vae, **media)
 
         arguments = {"vae": self._weights["vae"], **conditioner.arguments()}
-        return program("encode_video", encode_video, arguments)
+        return self._program("encode_video", encode_video, arguments)
 
     def prepare(self) -> ProgramSpec:
         """Returns the program of the arrays that all steps share: cross-attention cache and RoPE tables.
@@ -232,7 +263,7 @@ class ProgramBuilder:
             kv, rope = model.prepare(embeddings, self.latent_shape, self._dtype, **inputs, **extra)
             return {"kv": kv, "rope": rope}
 
-        return program("prepare", prepare, arguments)
+        return self._program("prepare", prepare, arguments)
 
     def _embeddings(self) -> jax.ShapeDtypeStruct:
         prompts = 2 if self._shape.guidance else 1
@@ -270,7 +301,9 @@ class ProgramBuilder:
         if self._variant.conditioner:
             arguments |= self._encoded
         arguments |= self._variant.step_arguments(config, config.grid(self.latent_shape)[0])
-        return program(f"denoise_{form}", getattr(denoiser, form), arguments, donate=("latents", "history"))
+        return self._program(
+            f"denoise_{form}", getattr(denoiser, form), arguments, donate=("latents", "history")
+        )
 
     def denoise_step(self) -> ProgramSpec:
         """Returns the program of a step: latents (B, C, T, h, w), solver history -> those after the step.
@@ -333,4 +366,4 @@ class ProgramBuilder:
 
         channels, frames, *cells = self._latents().shape[1:]
         one = jax.ShapeDtypeStruct((channels, frames - self._leading, *cells), jnp.float32)
-        return program("decode_video", decode_video, {"vae": self._weights["vae"], "latents": one})
+        return self._program("decode_video", decode_video, {"vae": self._weights["vae"], "latents": one})

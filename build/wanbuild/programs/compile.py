@@ -19,6 +19,7 @@ from wanbuild.variants.table import variant_named
 from wanrun import __version__
 from wanrun.artifact.jax_process import JaxFlags, using_cache
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
@@ -45,6 +46,7 @@ class CompileRequest:
         num_videos: videos per prompt.
         num_references: reference images of a VACE model.
         options: build options; the kernels come from the target.
+        mesh: devices by axis; empty for one device.
     """
 
     artifact: Path
@@ -55,6 +57,7 @@ class CompileRequest:
     num_videos: int = 1
     num_references: int = 0
     options: BuildOptions = field(default_factory=BuildOptions)
+    mesh: Sizes = field(default_factory=dict)
 
     def shapes(self, manifest: Manifest) -> Iterator[Shape]:
         """Yields every combination of size, frame count and guidance, for the artifact of this manifest."""
@@ -101,7 +104,7 @@ class _Compiler:
             # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
             options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
             with using_cache(cache), options:
-                compiled = lower(data, name, donate, self.target.device).compile()
+                compiled = lower(data, name, donate, self.target.where).compile()
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
@@ -169,11 +172,11 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     read_manifest(artifact)
     with build_lock(artifact), JaxFlags("cpu"):
         manifest = read_manifest(artifact)
-        targets = [resolve_target(name) for name in dict.fromkeys(request.targets)]
+        targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
         shapes = list(request.shapes(manifest))
         for shape in shapes:  # refuse a bad shape before anything is built
-            ProgramBuilder(manifest, shape, request.options, targets[0].kernels)
+            ProgramBuilder(manifest, shape, request.options, *targets[0].programs_for)
         wanted = [profile_of(manifest, shape, request.options) for shape in shapes]
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
@@ -35,8 +36,11 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
 
     by_name.__name__ = by_name.__qualname__ = spec.name
     arguments = dict(zip(spec.inputs, spec.arguments, strict=True))
-    with jax_options(jax_traceback_in_locations_limit=0):
-        exported = export.export(jax.jit(by_name), platforms=[platform])(**arguments)
+    placed: dict[str, Any] = {}
+    if spec.mesh is not None:
+        placed["out_shardings"] = jax.tree.map(lambda leaf: leaf.sharding, spec.outputs)
+    with jax_options(jax_traceback_in_locations_limit=0), spec.tracing():
+        exported = export.export(jax.jit(by_name, **placed), platforms=[platform])(**arguments)
         return bytes(exported.serialize())
 
 
@@ -105,7 +109,14 @@ def with_programs(
 
     profiles = _indexed(manifest.profiles, wanted)
     facts: dict[str, Any] = {"platform": target.platform, "kernels": target.kernels, "jax": jax.__version__}
-    empty = ProgramSet(**facts, mesh={}, programs={}, exported={})
+    rules = {axis: tuple(along) for axis, along in PARAMETERS.items()} if target.mesh else {}
+    empty = ProgramSet(
+        **facts,
+        mesh=target.mesh,
+        programs={},
+        exported={},
+        rules=rules,
+    )
     sets = {key: _of_these(old, manifest.profiles, profiles) for key, old in manifest.program_sets.items()}
     own = sets.get(empty.key, empty)
     programs = dict(own.programs)
@@ -142,7 +153,7 @@ def _export_profile(
     folder = artifact / "programs" / profile.name
     folder.mkdir(parents=True, exist_ok=True)
     shape, options = Shape.of(profile), BuildOptions.of(profile.options)
-    for spec in ProgramBuilder(manifest, shape, options, target.kernels).programs():
+    for spec in ProgramBuilder(manifest, shape, options, *target.programs_for).programs():
         data = export_program(spec, target.platform)
         digest = sha256_of(data)
         file = folder / f"{spec.name}-{digest[:12]}.stablehlo"

@@ -18,6 +18,7 @@ from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.artifact.environment import device_mismatches, host_mismatches, open_devices
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.mesh import Sizes, name_suffix, num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
@@ -47,11 +48,13 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
     read_manifest(artifact)
     with build_lock(artifact), JaxFlags("cpu"):
         manifest = read_manifest(artifact)
+        meshes = [manifest.program_sets[target.program_set].mesh for target in manifest.targets.values()]
+        open_devices("cpu", max(map(num_devices, meshes), default=1))
         specs = _buildable(artifact, manifest, report)
         for name, spec in specs.items():  # refuse an impossible profile before any is built
             for profile in _profiles(manifest, name):
                 shape, options = Shape.of(profile), BuildOptions.of(profile.options)
-                ProgramBuilder(manifest, shape, options, spec.kernels)
+                ProgramBuilder(manifest, shape, options, *spec.programs_for)
         for name, spec in specs.items():
             before = manifest
             manifest = build_target(artifact, manifest, spec, _profiles(manifest, name), report)
@@ -78,7 +81,7 @@ def _buildable(artifact: Path, manifest: Manifest, report: Report) -> dict[str, 
     reasons: list[str] = []
     for name, target in manifest.targets.items():
         try:
-            specs[name] = _like_here(artifact, name, target)
+            specs[name] = _like_here(artifact, name, target, manifest.program_sets[target.program_set].mesh)
         except UsageError as error:
             reasons.append(f"target {name} is left as it is: {error}")
     if not specs:
@@ -92,17 +95,17 @@ def _buildable(artifact: Path, manifest: Manifest, report: Report) -> dict[str, 
     return specs
 
 
-def _like_here(artifact: Path, name: str, target: Target) -> TargetSpec:
+def _like_here(artifact: Path, name: str, target: Target, mesh: Sizes) -> TargetSpec:
     """Returns a target's specification for a build here: the same machine, with the installed packages.
 
     Raises:
         UsageError: if this machine is of another kind.
     """
-    spec = resolve_target(name)
+    spec = resolve_target(name.removesuffix(name_suffix(mesh)), mesh)
     packages = ("packages", "zstandard", "platform_version")
     built = {**target.environment, **{fact: spec.environment[fact] for fact in packages}}
     differs = host_mismatches(built, artifact / target.requirements.file)
-    differs += device_mismatches(built, open_devices(spec.platform))
+    differs += device_mismatches(built, spec.devices or open_devices(spec.platform))
     if differs:
         raise UsageError("this machine is of another kind", found="; ".join(map(str, differs)))
     return spec

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+
+from wanbuild.programs.placement import arrays_placed
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class ProgramSpec:
         inputs: names of the inputs; a component's name stands for its weights.
         arguments: abstract arguments, one pytree per input.
         donate: names of donated inputs.
+        mesh: the mesh of devices that run it; None for one device.
     """
 
     name: str
@@ -26,11 +30,18 @@ class ProgramSpec:
     inputs: tuple[str, ...]
     arguments: tuple[Any, ...]
     donate: tuple[str, ...] = ()
+    mesh: jax.sharding.Mesh | None = None
+
+    def tracing(self) -> contextlib.AbstractContextManager[Any]:
+        """Sets the mesh, which models ask JAX for."""
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The abstract outputs by name; traces the function."""
-        return jax.eval_shape(self.function, *self.arguments)
+        """The abstract outputs by name, with their shardings on a mesh; traces the function."""
+        with self.tracing():
+            outputs = jax.eval_shape(self.function, *self.arguments)
+            return outputs if self.mesh is None else arrays_placed(outputs, self.mesh)
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
@@ -42,18 +53,24 @@ def program(
     function: Callable[..., dict[str, Any]],
     arguments: Mapping[str, Any],
     donate: tuple[str, ...] = (),
+    mesh: jax.sharding.Mesh | None = None,
 ) -> ProgramSpec:
     """Makes a program of a function that takes its inputs by name.
 
     Args:
         name: the program's name.
         function: takes the inputs by name and returns a dict of outputs.
-        arguments: abstract arguments by name, in the order of the program's inputs.
+        arguments: abstract arguments by name, in the order of the program's inputs; on a mesh, those without
+            a sharding get one.
         donate: names of donated inputs.
+        mesh: the mesh; None for one device.
     """
+    if mesh is not None:
+        with jax.set_mesh(mesh):
+            arguments = arrays_placed(arguments, mesh)
 
     def by_position(*values: Any) -> dict[str, Any]:
         return function(**dict(zip(arguments, values, strict=True)))
 
     by_position.__name__ = name
-    return ProgramSpec(name, by_position, tuple(arguments), tuple(arguments.values()), donate)
+    return ProgramSpec(name, by_position, tuple(arguments), tuple(arguments.values()), donate, mesh)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.environment import device_environment, host_environment, open_devices
+from wanrun.artifact.mesh import jax_mesh, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import ArtifactError, UsageError
 
@@ -22,9 +25,11 @@ class TargetSpec:
         name: its name and folder in the artifact; ``local`` on a CPU host is ``cpu``.
         platform: JAX's platform name.
         kernels: the implementations that its programs use.
-        device: the device that programs are lowered for.
+        device: the device that programs are lowered for, or the first of the mesh.
         memory_bytes: the device's memory.
         environment: every fact that the executables depend on.
+        mesh: devices by axis; empty for one device.
+        devices: the devices of the mesh.
     """
 
     name: str
@@ -33,6 +38,18 @@ class TargetSpec:
     device: jax.Device
     memory_bytes: int
     environment: dict[str, Any]
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    devices: Sequence[jax.Device] = ()
+
+    @property
+    def programs_for(self) -> tuple[Kernels, Mapping[str, int], Sequence[jax.Device]]:
+        """The last arguments of a ``ProgramBuilder`` for this target."""
+        return self.kernels, self.mesh, self.devices
+
+    @property
+    def where(self) -> jax.Device | jax.sharding.Mesh:
+        """What programs are lowered for."""
+        return jax_mesh(self.mesh, self.devices) or self.device
 
 
 def image_multiple(platform: str, device_kind: str) -> int:
@@ -49,11 +66,12 @@ def image_multiple(platform: str, device_kind: str) -> int:
     return 256 if any(name in device_kind.lower() for name in ("v6", "7x", "v7")) else 128
 
 
-def resolve_target(name: str) -> TargetSpec:
-    """Returns the target of a name, with its device.
+def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) -> TargetSpec:
+    """Returns the target of a name, with its devices.
 
     Args:
         name: 'local' for this machine's default device, or 'cpu'.
+        mesh: devices by axis; empty for one device.
 
     Raises:
         UsageError: for an unknown target, one without a device here, or an accelerator.
@@ -61,7 +79,7 @@ def resolve_target(name: str) -> TargetSpec:
     if name not in ("local", "cpu"):
         raise UsageError(f"target {name} is not known", expected="local or cpu", found=name)
     try:
-        devices = open_devices(None if name == "local" else name)
+        devices = open_devices(None if name == "local" else name, num_devices(mesh))
     except ArtifactError as error:
         raise UsageError(
             f"target {name} cannot be compiled here: {error.what}", found=error.found, remedy=error.remedy
@@ -72,8 +90,10 @@ def resolve_target(name: str) -> TargetSpec:
             f"this machine's accelerator ({devices[0].device_kind}) is not a target yet",
             remedy="use --target cpu",
         )
-    environment = {**host_environment(platform), **device_environment(devices)}
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    count = num_devices(mesh)
+    environment = {**host_environment(platform), **device_environment(devices[:count])}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // count
     padding = image_multiple(platform, devices[0].device_kind)
     kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=padding)
-    return TargetSpec("cpu", platform, kernels, devices[0], memory, environment)
+    full_name = f"cpu{name_suffix(mesh)}"
+    return TargetSpec(full_name, platform, kernels, devices[0], memory, environment, mesh, devices)

@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -127,8 +127,8 @@ def check_environment(environment: Mapping[str, Any]) -> None:
         raise ValueError(f"cpu_features of a target's environment is {features!r}")
 
 
-def device_environment(devices: list[jax.Device]) -> dict[str, Any]:
-    """Returns the facts about the devices of a platform."""
+def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Returns the facts about the devices that programs run on."""
     first = devices[0]
     return {
         "device_kind": first.device_kind,
@@ -186,9 +186,13 @@ def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismat
     return mismatches
 
 
-def device_mismatches(built: Mapping[str, Any], devices: list[jax.Device]) -> list[Mismatch]:
-    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs."""
+def device_mismatches(built: Mapping[str, Any], devices: Sequence[jax.Device]) -> list[Mismatch]:
+    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs.
+
+    More devices than the target was built for are no mismatch: the first of them are used.
+    """
     found = device_environment(devices)
+    found["device_count"] = min(found["device_count"], built["device_count"])
     return [
         Mismatch(name.replace("_", " "), built[name], found[name], remedy)
         for name, remedy in DEVICE_REMEDIES.items()
@@ -207,7 +211,7 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
     if any(os.environ.get(name, "") != value for name, value in built["variables"].items()):
         count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
         found = int(count[1]) if count else 1
-        if platform_name != "cpu" or found == built["device_count"]:
+        if platform_name != "cpu" or found >= built["device_count"]:
             return []
         return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
     try:
@@ -255,11 +259,12 @@ def _raised_by(error: BaseException, package: str) -> bool:
     return bool(name.partition(".")[0] == package)
 
 
-def open_devices(platform_name: str | None = None) -> list[jax.Device]:
+def open_devices(platform_name: str | None = None, count: int = 1) -> list[jax.Device]:
     """Returns the devices of a platform; JAX starts the platform with the flags of ``JaxFlags``.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, with its own flags.
+        count: devices that are needed. A CPU has as many as JAX is told of before it starts.
 
     Raises:
         ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
@@ -269,6 +274,9 @@ def open_devices(platform_name: str | None = None) -> list[jax.Device]:
             import jax
 
         with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
+            if count > 1 and platform_name in (None, "cpu"):
+                with contextlib.suppress(RuntimeError):  # JAX has started, and has what it has
+                    jax.config.update("jax_num_cpu_devices", count)
             return jax.devices(platform_name)
     # jax also raises RuntimeError for a jaxlib of another version. AssertionError means that no platform was
     # started: without a GPU jax skips CUDA silently.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from wanrun.artifact.mesh import check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
@@ -150,13 +151,15 @@ class Kernels(Record, frozen=True):
     image_multiple: AtLeastOne
 
 
-class ProgramSet(Record, frozen=True, kw_only=True):
+class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The programs for one platform, one choice of kernels and one mesh; several targets may share them.
 
     Attributes:
         platform: JAX's platform name.
         kernels: the implementations in the programs.
-        mesh: devices by axis of the mesh that the programs are partitioned over; empty for one device.
+        mesh: devices by axis of the mesh that the programs are partitioned over; empty for one device. See
+            ``wanrun.artifact.mesh``.
+        rules: on a mesh, the axes that a logical axis of a parameter is cut along.
         jax: version of the JAX that exported the programs.
         programs: by profile and program name.
         exported: by profile, the day in UTC when its programs were last exported; the content digest leaves
@@ -169,8 +172,10 @@ class ProgramSet(Record, frozen=True, kw_only=True):
     jax: str
     programs: Mapping[str, Mapping[str, Program]]
     exported: Mapping[str, datetime.date]
+    rules: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_sizes(self.mesh)
         if self.exported.keys() != self.programs.keys():
             raise ValueError(
                 f"days of export are given for {sorted(self.exported)}, not for all programs alone"
@@ -179,7 +184,9 @@ class ProgramSet(Record, frozen=True, kw_only=True):
     @property
     def content(self) -> dict[str, Any]:
         """All fields except the days of export: equal for equal programs."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if name != "exported"}
+        fields = msgspec.structs.asdict(self)
+        left_out = {"exported"} if self.rules else {"exported", "rules"}
+        return {name: value for name, value in fields.items() if name not in left_out}
 
     @property
     def key(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wanrun.artifact.environment import host_mismatches, unusable_devices
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
@@ -64,7 +65,7 @@ def select_profile(
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SelectedTarget:
     """A target and its mismatches with this host.
 
@@ -72,11 +73,13 @@ class SelectedTarget:
         name: the target's name.
         target: its record in the manifest.
         mismatches: the host's facts that differ; empty for a target that fits.
+        mesh: devices by axis of its programs' mesh; empty for one device.
     """
 
     name: str
     target: Target
     mismatches: tuple[Mismatch, ...]
+    mesh: Sizes = field(default_factory=dict)
 
 
 def select_target(
@@ -109,7 +112,10 @@ def select_target(
         )
     candidates = [
         SelectedTarget(
-            key, target, tuple(host_mismatches(target.environment, artifact / target.requirements.file))
+            key,
+            target,
+            tuple(host_mismatches(target.environment, artifact / target.requirements.file)),
+            manifest.program_sets[target.program_set].mesh,
         )
         for key, target in sorted(manifest.targets.items())
         if name in (None, key) and manifest.programs(target, profile)
@@ -118,7 +124,7 @@ def select_target(
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target", remedy="run wanbuild compile"
         )
-    best = min(candidates, key=lambda c: (len(c.mismatches), profile.name not in c.target.executables))
+    best = min(candidates, key=lambda one: _order(one, profile))
     if best.mismatches and not allow_compile:
         devices = unusable_devices(best.target.environment)
         raise artifact_mismatch(f"target {best.name}", [*best.mismatches, *devices])
@@ -127,3 +133,11 @@ def select_target(
             f"profile {profile.name} is not compiled for target {best.name}", remedy="run wanbuild compile"
         )
     return best
+
+
+def _order(one: SelectedTarget, profile: Profile) -> tuple[int, bool, int]:
+    """What fits comes first, then what has the profile. All devices of a CPU are the same cores, so one is
+    preferred there; of accelerators, all."""
+    devices = num_devices(one.mesh)
+    fewer = devices if one.target.environment["platform"] == "cpu" else -devices
+    return len(one.mismatches), profile.name not in one.target.executables, fewer

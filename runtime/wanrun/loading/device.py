@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from wanrun.artifact.environment import device_mismatches, importing_jax, open_devices
 from wanrun.artifact.jax_process import JaxFlags
+from wanrun.artifact.mesh import jax_mesh, num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import Mismatch, artifact_mismatch
 from wanrun.timing import Timings
@@ -19,17 +20,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenDevice:
-    """The device on which programs run.
+    """The device on which programs run, or the devices of a mesh.
 
     Args:
-        device: the device.
+        device: the device, or the first of the mesh.
         foreign: whether the target's executables do not fit the device, so that programs are compiled here.
         flags: the JAX flags, held while the device is open.
+        mesh: the mesh; None for one device.
     """
 
     device: jax.Device
     foreign: bool
     flags: JaxFlags
+    mesh: jax.sharding.Mesh | None = None
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """All devices that programs run on."""
+        return [self.device] if self.mesh is None else list(self.mesh.devices.flat)
+
+    @property
+    def where(self) -> jax.Device | jax.sharding.Mesh:
+        """What programs are lowered for."""
+        return self.device if self.mesh is None else self.mesh
+
+    @property
+    def whole(self) -> jax.sharding.Sharding:
+        """The sharding of an array that every device has whole."""
+        import jax
+
+        if self.mesh is None:
+            return jax.sharding.SingleDeviceSharding(self.device)
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     def close(self) -> None:
         """Releases JAX's flags; the device itself belongs to the process."""
@@ -56,10 +78,11 @@ def open_device(
     flags = JaxFlags(platform)
     try:
         with timings.phase("device"):
-            devices = open_devices(platform)
+            devices = open_devices(platform, num_devices(selected.mesh))
         mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
         if mismatches and not allow_compile:
             raise artifact_mismatch(f"target {selected.name}", mismatches)
+        mesh = jax_mesh(selected.mesh, devices)
     except BaseException:
         flags.release()
         raise
@@ -67,4 +90,4 @@ def open_device(
     if foreign:
         reasons = "; ".join(map(str, [*selected.mismatches, *mismatches]))
         warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
-    return OpenDevice(devices[0], foreign, flags)
+    return OpenDevice(devices[0], foreign, flags, mesh)

@@ -180,17 +180,17 @@ def lower(
     data: bytes,
     name: str,
     donate: Sequence[str],
-    device: jax.Device,
+    where: jax.Device | jax.sharding.Mesh,
     check: Callable[[Exported], None] = lambda exported: None,
 ) -> jax.stages.Lowered:
-    """Lowers an exported program for one device, in the same way on the build host and at run time.
+    """Lowers an exported program for a device or a mesh, in the same way on the build host and at run time.
 
     Args:
         data: the serialized program.
         name: the name of its cache entry.
         donate: names of donated arguments; an exported call does not donate any by itself.
-        device: where the program will run. The abstract arguments carry the sharding, because a program
-            lowered without it misses the cache when called with committed arrays.
+        where: the device or the mesh that the program will run on. The abstract arguments carry the sharding,
+            because a program lowered without it misses the cache when called with committed arrays.
         check: raises for a program that is not what the caller takes it for.
 
     Raises:
@@ -200,8 +200,11 @@ def lower(
 
     exported = _deserialized(data, name)
     check(exported)
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals]
+    given, made = _shardings(exported, where)
+    avals = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+        for a, sharding in zip(exported.in_avals, given, strict=True)
+    ]
     args, kwargs = jax.tree.unflatten(exported.in_tree, avals)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -210,9 +213,23 @@ def lower(
     call.__name__ = call.__qualname__ = name
     with contextlib.nullcontext() if b"lapack" in data else _without_lapack():
         try:
-            return jax.jit(call, donate_argnames=tuple(donate)).lower(*args, **kwargs)
+            return jax.jit(call, donate_argnames=tuple(donate), **made).lower(*args, **kwargs)
         except (ValueError, NotImplementedError, RuntimeError) as error:  # JAX reads the StableHLO here
             raise UnreadableProgramError(name, error) from error
+
+
+def _shardings(
+    exported: Exported, where: jax.Device | jax.sharding.Mesh
+) -> tuple[Sequence[jax.sharding.Sharding], dict[str, Any]]:
+    """Returns the shardings of a program's arguments, flat, and what ``jit`` is told of its results."""
+    import jax
+
+    if not isinstance(where, jax.sharding.Mesh):
+        return [jax.sharding.SingleDeviceSharding(where)] * len(exported.in_avals), {}
+    whole = jax.sharding.NamedSharding(where, jax.sharding.PartitionSpec())
+    given, made = exported.in_shardings_jax(where), exported.out_shardings_jax(where)
+    tree = jax.tree.unflatten(exported.out_tree, [sharding or whole for sharding in made])
+    return [sharding or whole for sharding in given], {"out_shardings": tree}
 
 
 def _deserialized(data: bytes, name: str) -> Exported:

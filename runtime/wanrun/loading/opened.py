@@ -57,7 +57,7 @@ class OpenedArtifact:
             return environment
         return {
             **host_environment(environment["platform"]),
-            **device_environment([self.device.device]),
+            **device_environment(self.device.devices),
         }
 
     def programs(self, profile: Profile) -> Mapping[str, Program]:

@@ -28,9 +28,10 @@ from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.manifest import Component
+from wanrun.artifact.mesh import cut
 from wanrun.loading.buffers import Memory
 from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.restore import Restore, Tree, default_threads
+from wanrun.loading.restore import Restore, Tree, default_threads, nest
 from wanrun.timing import now
 
 
@@ -137,7 +138,7 @@ class WeightStore:
             if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
                 raise CancelledError
         with self._opened.recorder.phase("transfer", name):
-            weights = jax.block_until_ready(self.put(tree))
+            weights = jax.block_until_ready(self._put_weights(name, tree))
         with self._lock:  # a device with its own memory needs no host copy any more
             if name not in self._kept and self._hosts.get(name) is host:
                 del self._hosts[name]
@@ -153,10 +154,31 @@ class WeightStore:
         return future.result()
 
     def put(self, tree: Any) -> Any:
-        """Puts host arrays on the device, for inputs that many program calls share."""
+        """Puts host arrays on the device, or on all of a mesh, for inputs that many program calls share."""
         import jax
 
-        return jax.device_put(tree, self._opened.device.device)
+        return jax.device_put(tree, self._opened.device.whole)
+
+    def _put_weights(self, name: str, tree: Tree) -> Any:
+        """Puts a component's host arrays on the device, or their parts on the devices of a mesh."""
+        import jax
+
+        if (mesh := self._opened.device.mesh) is None:
+            return self.put(tree)
+        rules = self._opened.program_set.rules
+        shardings = {
+            path: jax.sharding.NamedSharding(
+                mesh,
+                jax.sharding.PartitionSpec(
+                    *(
+                        along or None
+                        for along in cut(parameter.axes, parameter.layout.shape, rules, mesh.shape)
+                    )
+                ),
+            )
+            for path, parameter in self.components[name].parameters.items()
+        }
+        return jax.device_put(tree, nest(shardings))
 
     def release(self, component: str) -> None:
         """Releases a component; it can be requested again. Its memory is free without other references.

@@ -46,7 +46,7 @@ def test_a_set_s_key_is_of_what_changes_a_program() -> None:
     assert program_set({"p": {"prepare": plain_program()}}).key == first.key  # programs may be added
     others = [
         msgspec.structs.replace(first, platform="tpu"),
-        msgspec.structs.replace(first, mesh={"x": 2}),
+        msgspec.structs.replace(first, mesh={"data": 2}),
         msgspec.structs.replace(first, jax="1"),
         msgspec.structs.replace(first, kernels=Kernels("cpu", "direct", weight_bits=True, image_multiple=1)),
     ]

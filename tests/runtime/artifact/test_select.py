@@ -116,7 +116,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(**mismatches: Sequence[str]) -> Any:
         targets = {
             name: SimpleNamespace(
-                environment={"named": name},
+                program_set=name,
+                environment={"named": name, "platform": "cpu"},
                 requirements=SimpleNamespace(file=f"requirements-{name}.txt"),
                 executables={PROFILE.name: {}},
                 programs=True,
@@ -130,9 +131,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(select, "host_mismatches", differing)
         monkeypatch.setattr(select, "unusable_devices", lambda environment: [])
-        return SimpleNamespace(targets=targets, programs=lambda target, profile: target.programs)
+        return SimpleNamespace(
+            targets=targets,
+            programs=lambda target, profile: target.programs,
+            program_sets={name: SimpleNamespace(mesh={}) for name in mismatches},
+        )
 
     return make
+
+
+@pytest.mark.parametrize(("platform", "preferred"), [("cpu", "one"), ("tpu", "eight")])
+def test_devices_of_a_cpu_are_the_same_cores(machine: Any, platform: str, preferred: str) -> None:
+    """So one is preferred there; of accelerators, all that a target was built for."""
+    manifest = machine(eight=[], four=[], one=[])
+    for name, mesh in (("eight", {"data": 2, "context": 4}), ("four", {"context": 4}), ("one", {})):
+        manifest.program_sets[name].mesh = mesh
+        manifest.targets[name].environment["platform"] = platform
+    found = select_target(manifest, HERE, PROFILE)
+    assert found.name == preferred and found.mesh == manifest.program_sets[preferred].mesh
+    assert select_target(manifest, HERE, PROFILE, "four").mesh == {"context": 4}
 
 
 def test_the_target_that_fits(machine: Any) -> None:

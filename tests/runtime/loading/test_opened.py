@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -14,6 +13,7 @@ from helpers.damage import PROFILE, PROGRAMS
 from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import SelectedTarget
+from wanrun.loading.device import OpenDevice
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.policy import LoadPolicy
 from wanrun.timing import Recorder
@@ -26,7 +26,7 @@ def opened(toy_artifact: Path) -> Callable[[bool], OpenedArtifact]:
     def make(foreign: bool) -> OpenedArtifact:
         manifest = read_manifest(toy_artifact)
         selected = SelectedTarget("cpu", manifest.targets["cpu"], ())
-        device = cast(Any, SimpleNamespace(device=jax.devices("cpu")[0], foreign=foreign))
+        device = OpenDevice(jax.devices("cpu")[0], foreign, cast(Any, None))
         return OpenedArtifact(
             toy_artifact, manifest, selected, device, LoadPolicy(), Recorder(), print, print
         )

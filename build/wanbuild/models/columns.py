@@ -1,0 +1,119 @@
+"""Columns of a video that the devices of a mesh share: each encodes or decodes its own.
+
+A convolution reads a column of each neighbour, so the neighbours exchange those before it. A width that does
+not divide is padded on the right. The padding is zeroed before every convolution, as what lies outside of the
+video, and trimmed at the end.
+
+Arrays are (B, T, H, W, C).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from wanbuild.models.partition import ACTIVATIONS, constrain, mesh_sizes
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one device; at every resolution they are the same part of the video.
+
+    Args:
+        axes: the axes of the mesh, whose devices share the columns in this order.
+        count: the number of these devices.
+        width: columns of the video's latents.
+    """
+
+    axes: tuple[str, ...]
+    count: int
+    width: int
+
+    @classmethod
+    def of(cls, width: int) -> Columns | None:
+        """Returns the columns of latents of this width on the mesh; None without a mesh."""
+        sizes = mesh_sizes()
+        axes = tuple(axis for axis in ACTIVATIONS["columns"] if axis in sizes)
+        return cls(axes, math.prod(sizes.values()), width) if axes else None
+
+    @property
+    def own(self) -> int:
+        """Columns of latents on one device, with padding."""
+        return -(-self.width // self.count)
+
+    def run(
+        self, function: Callable[..., Any], cut: Any, axis: int, out_axis: int, scale: int, whole: Any = ()
+    ) -> Any:
+        """Runs a function on every device's columns, and returns whole results, trimmed.
+
+        Args:
+            function: takes an array of this device's columns, or None, and ``whole``; returns arrays.
+            cut: the array that is cut along ``axis``, whose columns are latents; or None.
+            axis: the axis of columns of the argument.
+            out_axis: that of every result.
+            scale: columns of a result per column of latents.
+            whole: a pytree of arrays that every device gets whole.
+        """
+
+        def along(axis: int) -> PartitionSpec:
+            return PartitionSpec(*(None,) * axis, self.axes)
+
+        if cut is not None:
+            extra = self.own * self.count - self.width
+            cut = jnp.pad(cut, [(0, extra if index == axis else 0) for index in range(cut.ndim)])
+        results = jax.shard_map(
+            function,
+            in_specs=(None if cut is None else along(axis), PartitionSpec()),
+            out_specs=along(out_axis),
+            check_vma=False,
+        )(cut, whole)
+        return jax.tree.map(
+            lambda x: constrain(jax.lax.slice_in_dim(x, 0, self.width * scale, axis=out_axis)), results
+        )
+
+    def _place(self, x: jax.Array) -> tuple[jax.Array, int]:
+        """Returns the number of the array's first column, and the columns of the whole video."""
+        return jax.lax.axis_index(self.axes) * x.shape[3], self.width * (x.shape[3] // self.own)
+
+    def take(self, x: jax.Array) -> jax.Array:
+        """Returns this device's columns of a whole array, padded with zeros."""
+        scale = x.shape[3] // self.width
+        extra = (self.own * self.count - self.width) * scale
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra), (0, 0)))
+        first = jax.lax.axis_index(self.axes) * self.own * scale
+        return jax.lax.dynamic_slice_in_dim(x, first, self.own * scale, 3)
+
+    def beside(self, x: jax.Array, before: int, after: int) -> jax.Array:
+        """Returns the array with columns of the neighbours, zeros outside of the video.
+
+        Args:
+            x: this device's columns.
+            before: columns of the left neighbour.
+            after: columns of the right one.
+        """
+        if self.own * self.count != self.width:
+            first, width = self._place(x)
+            real = first + jnp.arange(x.shape[3]) < width
+            x = jnp.where(real[:, None], x, jnp.zeros((), x.dtype))
+        parts = [x]
+        # A device without a source gets zeros.
+        if before:
+            right = [(device, device + 1) for device in range(self.count - 1)]
+            parts.insert(0, jax.lax.ppermute(x[:, :, :, -before:], self.axes, right))
+        if after:
+            left = [(device + 1, device) for device in range(self.count - 1)]
+            parts.append(jax.lax.ppermute(x[:, :, :, :after], self.axes, left))
+        return jnp.concatenate(parts, 3)
+
+    def all(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the columns of all devices, and which are no padding, bool (W,); None if there is none."""
+        columns = jax.lax.all_gather(x, self.axes, axis=3, tiled=True)
+        if self.own * self.count == self.width:
+            return columns, None
+        return columns, jnp.arange(columns.shape[3]) < self._place(x)[1]
