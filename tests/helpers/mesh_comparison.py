@@ -1,0 +1,225 @@
+"""Compares programs over a mesh of virtual CPU devices with the same programs on one device.
+
+It runs in a process of its own, because the number of CPU devices is fixed when JAX starts:
+
+    python -m helpers.mesh_comparison ARTIFACT [MESH ...] [--programs NAME,...] [--all] [...]
+
+The artifact gives the model; its transformer gets eight heads. All weights and inputs are random. It prints a
+line of JSON per mesh: the largest difference of each program's results, relative to their largest value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from helpers.fast_compile import FAST_COMPILE
+from wanbuild.models.params import bind
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.export import export_program
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.placement import _problem
+from wanbuild.programs.spec import ProgramSpec, program
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices, parse_mesh
+from wanrun.artifact.programs import Kernels
+from wanrun.denoising.steps import velocity_table
+from wanrun.loading.jax_cache import lower
+
+DEVICES, HEADS, HEAD_DIM = 8, 8, 12
+KERNELS = Kernels("cpu", "winograd", weight_bits=True, image_multiple=3)
+"""Image tokens are padded, as on a TPU, so that the masks of the cache are compared too."""
+
+ONE = mesh_text({})
+
+PROGRAMS = ("encode_text", "encode_image", "encode_video", "prepare", "denoise_step", "decode")
+
+
+@dataclass
+class Comparison:
+    """The programs of one model, and their results on one device.
+
+    Args:
+        manifest: the model; the transformer's heads are replaced.
+        shape: the profile's shape.
+        dtype: compute dtype of transformer and text encoder on one device.
+        mesh_dtype: the same on the mesh.
+    """
+
+    manifest: Manifest
+    shape: Shape
+    dtype: str
+    mesh_dtype: str
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def builder(self, sizes: Sizes, dtype: str) -> ProgramBuilder:
+        options = BuildOptions(dtype=dtype)
+        return ProgramBuilder(self.manifest, self.shape, options, KERNELS, sizes, jax.devices())
+
+    def specs(self, sizes: Sizes, names: Sequence[str], dtype: str) -> Iterator[ProgramSpec]:
+        builder = self.builder(sizes, dtype)
+        for spec in builder.programs():
+            if spec.name in names:
+                yield spec
+        if "decode" in names:
+            yield unrounded(builder)
+
+    def differences(self, sizes: Sizes, names: Sequence[str]) -> dict[str, float]:
+        """Returns each program's largest relative difference from one device."""
+        whole = {spec.name: spec for spec in self.specs({}, names, self.dtype)}
+        found: dict[str, float] = {}
+        for spec in self.specs(sizes, names, self.mesh_dtype):
+            arguments = {
+                name: values(tree)
+                for name, tree in zip(whole[spec.name].inputs, whole[spec.name].arguments, strict=True)
+            }
+            if spec.name == "denoise_step":  # the latents less the velocity
+                arguments["coefficients"] = velocity_table(500.0).coefficients[0]
+            if spec.name not in self.results:
+                self.results[spec.name] = run(whole[spec.name], {}, arguments)
+            padded = fitted(arguments, dict(zip(spec.inputs, spec.arguments, strict=True)))
+            found[spec.name] = largest_difference(self.results[spec.name], run(spec, sizes, padded))
+        return found
+
+
+def unrounded(builder: ProgramBuilder) -> ProgramSpec:
+    """The decoder of a profile with its result in float32: uint8 would hide a small difference."""
+    module, weights = builder._modules["vae"], builder._weights["vae"]
+    (latents,) = (
+        dict(zip(spec.inputs, spec.arguments, strict=True))["latents"]
+        for spec in builder.programs()
+        if spec.name == "decode_video"
+    )
+
+    def decode(vae: Any, latents: jax.Array) -> dict[str, Any]:
+        return {"video": bind(module, vae).decode(latents[None], 1, algorithm="winograd")}
+
+    plain = jax.ShapeDtypeStruct(latents.shape, latents.dtype)
+    return program("decode", decode, {"vae": weights, "latents": plain}, mesh=builder._mesh)
+
+
+def values(tree: Any) -> Any:
+    """Random values for abstract arrays, the same for the same tree."""
+    generator = np.random.default_rng(7)
+
+    def one(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if leaf.dtype == jnp.bool_:
+            return np.arange(leaf.shape[-1]) < leaf.shape[-1] - 2 + np.zeros(leaf.shape, bool)
+        if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.dtype != jnp.uint16:
+            most = 256 if leaf.dtype == jnp.uint8 else 2
+            return generator.integers(0, most, leaf.shape).astype(leaf.dtype)
+        array = generator.standard_normal(leaf.shape) * 0.2
+        if leaf.dtype == jnp.uint16:  # the bits of bfloat16
+            return np.asarray(array, jnp.bfloat16).view(np.uint16)
+        return np.asarray(array, leaf.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def fitted(arguments: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of one device in the dtypes of the mesh's program, and with its padding of tokens."""
+
+    def padded(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        array = array.astype(leaf.dtype)
+        if array.shape == leaf.shape:
+            return array
+        extra = [(0, more - size) for size, more in zip(array.shape, leaf.shape, strict=True)]
+        return np.pad(array, extra, constant_values=9)  # no zeros: what is padding must not count
+
+    return {name: jax.tree.map(padded, tree, wanted[name]) for name, tree in arguments.items()}
+
+
+def run(spec: ProgramSpec, sizes: Sizes, arguments: Mapping[str, Any]) -> Any:
+    """Exports, loads and runs a program."""
+    where = jax_mesh(sizes, jax.devices()) or jax.devices()[0]
+    lowered = lower(export_program(spec, "cpu"), spec.name, (), where)
+    return jax.block_until_ready(lowered.compile(compiler_options=dict(FAST_COMPILE))(**arguments))
+
+
+def largest_difference(expected: Any, found: Any) -> float:
+    """Of all results, each relative to its largest value; padding of tokens is left out."""
+
+    def one(expected: jax.Array, found: jax.Array) -> float:
+        a = np.asarray(expected, np.float64)
+        b = np.asarray(found, np.float64)[: len(a)]
+        assert np.isfinite(b).all()
+        return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-30))
+
+    return max(jax.tree.leaves(jax.tree.map(one, expected, found)))
+
+
+def all_meshes(comparison: Comparison) -> Iterator[Sizes]:
+    """Yields every mesh of 1, 2, 4 and 8 devices that works."""
+    config = comparison.builder({}, comparison.dtype)._configs["transformer"]
+    counts = (1, 2, 4, 8)
+
+    def every(axes: Sequence[str], devices: int) -> Iterator[dict[str, int]]:
+        if not axes:
+            if devices == 1:
+                yield {}
+            return
+        for size in counts:
+            if devices % size == 0:
+                for rest in every(axes[1:], devices // size):
+                    yield {axes[0]: size, **rest}
+
+    for devices in counts:
+        for sizes in map(normal, every(tuple(AXES), devices)):
+            if _problem(sizes, config, comparison.shape, DEVICES) is None:
+                yield sizes
+
+
+def with_heads(manifest: Manifest) -> Manifest:
+    """The manifest of a toy with as many heads as there are devices."""
+    configs = {name: dict(config) for name, config in manifest.configs.items()}
+    for name in configs.keys() & {"transformer", "transformer_2"}:
+        config = configs[name]
+        config |= {"num_attention_heads": HEADS, "attention_head_dim": HEAD_DIM}
+        if config.get("added_kv_proj_dim") is not None:
+            config["added_kv_proj_dim"] = HEADS * HEAD_DIM
+    return manifest.changed(configs=configs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("meshes", nargs="*")
+    parser.add_argument("--programs", default=",".join(PROGRAMS))
+    parser.add_argument("--size", default="112x64x9")
+    parser.add_argument("--videos", type=int, default=1)
+    parser.add_argument("--no-guidance", action="store_true")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--mesh-dtype", help="where it is another than on one device")
+    parser.add_argument("--all", action="store_true", help="every mesh of 1, 2, 4 and 8 devices that works")
+    given = parser.parse_intermixed_args()
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    manifest = with_heads(read_manifest(given.artifact))
+    width, height, frames = map(int, given.size.split("x"))
+    references = int("reference_image" in manifest.model.task.inputs)
+    shape = Shape(width, height, frames, given.videos, not given.no_guidance, references)
+    comparison = Comparison(manifest, shape, given.dtype, given.mesh_dtype or given.dtype)
+    meshes = (
+        list(all_meshes(comparison))
+        if given.all
+        else [parse_mesh(text.replace(ONE, "")) for text in given.meshes]
+    )
+    decoded: set[int] = set()
+    for sizes in meshes:
+        names = given.programs.split(",")
+        if num_devices(sizes) in decoded:  # the VAE's columns depend on the number of devices alone
+            names = [name for name in names if name not in ("encode_video", "decode")]
+        decoded |= {num_devices(sizes)} if given.all else set()
+        differences = comparison.differences(sizes, names)
+        print(json.dumps({"mesh": mesh_text(sizes), "differences": differences}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
