@@ -32,7 +32,7 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tokens": SEQUENCE,
         "heads": ("tensor",),
         "mlp": ("tensor",),
-        "stored_heads": (*SEQUENCE, "tensor"),
+        "stored_heads": ("tensor", "context", "fsdp", "ring"),  # gathered along all but the first
         "columns": ("guidance", "videos", *SEQUENCE, "tensor"),
     }
 )
@@ -50,12 +50,12 @@ def mesh_sizes() -> Mapping[str, int]:
 def along(name: str, size: int) -> tuple[str, ...]:
     """Returns the mesh axes that an activation's axis of this name and size is cut along.
 
-    The outermost axes are left out until the rest divides the size.
+    The last axes are left out until the rest divides the size.
     """
     sizes = mesh_sizes()
     axes = tuple(axis for axis in ACTIVATIONS[name] if axis in sizes)
     while size % math.prod(sizes[axis] for axis in axes):
-        axes = axes[1:]
+        axes = axes[:-1]
     return axes
 
 
