@@ -81,6 +81,7 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
             "--xla_force_host_platform_device_count=2",
             [
                 "variable XLA_FLAGS: expected '', found '--xla_force_host_platform_device_count=2'",
+                "device count: expected 1, found 2",
                 "package jaxlib: expected 0.4.1",
             ],
         ),

@@ -10,8 +10,10 @@ import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from wanbuild.devices import open_exactly
 from wanbuild.staging import build_lock, remove_unlisted
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
+from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import Dtype
 from wanrun.artifact.select import select_target
@@ -52,6 +54,9 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
         profile: the profile to load.
         lazy: whether each part is loaded at its first use.
     """
+    manifest = read_manifest(artifact)
+    selected = select_target(manifest, artifact, profile)
+    open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
     return load(
         artifact,
         size=(profile.width, profile.height),

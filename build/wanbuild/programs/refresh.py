@@ -15,10 +15,10 @@ from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
-from wanrun.artifact.environment import device_mismatches, host_mismatches, open_devices
+from wanrun.artifact.environment import device_mismatches, host_mismatches
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.mesh import Sizes, name_suffix, num_devices
+from wanrun.artifact.mesh import Sizes, name_suffix
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
@@ -48,16 +48,14 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
     read_manifest(artifact)
     with build_lock(artifact), JaxFlags("cpu"):
         manifest = read_manifest(artifact)
-        meshes = [manifest.program_sets[target.program_set].mesh for target in manifest.targets.values()]
-        open_devices("cpu", max(map(num_devices, meshes), default=1))
         specs = _buildable(artifact, manifest, report)
         for name, spec in specs.items():  # refuse an impossible profile before any is built
             for profile in _profiles(manifest, name):
                 shape, options = Shape.of(profile), BuildOptions.of(profile.options)
-                ProgramBuilder(manifest, shape, options, *spec.programs_for)
+                ProgramBuilder(manifest, shape, options, *spec.reopened().programs_for)
         for name, spec in specs.items():
             before = manifest
-            manifest = build_target(artifact, manifest, spec, _profiles(manifest, name), report)
+            manifest = build_target(artifact, manifest, spec.reopened(), _profiles(manifest, name), report)
             if manifest.content_digest == before.content_digest:
                 report(f"target {name}: this JAX exports what was there; a newer one's programs last longer")
         manifest = _without_dead(artifact, manifest, specs, report)
@@ -105,7 +103,7 @@ def _like_here(artifact: Path, name: str, target: Target, mesh: Sizes) -> Target
     packages = ("packages", "zstandard", "platform_version")
     built = {**target.environment, **{fact: spec.environment[fact] for fact in packages}}
     differs = host_mismatches(built, artifact / target.requirements.file)
-    differs += device_mismatches(built, spec.devices or open_devices(spec.platform))
+    differs += device_mismatches(built, list(spec.devices))
     if differs:
         raise UsageError("this machine is of another kind", found="; ".join(map(str, differs)))
     return spec

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.environment import device_environment, host_environment, open_devices
+from wanbuild.devices import open_exactly
+from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.artifact.mesh import jax_mesh, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import ArtifactError, UsageError
@@ -40,6 +41,10 @@ class TargetSpec:
     environment: dict[str, Any]
     mesh: Mapping[str, int] = field(default_factory=dict)
     devices: Sequence[jax.Device] = ()
+
+    def reopened(self) -> TargetSpec:
+        """Returns the target with its devices, where JAX may have started anew for another target."""
+        return resolve_target(self.name.removesuffix(name_suffix(self.mesh)), self.mesh)
 
     @property
     def programs_for(self) -> tuple[Kernels, Mapping[str, int], Sequence[jax.Device]]:
@@ -79,7 +84,7 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     if name not in ("local", "cpu"):
         raise UsageError(f"target {name} is not known", expected="local or cpu", found=name)
     try:
-        devices = open_devices(None if name == "local" else name, num_devices(mesh))
+        devices = open_exactly(None if name == "local" else name, num_devices(mesh))
     except ArtifactError as error:
         raise UsageError(
             f"target {name} cannot be compiled here: {error.what}", found=error.found, remedy=error.remedy
@@ -91,7 +96,7 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
             remedy="use --target cpu",
         )
     count = num_devices(mesh)
-    environment = {**host_environment(platform), **device_environment(devices[:count])}
+    environment = {**host_environment(platform), **device_environment(devices)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // count
     padding = image_multiple(platform, devices[0].device_kind)
     kernels = Kernels("cpu", "winograd", weight_bits=True, image_multiple=padding)

@@ -128,7 +128,7 @@ def check_environment(environment: Mapping[str, Any]) -> None:
 
 
 def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Returns the facts about the devices that programs run on."""
+    """Returns the facts about the devices of a platform, all that JAX sees: they are in the cache's key."""
     first = devices[0]
     return {
         "device_kind": first.device_kind,
@@ -187,17 +187,20 @@ def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismat
 
 
 def device_mismatches(built: Mapping[str, Any], devices: Sequence[jax.Device]) -> list[Mismatch]:
-    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs.
-
-    More devices than the target was built for are no mismatch: the first of them are used.
-    """
+    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs."""
     found = device_environment(devices)
-    found["device_count"] = min(found["device_count"], built["device_count"])
     return [
         Mismatch(name.replace("_", " "), built[name], found[name], remedy)
         for name, remedy in DEVICE_REMEDIES.items()
         if built[name] != found[name]
     ]
+
+
+def forced_cpu_devices() -> int:
+    """Returns the number of CPU devices that XLA's flags ask for; one without such a flag."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return int(count[1]) if count else 1
 
 
 def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
@@ -207,11 +210,9 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
     not started, and only the number of CPU devices that the flags ask for is compared.
     """
     platform_name = built["platform"]
-    flags = os.environ.get("XLA_FLAGS", "")
     if any(os.environ.get(name, "") != value for name, value in built["variables"].items()):
-        count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
-        found = int(count[1]) if count else 1
-        if platform_name != "cpu" or found >= built["device_count"]:
+        found = forced_cpu_devices()
+        if platform_name != "cpu" or found == built["device_count"]:
             return []
         return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
     try:

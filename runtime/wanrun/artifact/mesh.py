@@ -35,7 +35,7 @@ AXES: Mapping[str, str] = MappingProxyType(
 """The axes in the order of the devices: the last one's are next to one another, and talk most."""
 
 Sizes = Mapping[str, int]
-"""Devices by axis; an axis that is left out has one device."""
+"""Devices by axis, in any order: a manifest sorts them. An axis that is left out has one device."""
 
 Rules = Mapping[str, Sequence[str]]
 """The mesh axes that a logical axis of a parameter, such as ``heads``, is cut along."""
@@ -90,12 +90,12 @@ def num_devices(sizes: Sizes) -> int:
 
 def mesh_text(sizes: Sizes) -> str:
     """Returns a mesh as ``--mesh`` takes it."""
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items()) or "one device"
+    return ",".join(f"{axis}={size}" for axis, size in normal(sizes).items()) or "one device"
 
 
 def name_suffix(sizes: Sizes) -> str:
     """Returns what a mesh adds to its target's name: ``-data2-context4``, nothing for one device."""
-    return "".join(f"-{axis}{size}" for axis, size in sizes.items())
+    return "".join(f"-{axis}{size}" for axis, size in normal(sizes).items())
 
 
 def jax_sizes(sizes: Sizes) -> dict[str, int]:

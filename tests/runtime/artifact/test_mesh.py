@@ -87,6 +87,8 @@ def test_what_a_manifest_may_not_have(sizes: dict[str, int]) -> None:
 def test_a_target_s_name() -> None:
     assert name_suffix({}) == ""
     assert name_suffix({"data": 2, "context": 4}) == "-data2-context4"
+    assert name_suffix({"context": 4, "data": 2}) == "-data2-context4"  # as a manifest sorts them
+    assert mesh_text({"context": 4, "data": 2}) == "data=2,context=4"
 
 
 @pytest.mark.parametrize(

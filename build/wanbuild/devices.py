@@ -1,0 +1,34 @@
+"""Opens as many CPU devices as a target has: JAX's cache key depends on the number of all devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wanrun.artifact.environment import forced_cpu_devices, open_devices
+
+if TYPE_CHECKING:
+    import jax
+
+
+def open_exactly(platform: str | None, count: int) -> list[jax.Device]:
+    """Returns the devices of a platform. If JAX has another number of CPU devices, it starts anew.
+
+    Only a command may do so, between one target and the next: arrays and executables of before are lost.
+
+    Args:
+        platform: as for ``open_devices``.
+        count: devices of the target's mesh.
+
+    Raises:
+        ArtifactError: if JAX cannot start the platform.
+    """
+    devices = open_devices(platform, count)
+    wanted = count if count > 1 else forced_cpu_devices()
+    if devices[0].platform != "cpu" or len(devices) == wanted:
+        return devices
+    import jax
+    from jax.extend import backend
+
+    backend.clear_backends()
+    jax.config.update("jax_num_cpu_devices", wanted)
+    return jax.devices("cpu")
