@@ -14,8 +14,11 @@ REPOSITORY = Path(__file__).parents[1]
 LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime/wanrun": (
-            "errors early temporary",
-            "files intervals lines signals",
+            "errors early",
+            "intervals lines signals",
+            "undo",
+            "temporary",
+            "files",
             "trace_events",
             "timing console",
             "artifact",

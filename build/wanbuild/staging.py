@@ -21,7 +21,8 @@ from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import SourceError, UsageError
 from wanrun.files import fsync_directory
-from wanrun.temporary import remove_abandoned, remove_tree, undone_at_exit
+from wanrun.temporary import remove_abandoned, remove_tree
+from wanrun.undo import undone_at_exit
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -29,11 +29,13 @@ import click
 from wanrun.errors import UsageError, WanError, escaped
 from wanrun.lines import print_error, silence_stdout
 from wanrun.signals import Stopped, Watch
-from wanrun.temporary import undo_all
+from wanrun.undo import everything_undone
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     """Runs a command and reports any failure as one line on stderr.
+
+    After a signal ``sys.stderr`` stays silent, because the process is to end (``wanrun.signals``).
 
     Args:
         command: the click command or group.
@@ -43,8 +45,9 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
         The exit code, from the table above, for ``sys.exit``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    stderr = sys.stderr
     try:
-        with Watch(before_exit=undo_all):
+        with Watch(ending=everything_undone):
             code = _invoke(command, list(arguments))  # click empties the list
             if sys.stdout is not None:  # None if closed, as with >&-
                 sys.stdout.flush()
@@ -53,9 +56,9 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
         if error.filename is None:
             silence_stdout()
             return 141
-        return _report(error, command, arguments)
+        return _report(error, command, arguments, stderr)
     except (Exception, KeyboardInterrupt) as error:
-        return _report(error, command, arguments)
+        return _report(error, command, arguments, stderr)
 
 
 def leave(code: int) -> NoReturn:
@@ -65,7 +68,10 @@ def leave(code: int) -> NoReturn:
     also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
     What was printed has been flushed by ``run``.
     """
-    os._exit(code)
+    with (
+        everything_undone()
+    ):  # a signal may raise after something was begun and before its context is entered
+        os._exit(code)
 
 
 def _invoke(command: click.Command, arguments: list[str]) -> int:
@@ -78,13 +84,13 @@ def _invoke(command: click.Command, arguments: list[str]) -> int:
     return result if type(result) is int else 0
 
 
-def _report(error: BaseException, command: click.Command, arguments: list[str]) -> int:
+def _report(error: BaseException, command: click.Command, arguments: list[str], stderr: TextIO) -> int:
     """Prints the error and returns its exit code."""
     if "--debug" in arguments:
-        traceback.print_exception(error, file=sys.stderr)
+        traceback.print_exception(error, file=stderr)
     message, code = _describe(error, command)
     for line in message.split("\n"):  # several for a group's help
-        print_error(line)
+        print_error(line, stderr)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -4,25 +4,32 @@ The handler raises in the main thread, so that ``finally`` clauses run. Three th
 
 - A module is being imported. An exception in the middle of the C++ initialisation of an extension module
   ends in a crash.
-- Python drops what is raised in a destructor or in a callback of its garbage collector.
+- Python drops what is raised in a destructor or in a callback of its garbage collector, and extension modules
+  drop what a function raises that they call: msgspec does so while it hashes a type.
 - The main thread is inside XLA, which returns when it has compiled or computed: after minutes for a large
   model.
 
 A thread therefore watches. It sends the signal again if it was only noted, or was dropped, and ends the
 process itself when ``GRACE_SECONDS`` have passed.
+
+From the exception on, stderr is silent: what unwinding leaves behind, such as the coroutines of an event loop
+that never ran, prints warnings and tracebacks when it is destroyed.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from wanrun.early import WORDS, end_now
 
@@ -30,6 +37,8 @@ GRACE_SECONDS = 3.0
 """From a signal to the end of the process, whatever the main thread does."""
 
 _AGAIN_SECONDS = 0.02
+
+T = TypeVar("T")
 
 
 class Stopped(KeyboardInterrupt):
@@ -44,21 +53,31 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
+def undisturbed(call: Callable[[], T]) -> T:
+    """Calls a function in whose middle no signal raises. One that arrives raises soon after.
+
+    Args:
+        call: does what must not be done by half, and returns soon.
+    """
+    return call()
+
+
 class Watch:
-    """Handles the signals of a command while it is entered.
+    """Handles the signals of a command while it is entered. A signal that raises silences ``sys.stderr``.
 
     A signal that somebody else handles, or that is ignored (nohup), stays as it is. Outside the main thread
     signals cannot be handled, and nothing is done.
 
     Args:
-        before_exit: called by the watching thread before it ends the process.
+        ending: a context in which the watching thread ends the process.
     """
 
-    def __init__(self, before_exit: Callable[[], None]) -> None:
-        self._before_exit = before_exit
+    def __init__(self, ending: Callable[[], AbstractContextManager[object]]) -> None:
+        self._ending = ending
         self._before: dict[signal.Signals, Any] = {}
         self._noted: signal.Signals | None = None
-        self._raised = self._leaving = False
+        self._raised: Callable[[], Stopped | None] = lambda: None  # None again once it was dropped
+        self._leaving = False
 
     def __enter__(self) -> Watch:
         if threading.current_thread() is threading.main_thread():
@@ -76,8 +95,8 @@ class Watch:
                 signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Gives the signals back; raises Stopped if one was noted only."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        """Gives the signals back; raises Stopped if one arrived, whatever became of its first exception."""
         if not self._before:
             return
         self._leaving = True
@@ -87,22 +106,26 @@ class Watch:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         sys.unraisablehook = self._hook
-        if self._noted is not None and not self._raised:
-            raise Stopped(self._noted) from None
+        if self._noted is not None and not isinstance(error, Stopped):
+            raise Stopped(self._noted) from error
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Raises once: a second signal must not cut short the cleaning up after the first."""
+        """Raises, unless it has: a second signal must not cut short the cleaning up after the first."""
         if self._noted is None:
             self._noted = signal.Signals(number)
-        if not (self._raised or self._leaving or _importing(frame)):
-            self._raised = True
-            raise Stopped(self._noted)
+        if self._leaving or self._raised() is not None or _must_finish(frame):
+            return
+        stopped = Stopped(self._noted)
+        self._raised = weakref.ref(stopped)
+        sys.stderr = io.StringIO()
+        try:
+            raise stopped
+        finally:
+            del stopped  # its traceback refers to this frame, and would keep it after it was dropped
 
     def _dropped(self, unraisable: Any) -> None:
-        """Python could not raise an exception. Ours is raised again."""
-        if isinstance(unraisable.exc_value, Stopped):
-            self._raised = False
-        else:
+        """Python could not raise an exception. Ours is raised again, without a word."""
+        if not isinstance(unraisable.exc_value, Stopped):
             self._hook(unraisable)
 
     def _watch(self) -> None:
@@ -119,17 +142,19 @@ class Watch:
             if select.select([self._read], [], [], _AGAIN_SECONDS)[0] and not os.read(self._read, 64):
                 os.close(self._read)
                 return
-            if self._noted is not None and not self._raised:
+            if self._noted is not None and self._raised() is None:
                 signal.pthread_kill(main, self._noted)
         try:
-            self._before_exit()
+            with self._ending():
+                end_now(number)
         finally:
             end_now(number)
 
 
-def _importing(frame: FrameType | None) -> bool:
+def _must_finish(frame: FrameType | None) -> bool:
+    """Whether an import or an ``undisturbed`` call is under way."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code is undisturbed.__code__ or frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
         frame = frame.f_back
     return False

@@ -13,35 +13,13 @@ import shutil
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from wanrun.undo import undone_at_exit
 
 FORGOTTEN_SECONDS = 24 * 3600
 """Age of a file of another machine, whose processes cannot be seen, that is taken for abandoned."""
-
-_undo: dict[int, Callable[[], None]] = {}  # of the process: a signal ends it whatever its threads are doing
-
-
-@contextlib.contextmanager
-def undone_at_exit(undo: Callable[[], None]) -> Iterator[None]:
-    """Lets ``undo_all`` call a function while the context is entered; leaving it calls nothing.
-
-    Args:
-        undo: removes what a process that ends now would leave behind.
-    """
-    key = id(undo)
-    _undo[key] = undo
-    try:
-        yield
-    finally:
-        del _undo[key]
-
-
-def undo_all() -> None:
-    """Undoes what is under way in this process, which is about to end without unwinding."""
-    for undo in list(_undo.values()):
-        with contextlib.suppress(Exception):
-            undo()
 
 
 @contextlib.contextmanager

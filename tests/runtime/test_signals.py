@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -58,13 +59,114 @@ while time.monotonic() < end:
 print("imported", flush=True)
 """
 
+UNWINDING = """
+import hashlib, os, threading, time
+from pathlib import Path
+
+import click
+import msgspec
+
+from wanrun.console import leave, run
+from wanrun.errors import ArtifactError
+from wanrun.media.ffmpeg import run_ffmpeg
+from wanrun.undo import begun
+
+
+def dropped():
+    calls = []
+
+    class Hashed(type):
+        def __hash__(self):
+            calls.append(self)
+            if len(calls) == 1:
+                ready()
+                time.sleep(60)
+            return 0
+
+    msgspec.msgpack.Decoder(Hashed("Hashed", (), {}))
+    time.sleep(60)
+
+
+def dropped_last():
+    try:
+        ready()
+        time.sleep(60)
+    except BaseException:
+        pass
+
+
+def replaced():
+    try:
+        try:
+            ready()
+            time.sleep(60)
+        finally:
+            os.close(-1)
+    except OSError as error:
+        raise ArtifactError("cannot be read") from error
+
+
+def littered():
+    class Remains:
+        def __del__(self):
+            raise RuntimeError("Event loop is closed")
+
+    async def never():
+        pass
+
+    remains, coroutine = Remains(), never()
+    try:
+        ready()
+        time.sleep(60)
+    finally:
+        thread = threading.Thread(target=os.close, args=(-1,))
+        thread.start()
+        thread.join()
+
+
+def beginning():
+    def begin():
+        ready()
+        time.sleep(1)
+        print("begun", flush=True)
+
+    with begun(begin, print):
+        time.sleep(60)
+
+
+def encoding():
+    threading.Thread(target=run_ffmpeg, args=(["out.mp4"],)).start()
+    while not Path(os.environ["STARTED"]).exists():
+        time.sleep(0.01)
+    threading.Timer(1, ready).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000_000)
+
+
+@click.command("wanrun")
+@click.argument("where")
+def command(where):
+    try:
+        globals()[where]()
+    finally:
+        print("unwound", flush=True)
+
+
+def ready():
+    print("ready", flush=True)
+
+
+leave(run(command))
+"""
+
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 WORDS = {signal.SIGINT: "interrupted\n", signal.SIGTERM: "terminated\n", signal.SIGHUP: "hung up\n"}
 
 
-def interrupted(where: str, folder: Path, number: signal.Signals) -> tuple[int, str, str, float]:
+def interrupted(
+    where: str, folder: Path, number: signal.Signals, script: str = WHERE
+) -> tuple[int, str, str, float]:
     """Exit code, what was printed on both streams, and seconds from the signal to the end."""
-    command = [sys.executable, "-c", WHERE, where, str(folder)]
+    command = [sys.executable, "-c", script, where, *([str(folder)] if script is WHERE else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -111,3 +213,35 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
             process.wait(1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
+
+
+@pytest.mark.parametrize(
+    ("where", "out"),
+    [
+        ("dropped", "unwound\n"),
+        ("dropped_last", "unwound\n"),
+        ("replaced", "unwound\n"),
+        ("littered", "unwound\n"),
+        ("beginning", "begun\nunwound\n"),
+    ],
+)
+def test_a_signal_stays_one_whatever_becomes_of_its_exception(where: str, out: str, tmp_path: Path) -> None:
+    """Dropped by an extension module, replaced by an error of the clean-up, or followed by others."""
+    code, printed, err, _ = interrupted(where, tmp_path, signal.SIGTERM, UNWINDING)
+    assert (code, printed, err) == (143, out, "terminated\n")
+
+
+@pytest.mark.slow
+def test_ffmpeg_ends_before_a_process_that_does_not_unwind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write its file after this has been removed."""
+    ffmpeg, started = tmp_path / "ffmpeg", tmp_path / "started"
+    ffmpeg.write_text(f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 60\n")
+    ffmpeg.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(ffmpeg))
+    monkeypatch.setenv("STARTED", str(started))
+    code, out, err, _ = interrupted("encoding", tmp_path, signal.SIGTERM, UNWINDING)
+    assert (code, out, err) == (143, "", "terminated\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), signal.SIGKILL)

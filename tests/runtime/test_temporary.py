@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from wanrun.temporary import (
     remove_abandoned,
     temporary_folder,
     temporary_path,
-    undo_all,
-    undone_at_exit,
 )
 
 KILLED = """
@@ -72,21 +69,3 @@ def test_files_of_other_machines_stay_for_a_day(tmp_path: Path) -> None:
     remove_abandoned(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
     remove_abandoned(tmp_path / "nothing")  # no folder, no error
-
-
-def test_what_is_under_way_is_undone(tmp_path: Path) -> None:
-    done: list[str] = []
-
-    def fails() -> None:
-        raise OSError
-
-    with (
-        temporary_path(tmp_path / "a") as path,
-        undone_at_exit(fails),
-        undone_at_exit(functools.partial(done.append, "undone")),
-    ):
-        path.write_text("half")
-        undo_all()
-        assert (done, path.exists()) == (["undone"], False)
-    undo_all()
-    assert done == ["undone"]

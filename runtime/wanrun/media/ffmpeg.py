@@ -18,6 +18,7 @@ from typing import cast
 import numpy as np
 
 from wanrun.errors import UsageError
+from wanrun.undo import begun
 
 _VARIABLE = "IMAGEIO_FFMPEG_EXE"
 _REMEDY = f"pip install 'imageio[ffmpeg]', or let {_VARIABLE} name an ffmpeg"
@@ -100,14 +101,13 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
         OSError: if ffmpeg does not start or fails, with the last line of its messages.
     """
     command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
-    # In a session of its own, so that Ctrl-C does not reach it: this function ends the process.
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
+
+    def start() -> subprocess.Popen[bytes]:
+        # In a session of its own, so that Ctrl-C does not reach it: this process ends it.
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+    with begun(start, _end) as process, process:
         try:
             # A view of the frames without a copy: communicate takes any buffer.
             output, log = process.communicate(
@@ -122,6 +122,12 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
         reason = lines[-1] if lines else how_it_ended(process.returncode)
         raise OSError(errno.ENOSPC if full else errno.EIO, f"ffmpeg: {reason}")
     return output
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends ffmpeg before this process ends: it would write its file on."""
+    process.kill()
+    process.wait(1)
 
 
 def how_it_ended(code: int) -> str:
