@@ -8,7 +8,6 @@ the artifact admits one builder at a time.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
@@ -19,12 +18,10 @@ from pathlib import Path
 
 from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
 from wanrun.artifact.manifest import MANIFEST, Manifest
-from wanrun.errors import SourceError, UsageError
+from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import fsync_directory
 from wanrun.temporary import remove_abandoned, remove_tree
 from wanrun.undo import undone_at_exit
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""
@@ -69,7 +66,7 @@ def build_lock(artifact: Path) -> Iterator[None]:
     try:
         descriptor = _open_lock(path)
     except OSError as error:
-        if error.errno in _FULL:
+        if lacks_space(error):
             raise
         raise UsageError(
             f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
@@ -83,7 +80,7 @@ def build_lock(artifact: Path) -> Iterator[None]:
         _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one
         if (refused := _refused(artifact, error)) is not None:
             raise refused from error
-        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+        if isinstance(error, OSError) and lacks_space(error) and error.filename is None:
             error.filename = str(artifact)  # what writes to an open file does not know its name
         raise
     finally:
@@ -115,7 +112,7 @@ def _abandon(artifact: Path, lock: Path) -> None:
 
 def _refused(artifact: Path, error: BaseException) -> UsageError | None:
     """What is said of an error of the file system in the artifact's folder or beside it; None for others."""
-    if not isinstance(error, OSError) or error.errno in _FULL or not isinstance(error.filename, str):
+    if not isinstance(error, OSError) or lacks_space(error) or not isinstance(error.filename, str):
         return None
     if not Path(error.filename).is_relative_to(artifact.parent):
         return None

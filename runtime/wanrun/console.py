@@ -6,7 +6,7 @@
 | 1 | verification failed, too little memory, or an internal error |
 | 2 | usage, an output that cannot be written, an input image that cannot be used |
 | 3 | the artifact is not usable here |
-| 4 | the source is not usable, or the disk is full |
+| 4 | the source is not usable, the disk is full, or a file reaches the largest size (`ulimit -f`) |
 | 129, 130, 143 | hung up (SIGHUP), interrupted (Ctrl-C), terminated (SIGTERM) |
 | 141 | the reader of the output has closed it, as in ``wanrun --list | head -1`` |
 """
@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from wanrun.errors import UsageError, WanError, escaped
+from wanrun.errors import UsageError, WanError, lacks_space, space_told
 from wanrun.lines import print_error, silence_stdout
 from wanrun.signals import Stopped, Watch
 from wanrun.undo import everything_undone
@@ -111,9 +111,8 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
             return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
         name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name
         return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {escaped(str(error.filename))}" if error.filename else ""
-        return f"error: the disk is full{where}; free some space and run it again", 4
+    if isinstance(error, OSError) and lacks_space(error):
+        return f"error: {space_told(error)}", 4
     if _lacks_resources(error):
         return (
             "error: the system gives this process no more memory or threads; free some, or raise its limits "

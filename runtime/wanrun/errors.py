@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -116,22 +117,53 @@ class UsageError(WanError):
 
 
 class NoSpaceError(UsageError):
-    """The disk or the quota of an output is full (exit 4)."""
+    """The disk or the quota of an output is full, or a file reaches the largest size (exit 4)."""
 
     exit_code = 4
 
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def lacks_space(error: BaseException) -> bool:
+    """Whether a file could not be written because the disk or the quota is full, or it would be too large.
+
+    The largest size is a limit of the process (``ulimit -f``) or of the file system.
+    """
+    return isinstance(error, OSError) and error.errno in _NO_SPACE
+
+
+def errno_in(text: str) -> int:
+    """Returns the number of the error of ``lacks_space`` that a text quotes; EIO if it quotes none.
+
+    Programs and libraries that are not Python's tell the system's words alone.
+    """
+    return next((number for number in _NO_SPACE if os.strerror(number) in text), errno.EIO)
+
+
+def space_told(error: OSError) -> str:
+    """Says what there is too little of, and what to do, for an error of ``lacks_space``."""
+    where = f" at {escaped(str(error.filename))}" if error.filename else ""
+    if error.errno == errno.EFBIG:
+        what, remedy = "a file has reached the largest size (File too large)", "raise the limit (ulimit -f)"
+    else:
+        what, remedy = "the disk is full", "free some space"
+    return f"{what}{where}; {remedy} and run it again"
+
+
 def unwritable(what: str, error: OSError, remedy: str | None = None) -> UsageError:
-    """Returns the error of a file that cannot be written, which says so if the disk is full.
+    """Returns the error of a file that cannot be written, which says so if there is no space for it.
 
     Args:
         what: the file, such as ``the latents a.npy``.
         error: the system's reason.
-        remedy: what to do about it; on a full disk besides to free some space.
+        remedy: what to do about it; without space besides to make some.
     """
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        space = "free some" if remedy is None else f"free some, or {remedy}"
-        return NoSpaceError(f"there is no space left to write {what}", remedy=space)
+    if lacks_space(error):
+        problem, space = f"there is no space left to write {what}", "free some"
+        if error.errno == errno.EFBIG:
+            problem, space = f"{what} reaches the largest size of a file", "raise the limit (ulimit -f)"
+        return NoSpaceError(problem, remedy=space if remedy is None else f"{space}, or {remedy}")
     return UsageError(f"{what} cannot be written", found=error.strerror or error, remedy=remedy)
 
 
@@ -142,7 +174,7 @@ class ArtifactError(WanError):
 
 
 class SourceError(WanError):
-    """The source checkpoint is not usable, or the disk is full (exit 4)."""
+    """The source checkpoint is not usable, or there is no space (exit 4)."""
 
     exit_code = 4
 

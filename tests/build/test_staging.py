@@ -167,7 +167,7 @@ def test_what_the_file_system_refuses_is_said_of_the_artifact(tmp_path: Path, nu
         assert caught.value is other
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_left_to_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -33,6 +33,8 @@ def failing(error: BaseException) -> click.Command:
     return command
 
 
+TOO_LARGE = "error: a file has reached the largest size (File too large)"
+RAISE_IT = "raise the limit (ulimit -f)"
 NO_RESOURCES = "error: the system gives this process no more memory or threads; free some, or raise its"
 
 
@@ -50,6 +52,12 @@ NO_RESOURCES = "error: the system gives this process no more memory or threads; 
         (click.Abort(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space", "/a/b"), 4, "error: the disk is full at /a/b; free some space"),
         (OSError(errno.EDQUOT, "Quota"), 4, "error: the disk is full; free some space and run it again"),
+        (
+            OSError(errno.EFBIG, "File too large", "/a/b"),
+            4,
+            f"{TOO_LARGE} at /a/b; {RAISE_IT} and run it again\n",
+        ),
+        (OSError(errno.EFBIG, "File too large"), 4, f"{TOO_LARGE}; {RAISE_IT} and run it again\n"),
         (BrokenPipeError(errno.EPIPE, "Broken", "/a/fifo"), 1, "error: internal error: BrokenPipeError: "),
         (ValueError("first\nsecond"), 1, "error: internal error: ValueError: first (run again with --debug"),
         (EOFError("truncated"), 1, "error: internal error: EOFError: truncated ("),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from wanrun.errors import NoSpaceError, UsageError, escaped, unwritable
+from wanrun.errors import NoSpaceError, UsageError, errno_in, escaped, unwritable
 
 NAME = "a\nb\x1b[31m\udcff 猫\u3000.mp4"
 SHOWN = "a\\nb\\x1b[31m\\udcff 猫\u3000.mp4"
@@ -89,10 +89,21 @@ def test_a_reader_that_has_gone_is_left_to_the_command(function: str) -> None:
     assert call(f"function = {function!r}\n{code}").returncode == 7
 
 
+def test_errors_that_are_told_in_words_alone() -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        assert errno_in(f"I/O error: {os.strerror(number)} (os error {number})") == number
+    assert errno_in("I/O error: a bug") == errno.EIO
+
+
 def test_what_cannot_be_written() -> None:
     full = unwritable("a.mp4", OSError(errno.EDQUOT, "Quota"), "choose another --output")
     assert isinstance(full, NoSpaceError) and full.exit_code == 4
     assert str(full) == "there is no space left to write a.mp4; free some, or choose another --output"
+    large = unwritable("a.mp4", OSError(errno.EFBIG, "File too large"), "choose another --output")
+    assert isinstance(large, NoSpaceError)
+    assert str(large) == (
+        "a.mp4 reaches the largest size of a file; raise the limit (ulimit -f), or choose another --output"
+    )
     other = unwritable("a.mp4", OSError(errno.EACCES, "Permission denied"), "choose another")
     assert type(other) is UsageError
     assert str(other) == "a.mp4 cannot be written; found Permission denied; choose another"

@@ -6,7 +6,6 @@ the embeddings, once for each compute dtype of the profiles that can run here. T
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import Dtype
 from wanrun.artifact.select import select_target
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, lacks_space
 from wanrun.files import replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline, load
 from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_rows
@@ -86,7 +85,7 @@ def embed_prompts(
     Raises:
         ArtifactError: if the artifact is damaged, or if no profile can run here.
         UsageError: if the artifact cannot be written.
-        OSError: if the disk is full.
+        OSError: if the disk is full, or a file would be too large.
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
@@ -106,8 +105,8 @@ def embed_prompts(
             manifest = changed
             remove_unlisted(artifact, manifest)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # the command line has a message for a full disk
+            if lacks_space(error):
+                raise  # the command line has a message for it
             raise UsageError(
                 f"embeddings cannot be written into {artifact}",
                 found=error.strerror or error,

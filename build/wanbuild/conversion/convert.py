@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import threading
@@ -34,7 +33,7 @@ from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
 from wanrun.console import Progress
-from wanrun.errors import SourceError, UsageError
+from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import canonical_json, sha256_of, write_durable
 from wanrun.temporary import remove_tree
 
@@ -340,7 +339,7 @@ def _new_folder(artifact: Path) -> Iterator[Path]:
         yield building
     except OSError as error:
         remove_tree(building)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if lacks_space(error):
             raise
         raise SourceError(
             f"the artifact {artifact} cannot be written: {error.strerror}",

@@ -6,10 +6,9 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from wanrun.errors import SourceError
+from wanrun.errors import SourceError, lacks_space
 
 ROOM = "free some space (hf cache prune removes what killed downloads left), or set HF_HOME to a larger disk"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CANNOT_WRITE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
 
 
@@ -56,7 +55,12 @@ def _os_error(error: OSError, repository: str, cache: str) -> SourceError | None
             f"a download of {repository} ended early: {error}",
             remedy="run it again; files that are whole are kept",
         )
-    if error.errno in _FULL:
+    if error.errno == errno.EFBIG:
+        return SourceError(
+            f"a download of {repository} reaches the largest size of a file",
+            remedy="raise the limit (ulimit -f)",
+        )
+    if lacks_space(error):
         return SourceError(f"the disk of the hub's cache {cache} is full", remedy=ROOM)
     if error.errno in _CANNOT_WRITE:
         return SourceError(

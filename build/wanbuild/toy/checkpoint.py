@@ -7,7 +7,6 @@ errors. Overriding config fields gives other sizes, up to the published ones.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from wanbuild.toy.tokenizer import write_tokenizer
 from wanbuild.toy.weights import DTYPES, Stored, write_json, write_weights
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.errors import UsageError, unwritable
+from wanrun.errors import UsageError, errno_in, unwritable
 from wanrun.temporary import temporary_folder
 
 MARKER = "wanbuild_toy.json"
@@ -106,8 +105,7 @@ def writing(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise unwritable(str(directory), error, "choose another folder") from error
     except SafetensorError as error:  # which has no number of the system's
-        full = "No space left" in str(error)
-        reason = OSError(errno.ENOSPC if full else errno.EIO, str(error))
+        reason = OSError(errno_in(str(error)), str(error))
         raise unwritable(str(directory), reason, "choose another folder") from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wanrun.console import Progress
-from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, unwritable
+from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, errno_in, unwritable
 from wanrun.files import replace_file
 from wanrun.generation.options import profile_options
 from wanrun.generation.request import rows
@@ -159,8 +158,8 @@ def _write_latents(path: Path, latents: np.ndarray) -> None:
 
 def _no_trace(folder: Path, error: OSError | RuntimeError) -> UsageError:
     what = f"no trace can be written to {folder}"
-    full = os.strerror(errno.ENOSPC) in str(error)  # the profiler gives no number of the system's
-    return (NoSpaceError if full else UsageError)(what, found=error)
+    known = errno_in(str(error)) != errno.EIO  # the profiler gives no number of the system's
+    return (NoSpaceError if known else UsageError)(what, found=error)
 
 
 @contextmanager

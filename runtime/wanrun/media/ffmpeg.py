@@ -5,7 +5,6 @@ diffusers reads videos with this binary too, so both get the same frames.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, errno_in
 from wanrun.undo import begun
 
 _VARIABLE = "IMAGEIO_FFMPEG_EXE"
@@ -103,9 +102,15 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
     command = [find_ffmpeg(), "-nostdin", "-y", "-v", "error", *arguments]
 
     def start() -> subprocess.Popen[bytes]:
-        # In a session of its own, so that Ctrl-C does not reach it: this process ends it.
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,  # so that Ctrl-C does not reach it: this process ends it
+            restore_signals=False,  # SIGXFSZ, at ulimit -f, would end it before it can say why
+        )
 
     with begun(start, _end) as process, process:
         try:
@@ -118,9 +123,8 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
             raise
     if process.returncode:
         lines = log.decode("utf-8", errors="replace").strip().splitlines()
-        full = any("No space left on device" in line for line in lines)
         reason = lines[-1] if lines else how_it_ended(process.returncode)
-        raise OSError(errno.ENOSPC if full else errno.EIO, f"ffmpeg: {reason}")
+        raise OSError(errno_in("\n".join(lines)), f"ffmpeg: {reason}")
     return output
 
 

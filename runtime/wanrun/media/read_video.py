@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 import subprocess
@@ -14,7 +13,7 @@ from typing import IO
 
 from PIL import Image, ImageSequence
 
-from wanrun.errors import UsageError, quoted
+from wanrun.errors import UsageError, lacks_space, quoted
 from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
 from wanrun.media.images import (
     FORMATS,
@@ -248,7 +247,7 @@ def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.P
                 start_new_session=True,
             )
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if lacks_space(error):
                 raise
             raise UsageError(
                 f"{name} cannot be read: {program} does not start", found=error.strerror

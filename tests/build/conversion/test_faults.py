@@ -152,7 +152,8 @@ def test_a_limit_on_the_size_of_files(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 4
-    assert "File too large" in one_error(capsys)
+    line = one_error(capsys)
+    assert "File too large" in line and "(ulimit -f)" in line
     assert names(place) == {"artifact"}
     assert digests(artifact) == before
 

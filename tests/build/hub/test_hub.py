@@ -484,7 +484,12 @@ def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.ENOSPC, "is full; free some space"), (errno.EDQUOT, "is full"), (errno.EROFS, "be written")],
+    [
+        (errno.ENOSPC, "is full; free some space"),
+        (errno.EDQUOT, "is full"),
+        (errno.EROFS, "be written"),
+        (errno.EFBIG, r"reaches the largest size of a file; raise the limit \(ulimit -f\)"),
+    ],
 )
 def test_a_disk_that_fails_meanwhile(number: int, message: str) -> None:
     with pytest.raises(SourceError, match=message), explained(ID, "main"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from wanrun.errors import UsageError
+from wanrun.errors import NoSpaceError, UsageError
 from wanrun.jobs.outputs import SUFFIXES as KNOWN
 from wanrun.jobs.outputs import check_output
 from wanrun.media import write_video as video
@@ -207,6 +208,17 @@ def test_ffmpeg_on_a_full_disk(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ENOSPC
 
 
+def test_ffmpeg_says_that_a_file_is_too_large(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(NoSpaceError, match=r"a\.mp4 reaches the largest size of a file; raise the limit"):
+            write_video(clip(), tmp_path / "a.mp4", 16, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ffmpeg_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video, "_H264", ("-c:v", "no_such_codec", "-f", "mp4"))
     with pytest.raises(UsageError, match=r"a\.mp4 cannot be written; found ffmpeg: ") as caught:
@@ -329,7 +341,7 @@ def test_npy_is_what_numpy_writes_and_says_that_a_disk_is_full(tmp_path: Path) -
 
 
 def test_a_full_disk_has_an_exit_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, code in ((errno.ENOSPC, 4), (errno.EDQUOT, 4), (errno.EACCES, 2)):
+    for number, code in ((errno.ENOSPC, 4), (errno.EDQUOT, 4), (errno.EFBIG, 4), (errno.EACCES, 2)):
 
         def fail(*arguments: object, number: int = number) -> None:
             raise OSError(number, os.strerror(number))
