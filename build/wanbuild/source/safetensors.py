@@ -116,6 +116,7 @@ class TensorFile:
                 f"{path} is missing", remedy="download it again; check the folder is complete"
             ) from None
         except OSError as error:
+            self.close()
             raise self._unreadable(error) from None
         except SourceError:
             self.close()
@@ -253,9 +254,9 @@ class TensorFile:
 
     def close(self) -> None:
         """Closes the file; later reads fail."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None  # first: a signal may raise after the close
+        if descriptor is not None:
+            os.close(descriptor)
 
     def __enter__(self) -> TensorFile:
         return self

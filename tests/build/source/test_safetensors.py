@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -98,6 +99,45 @@ def test_no_descriptor_is_left_open(tmp_path: Path, tensors: dict[str, np.ndarra
     for thing in (tmp_path, tmp_path / "missing", Path("/dev/zero")):
         with pytest.raises(SourceError):
             TensorFile(thing)
+    assert _open_descriptors() == before
+
+
+def test_a_signal_does_not_close_a_file_twice(
+    tmp_path: Path, tensors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then the descriptor may be another file's."""
+    path, closed = tmp_path / "x.safetensors", list[int]()
+    save_file(tensors, path)
+
+    def interrupted(descriptor: int) -> None:
+        closed.append(descriptor)
+        raise KeyboardInterrupt
+
+    file = TensorFile(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", interrupted)
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                file.close()
+    assert len(closed) == 1
+    os.close(closed[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux's account of open files")
+def test_a_file_that_cannot_be_looked_at_is_closed(
+    tmp_path: Path, tensors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file(tensors, path)
+
+    def fail(descriptor: int) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = _open_descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fail)
+        with pytest.raises(SourceError, match="cannot be read: Input/output error"):
+            TensorFile(path)
     assert _open_descriptors() == before
 
 
