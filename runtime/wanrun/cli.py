@@ -95,6 +95,14 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="low: release the text encoder after the prompts are encoded, and hold one expert at a time.",
 )
 @click.option(
+    "--transfer",
+    type=click.Choice(["auto", "direct", "staged"]),
+    default="auto",
+    show_default=True,
+    help="staged: each device of a mesh is given some rows of large weights, and devices exchange the rest; "
+    "direct: each is given all that it needs.",
+)
+@click.option(
     "--text-encoder",
     type=click.Choice(["jax", "torch"]),
     default="jax",
@@ -205,6 +213,7 @@ def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Tim
         allow_compile=how.allow_compile,
         verify=how.verify,
         memory=how.memory,
+        transfer=how.transfer,
         loop=draft.options["loop"],
         first_expert=plan.first_expert,
         text_encoder=how.text_encoder,

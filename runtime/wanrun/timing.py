@@ -91,6 +91,7 @@ class Timings:
     Attributes:
         cache_hits: executables loaded from the compilation cache.
         cache_misses: executables that had to be compiled.
+        restore_bytes: bytes of weights that were read from storage.
         placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
     """
@@ -106,6 +107,7 @@ class Timings:
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
         self.cache_misses = 0
+        self.restore_bytes = 0
         self.placement: str | None = None
 
     def now(self) -> float:
@@ -145,6 +147,11 @@ class Timings:
         with self._lock:
             self.cache_hits += hits
             self.cache_misses += misses
+
+    def count_restored(self, nbytes: int) -> None:
+        """Adds bytes of weights that were read from storage."""
+        with self._lock:
+            self.restore_bytes += nbytes
 
     def step(self, seconds: float) -> None:
         """Adds one denoising step of the step form, synchronised with the device."""
@@ -251,6 +258,7 @@ class Timings:
             "total_seconds": (self.now() if self._end is None else self._end) - self._begin,
             "cache_hits": self.cache_hits,
             "cache_misses": self.cache_misses,
+            "restore_bytes": self.restore_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
             "spans": [[span.name, span.start, span.end] for span in self.labelled_spans],
         }
@@ -359,3 +367,8 @@ class Recorder:
         """Adds executables, like ``Timings.count_cache``."""
         for timings in self._timings():
             timings.count_cache(hits, misses)
+
+    def count_restored(self, nbytes: int) -> None:
+        """Adds bytes read, like ``Timings.count_restored``."""
+        for timings in self._timings():
+            timings.count_restored(nbytes)

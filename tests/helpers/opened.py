@@ -56,8 +56,9 @@ class Opened:
         self.opened = OpenedArtifact(
             artifact, manifest, selected, device, LoadPolicy(), recorder, print, print
         )
-        self.weights = WeightStore(self.opened, self.opened.program_set.kernels.weight_bits, memories)
         self.executables = Executables(self.opened)
+        bits = self.opened.program_set.kernels.weight_bits
+        self.weights = WeightStore(self.opened, self.executables, bits, memories)
 
     def programs(self, profile: str = PROFILE) -> Programs:
         """The programs of a profile, bound to these weights."""

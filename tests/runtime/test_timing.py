@@ -33,6 +33,7 @@ KEYS = {
     "encode_video_seconds",
     "cache_hits",
     "cache_misses",
+    "restore_bytes",
     "peak_rss_bytes",
     "total_seconds",
     "unaccounted_seconds",

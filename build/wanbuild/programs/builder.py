@@ -8,7 +8,7 @@ runtime passes the outputs of one program to the next without knowing their mean
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from wanbuild.components import kind_of
 from wanbuild.models.attention import ATTENTION
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import abstract_params, bind, parameter_axes
+from wanbuild.models.partition import PARAMETERS
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
@@ -28,8 +29,9 @@ from wanbuild.programs.denoiser import HISTORY, Denoiser
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.placement import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
+from wanbuild.programs.spreading import spread
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.programs import Kernels
 from wanrun.denoising.solvers import COLUMNS
@@ -76,7 +78,7 @@ class ProgramBuilder:
         self._kernels = kernels
         self._model, self._shape, self._options = manifest.model, shape, options
         self._variant = variant_named(self._model.variant, Path("the artifact"))
-        self._max_length = manifest.tokenizer.max_length
+        self._max_length, self._components = manifest.tokenizer.max_length, manifest.components
         self._configs: dict[str, Any] = {}
         self._modules: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
@@ -186,7 +188,16 @@ class ProgramBuilder:
             for form, make in (("step", self.denoise_step), ("scan", self.denoise_loop))
             if self._options.loop in (form, "both")
         ]
-        return (*texts, *images, *videos, self.prepare(), *steps, self.decode_video())
+        others = (*texts, *images, *videos, self.prepare(), *steps, self.decode_video())
+        return (*others, *self._spreads())
+
+    def _spreads(self) -> Iterator[ProgramSpec]:
+        """Yields the programs that spread weights over a mesh; two experts share one."""
+        for name, component in self._components.items():
+            if self._mesh is not None and name != TRANSFORMERS[1]:
+                spec = spread(name, component, self._weights[name], PARAMETERS, self._mesh)
+                if spec is not None:
+                    yield spec
 
     def encode_text(self, length: int) -> ProgramSpec:
         """Returns the program ids, mask (1, L) int32 -> embeddings (1, L, text_dim).

@@ -39,6 +39,8 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
     placed: dict[str, Any] = {}
     if spec.mesh is not None:
         placed["out_shardings"] = jax.tree.map(lambda leaf: leaf.sharding, spec.outputs)
+        # JAX forgets the sharding of an argument that is not read, and a runtime would have to pass it whole.
+        placed["keep_unused"] = True
     with jax_options(jax_traceback_in_locations_limit=0), spec.tracing():
         exported = export.export(jax.jit(by_name, **placed), platforms=[platform])(**arguments)
         return bytes(exported.serialize())

@@ -23,6 +23,8 @@ from wanrun.errors import UsageError
 if TYPE_CHECKING:
     import jax
 
+    from wanrun.artifact.parameters import Component
+
 AXES: Mapping[str, str] = MappingProxyType(
     {
         "data": "the guidance pair, then videos",
@@ -152,3 +154,17 @@ def cut(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: S
 def shard_count(cuts: Cuts, sizes: Sizes) -> int:
     """Returns into how many parts an array is cut."""
     return math.prod(sizes[name] for along in cuts for name in along)
+
+
+def device_bytes(component: Component, rules: Rules, sizes: Sizes) -> int:
+    """Returns the bytes of a component's parameters on one device.
+
+    Args:
+        component: its entry in the manifest.
+        rules: the rules of its parameters.
+        sizes: the sizes of JAX's mesh; empty for one device.
+    """
+    return sum(
+        one.layout.nbytes // shard_count(cut(one.axes, one.layout.shape, rules, sizes), sizes)
+        for one in component.parameters.values()
+    )

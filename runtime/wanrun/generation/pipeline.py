@@ -339,8 +339,9 @@ def load(
         warn: gets messages about problems that do not stop the run.
         report: gets messages about decisions: where two experts are kept.
         choices: size, num_frames, num_videos, guidance, num_references and target select the loaded profile:
-            see ``ProfileChoices``. allow_compile, verify, memory, loop, first_expert, text_encoder,
-            text_encoder_device, embeddings, weights and lazy are about the loading: see ``LoadPolicy``.
+            see ``ProfileChoices``. allow_compile, verify, memory, transfer, loop, first_expert,
+            text_encoder, text_encoder_device, embeddings, weights and lazy are about the loading: see
+            ``LoadPolicy``.
 
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
@@ -361,7 +362,8 @@ def load(
     resolve_loop(profile, policy.loop)
     ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
     with ExitStack() as undo:
-        if not (policy.lazy or policy.low_memory):  # the text encoder may come first
+        # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
+        if not (policy.lazy or policy.low_memory or selected.mesh):
             ahead[expert] = Memory(manifest.components[expert])
             ahead[expert].touch_ahead()  # while jax is imported
             undo.callback(ahead[expert].stop)

@@ -39,8 +39,9 @@ class Shared:
             opened: the artifact.
             memories: memory that is already allocated, by component.
         """
-        weights = WeightStore(opened, opened.program_set.kernels.weight_bits, memories)
-        return cls(opened, weights, Executables(opened), TextStages(opened), LastEncoded())
+        executables = Executables(opened)
+        weights = WeightStore(opened, executables, opened.program_set.kernels.weight_bits, memories)
+        return cls(opened, weights, executables, TextStages(opened), LastEncoded())
 
     def close(self) -> None:
         """Releases everything."""

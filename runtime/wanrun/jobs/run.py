@@ -20,6 +20,7 @@ class RunOptions:
     allow_compile: bool
     verify: str
     memory: str
+    transfer: str
     text_encoder: str
     text_encoder_device: str
     no_embedding_cache: bool

@@ -7,10 +7,11 @@ of a restore's time, and a thread does it while jax is being imported and the ot
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import ml_dtypes
@@ -47,17 +48,23 @@ class Memory:
 
     Args:
         component: its entry in the manifest.
+        rows: by path, the rows of parameters that are not held whole, in rising order. A row behind the last
+            is padding, and stays zero.
 
     Raises:
         ArtifactError: if there is no such amount of memory.
     """
 
-    def __init__(self, component: Component) -> None:
+    def __init__(
+        self, component: Component, rows: Mapping[str, Sequence[int]] = MappingProxyType({})
+    ) -> None:
         self._offsets: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
         total = 0
         for path, parameter in sorted(component.parameters.items()):
             self._offsets[path] = total
-            total += -(-parameter.layout.nbytes // ALIGNMENT) * ALIGNMENT
+            self._rows[path] = len(rows[path]) if path in rows else parameter.layout.rows
+            total += -(-self._rows[path] * parameter.layout.row_bytes // ALIGNMENT) * ALIGNMENT
         # Private: first touch of a shared mapping, the default, costs twice as much.
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
@@ -72,15 +79,18 @@ class Memory:
         self._stop = threading.Event()
 
     def view(self, path: str, layout: ArrayLayout) -> memoryview:
-        """Returns a parameter's bytes."""
+        """Returns the bytes of the rows that are held of a parameter."""
         start = self._offsets[path]
-        return memoryview(self._block)[start : start + layout.nbytes]
+        return memoryview(self._block)[start : start + self._rows[path] * layout.row_bytes]
 
     def array(self, path: str, layout: ArrayLayout, bits: bool) -> np.ndarray:
-        """Returns a parameter as an array; bfloat16 becomes uint16 of the same bits if ``bits`` is set."""
+        """Returns the rows that are held, one behind the other along axis 0, as an array.
+
+        bfloat16 becomes uint16 of the same bits if ``bits`` is set.
+        """
         dtype = np.dtype(np.uint16) if bits and layout.dtype == "bfloat16" else DTYPES[layout.dtype]
-        count = layout.nbytes // dtype.itemsize
-        return np.frombuffer(self._block, dtype, count, self._offsets[path]).reshape(layout.shape)
+        shape = self._rows[path] * layout.row_shape[0], *layout.shape[1:]
+        return np.frombuffer(self._block, dtype, math.prod(shape), self._offsets[path]).reshape(shape)
 
     def touch(self) -> None:
         """Touches every page, in the order of the parameters, until ``stop``; changes no content.

@@ -194,7 +194,7 @@ class Executables:
         return programs
 
     def request(self, profile: Profile, names: Iterable[str]) -> list[Future[LoadedProgram]]:
-        """Starts to load programs of a checked profile, in this order; returns one future per program.
+        """Starts to load programs of a profile, in this order; returns one future per program.
 
         A future raises ArtifactError if the cache entry is missing or damaged, or if JAX's cache misses.
         """
@@ -204,7 +204,7 @@ class Executables:
             for name in names:
                 key = _Distinct.of(name, programs[name])
                 if key not in self._loaded:
-                    data = self._data.pop(key)
+                    data = self._data.pop(key, None)
                     self._loaded[key] = self._pool.submit(self._load, profile, name, data)
                 futures.append(self._loaded[key])
         return futures
@@ -217,9 +217,11 @@ class Executables:
             self._loaded.clear()
             self._data.clear()
 
-    def _load(self, profile: Profile, name: str, data: bytes) -> LoadedProgram:
+    def _load(self, profile: Profile, name: str, data: bytes | None) -> LoadedProgram:
         program = self._opened.programs(profile)[name]
         with self._opened.recorder.phase("executables", name):
+            if data is None:  # the profile is not checked yet
+                data = read_program(self._opened.folder, name, program)
             try:
                 compiled = self._load_entry(profile, name, data, program)
             except ArtifactError as error:

@@ -68,3 +68,14 @@ class OpenedArtifact:
     def program_set(self) -> ProgramSet:
         """The program set of this target."""
         return self.manifest.program_sets[self.selected.target.program_set]
+
+    @property
+    def staged(self) -> bool:
+        """Whether the rows of large parameters are spread by a program: see ``LoadPolicy.transfer``."""
+        import jax
+
+        if self.device.mesh is None:
+            return False
+        if self.policy.transfer != "auto":
+            return self.policy.transfer == "staged"
+        return self.device.device.platform != "cpu" or jax.process_count() > 1

@@ -9,6 +9,7 @@ from wanrun.errors import UsageError
 
 VERIFY = ("fast", "sha256")
 MEMORY = ("auto", "low")
+TRANSFER = ("auto", "direct", "staged")
 TEXT_ENCODERS = ("jax", "torch")
 EMBEDDINGS = ("all", "artifact", "none")
 
@@ -22,6 +23,10 @@ class LoadPolicy:
         verify: 'fast' checks every row's crc32c while reading; 'sha256' also every parameter's sha256.
         memory: 'auto' keeps everything loaded, and as much of two experts as fits; 'low' releases the text
             encoder after encoding and holds one expert at a time.
+        transfer: how weights come to the devices of a mesh. 'direct' gives every device its part of each
+            parameter; 'staged' gives it 1/N of the rows of a large one, and the devices exchange the rest.
+            'auto' is 'staged' where the devices have their own memory or belong to several processes. CPU
+            devices of one process share the host's copy, which costs nothing.
         loop: 'step' or 'scan', the form of the denoising loop; None: step if the profile has it.
         first_expert: the transformer that is needed first; None for the high-noise one.
         text_encoder: 'jax' runs the artifact's programs; 'torch' runs the same weights with transformers.
@@ -38,6 +43,7 @@ class LoadPolicy:
     allow_compile: bool = False
     verify: str = "fast"
     memory: str = "auto"
+    transfer: str = "auto"
     loop: str | None = None
     first_expert: str | None = None
     text_encoder: str = "jax"
@@ -50,6 +56,7 @@ class LoadPolicy:
         for name, choices in (
             ("verify", VERIFY),
             ("memory", MEMORY),
+            ("transfer", TRANSFER),
             ("text_encoder", TEXT_ENCODERS),
             ("embeddings", EMBEDDINGS),
         ):
@@ -75,6 +82,7 @@ class PolicyChoices(TypedDict, total=False):
     allow_compile: bool
     verify: str
     memory: str
+    transfer: str
     loop: str | None
     first_expert: str | None
     text_encoder: str

@@ -77,6 +77,7 @@ class Programs(Mapping[str, Program]):
         inputs = self.components(name)
         if unknown := components.keys() - set(inputs):
             raise ValueError(f"{name} takes no weights {sorted(unknown)}")
-        futures = self.request(programs=[name], components=[components.get(key, key) for key in inputs])
-        *trees, program = (future.result() for future in futures)
-        return functools.partial(program, **dict(zip(inputs, trees, strict=True)))
+        named = {key: components.get(key, key) for key in inputs}
+        *_, program = self.request(programs=[name], components=named.values())
+        weights = {key: self._weights.weights(component) for key, component in named.items()}
+        return functools.partial(program.result(), **weights)

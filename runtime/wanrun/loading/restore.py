@@ -9,10 +9,12 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
@@ -50,6 +52,15 @@ def nest(flat: Mapping[str, Any]) -> Tree:
     return tree
 
 
+def flat(tree: Tree) -> dict[str, Any]:
+    """Returns what ``nest`` was given: the leaves of nested dicts by path."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        below = flat(value) if isinstance(value, dict) else {"": value}
+        leaves |= {f"{key}/{path}".removesuffix("/"): leaf for path, leaf in below.items()}
+    return leaves
+
+
 def default_threads() -> int:
     """Returns one thread per core, at least 4: reads wait for the storage more than they compute."""
     return max(4, usable_cores())
@@ -57,12 +68,13 @@ def default_threads() -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk file and the destination of its bytes."""
+    """One chunk file, the rows of its parameter that are read from it, and their destination."""
 
     name: str
     file: Path
     parameter: Parameter
     index: int
+    rows: Sequence[int]
     destination: memoryview
 
 
@@ -112,27 +124,26 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str) -> list[bytes]:
             expected_size = layout.chunk_bytes + CRC_BYTES
             raise _damage(chunk, "the file has the wrong size", expected_size, size, _NotAChunkError)
         whole = 0
-        for row in range(layout.rows_per_chunk):
-            checksum = 0
-            start, end = row * layout.row_bytes, (row + 1) * layout.row_bytes
+        for place, row in enumerate(chunk.rows):
+            checksum, target = 0, chunk.destination[place * layout.row_bytes : (place + 1) * layout.row_bytes]
             sha = hashlib.sha256() if verify == "sha256" else None
-            for offset in range(start, end, BLOCK_BYTES):
-                block = chunk.destination[offset : min(offset + BLOCK_BYTES, end)]
-                _read_exactly(descriptor, block, offset, chunk)
+            for offset in range(0, layout.row_bytes, BLOCK_BYTES):
+                block = target[offset : offset + BLOCK_BYTES]
+                _read_exactly(descriptor, block, (row - first_row) * layout.row_bytes + offset, chunk)
                 checksum = crc32c(block, checksum)
                 if layout.rows_per_chunk > 1:
                     whole = crc32c(block, whole)
                 if sha is not None:
                     sha.update(block)
-            found, expected = f"{checksum:08x}", chunk.parameter.crc32c[first_row + row]
+            found, expected = f"{checksum:08x}", chunk.parameter.crc32c[row]
             if found != expected:
-                raise _damage(chunk, f"row {first_row + row} has the wrong crc32c", expected, found)
+                raise _damage(chunk, f"row {row} has the wrong crc32c", expected, found)
             if sha is not None:
                 digests.append(sha.digest())
         if layout.rows_per_chunk == 1:
             whole = checksum
         trailer = int.from_bytes(os.pread(descriptor, CRC_BYTES, layout.chunk_bytes), "little")
-        if trailer != whole:
+        if len(chunk.rows) == layout.rows_per_chunk and trailer != whole:
             raise _damage(chunk, "the file's own crc32c is wrong", f"{whole:08x}", f"{trailer:08x}")
     except OSError as error:  # I/O error
         raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
@@ -149,10 +160,15 @@ class Restore:
         name: the component's name.
         component: its entry in the manifest.
         pool: the reading threads.
-        verify: 'fast' checks every row's crc32c; 'sha256' every parameter's sha256 too.
+        verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
+            whole. Of one of which some rows are read, only their crc32c can be checked.
         clock: tells the time for ``started_at`` and ``finished_at``.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
-        memory: the destination, if it is allocated already.
+        memory: the destination, if it is allocated already; for the same rows.
+        rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
+
+    Attributes:
+        nbytes: the bytes of all rows that are read.
 
     Raises:
         UsageError: if weights is neither an existing folder nor the URL of one.
@@ -168,6 +184,7 @@ class Restore:
         clock: Callable[[], float] = time.monotonic,
         weights: str | None = None,
         memory: Memory | None = None,
+        rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         if verify not in VERIFY_MODES:
             raise ValueError(f"verify must be one of {VERIFY_MODES}, not {verify!r}")
@@ -177,7 +194,7 @@ class Restore:
         self.started_at = self.finished_at = clock()
         self._root = _component_root(artifact, component, weights)
         if memory is None:
-            memory = Memory(component)
+            memory = Memory(component, rows)
             memory.touch_ahead()
         self._memory = memory
         self._lock = threading.Lock()
@@ -185,12 +202,23 @@ class Restore:
         self._stored: set[str] = set()
         self._cancelled = False
         self._idle = True
+        self._rows = {
+            path: range(one.layout.rows)
+            if path not in rows
+            else [row for row in rows[path] if row < one.layout.rows]
+            for path, one in parameters
+        }
+        self.nbytes = sum(len(self._rows[path]) * one.layout.row_bytes for path, one in parameters)
         self._futures: dict[str, list[Future[list[bytes]]]] = {
             path: [
-                pool.submit(self._read, path, parameter, index) for index in range(parameter.layout.chunks)
+                pool.submit(self._read, path, parameter, index)
+                for index in dict.fromkeys(row // parameter.layout.rows_per_chunk for row in self._rows[path])
             ]
             for path, parameter in parameters
         }
+
+    def _is_whole(self, path: str) -> bool:
+        return len(self._rows[path]) == self._component.parameters[path].layout.rows
 
     def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
         """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
@@ -201,11 +229,13 @@ class Restore:
             if not isinstance(root, Path):
                 return self._read_stored(path, parameter)
             folder = root / array_folder(path)
-            begin, end = index * layout.chunk_bytes, (index + 1) * layout.chunk_bytes
-            file, destination = folder / layout.chunk_file(index), self._memory.view(path, layout)[begin:end]
+            file, rows = folder / layout.chunk_file(index), self._rows[path]
+            begin, end = (bisect_left(rows, (index + more) * layout.rows_per_chunk) for more in (0, 1))
+            destination = self._memory.view(path, layout)[begin * layout.row_bytes : end * layout.row_bytes]
             try:
                 return _read_chunk(
-                    _Chunk(f"{self.name}/{path}", file, parameter, index, destination), self._verify
+                    _Chunk(f"{self.name}/{path}", file, parameter, index, rows[begin:end], destination),
+                    self._verify,
                 )
             except _NotAChunkError:
                 from wanrun.loading.tensorstore_reader import needs_tensorstore
@@ -219,7 +249,7 @@ class Restore:
             self.finished_at = self._clock()
 
     def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
-        """Reads a whole parameter through TensorStore, once; its chunks may ask in any order."""
+        """Reads all wanted rows of a parameter through TensorStore, once; its chunks may ask in any order."""
         from wanrun.loading.tensorstore_reader import TensorStoreReader
 
         with self._lock:
@@ -231,11 +261,14 @@ class Restore:
             if self._reader is None:
                 self._reader = TensorStoreReader(self._root, self.name)
             reader = self._reader
-        reader.read(path, parameter, self._memory.view(path, parameter.layout), self._verify)
+        destination = self._memory.view(path, parameter.layout)
+        reader.read(path, parameter, destination, self._verify, self._rows[path])
         return []
 
     def result(self, bits: bool = False) -> Tree:
         """Waits for all reads; returns the parameters as nested dicts of arrays in one memory block.
+
+        Of a parameter that is not read whole, the array has the wanted rows along axis 0.
 
         Args:
             bits: whether bfloat16 arrays are returned as uint16 of the same bits, as some programs take.
@@ -248,7 +281,8 @@ class Restore:
             arrays = {}
             for path, parameter in self._component.parameters.items():
                 digests = [digest for future in self._futures[path] for digest in future.result()]
-                if self._verify == "sha256" and path not in self._stored:  # the reader checks those
+                # The reader checks those that it has read.
+                if self._verify == "sha256" and path not in self._stored and self._is_whole(path):
                     what = f"weights are damaged: {self.name}/{path}"
                     check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
                 arrays[path] = self._memory.array(path, parameter.layout, bits)

@@ -17,8 +17,9 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -173,6 +174,13 @@ def _import_tensorstore(location: Path | str) -> Any:
     return tensorstore
 
 
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields the runs of consecutive rows: the first of each, and the one after its last."""
+    starts = [place for place, row in enumerate(rows) if not place or rows[place - 1] != row - 1]
+    for start, after in pairwise([*starts, len(rows)]):
+        yield rows[start], rows[after - 1] + 1
+
+
 class TensorStoreReader:
     """A component's checkpoint, opened with TensorStore; its methods are thread-safe.
 
@@ -219,15 +227,22 @@ class TensorStoreReader:
         self._cancelled.set()
 
     def read(
-        self, path: str, parameter: Parameter, destination: memoryview, verify: str = "fast"
+        self,
+        path: str,
+        parameter: Parameter,
+        destination: memoryview,
+        verify: str = "fast",
+        rows: Sequence[int] | None = None,
     ) -> list[bytes]:
         """Reads a parameter into memory, a few rows at a time, and verifies each row.
 
         Args:
             path: the parameter's path in the component.
             parameter: its entry in the manifest.
-            destination: writable bytes of the parameter's size.
-            verify: 'fast' checks every row's crc32c; 'sha256' the parameter's sha256 too.
+            destination: writable bytes, as many as the rows have, or more.
+            verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of a parameter that is read
+                whole.
+            rows: the rows to read, in rising order; None for all of them.
 
         Returns:
             The sha256 digest of each row if verify is 'sha256', otherwise an empty list.
@@ -247,20 +262,23 @@ class TensorStoreReader:
                 found=found,
                 remedy="give the weights that this artifact was made with",
             )
-        array = np.frombuffer(destination, source.dtype.numpy_dtype).reshape(layout.shape)
-        target = self._tensorstore.array(array)  # shares the array's memory
+        rows, unit = range(layout.rows) if rows is None else rows, layout.row_shape[0]
+        held = np.frombuffer(destination, source.dtype.numpy_dtype).reshape(-1, *layout.shape[1:])
+        target = self._tensorstore.array(held)  # shares the array's memory
         digests: list[bytes] = []
-        row = 0
-        for begin, end in self._blocks(source, layout):
-            self._wait(target[begin:end].write(source[begin:end]), path)
-            while row < layout.rows and (row + 1) * layout.row_shape[0] <= end:
-                content = destination[row * layout.row_bytes : (row + 1) * layout.row_bytes]
-                checksum = f"{crc32c(content):08x}"
-                self._check(f"row {row} has the wrong crc32c", path, parameter.crc32c[row], checksum)
-                if verify == "sha256":
-                    digests.append(hashlib.sha256(content).digest())
-                row += 1
-        if verify == "sha256":
+        place = 0
+        for first, after in _runs(rows):
+            moved = (place - first) * unit
+            for begin, end in self._blocks(source, layout, first * unit, after * unit):
+                self._wait(target[begin + moved : end + moved].write(source[begin:end]), path)
+                while place < len(rows) and (rows[place] + 1) * unit <= end:
+                    content = destination[place * layout.row_bytes : (place + 1) * layout.row_bytes]
+                    row, checksum = rows[place], f"{crc32c(content):08x}"
+                    self._check(f"row {row} has the wrong crc32c", path, parameter.crc32c[row], checksum)
+                    if verify == "sha256":
+                        digests.append(hashlib.sha256(content).digest())
+                    place += 1
+        if verify == "sha256" and len(rows) == layout.rows:
             whole = hashlib.sha256(b"".join(digests)).hexdigest()
             self._check("it has the wrong sha256", path, parameter.sha256, whole)
         return digests
@@ -294,13 +312,12 @@ class TensorStoreReader:
             remedy="copy the weights again, or check --weights",
         )
 
-    def _blocks(self, source: Any, layout: ArrayLayout) -> Iterator[tuple[int, int]]:
-        """Splits axis 0 into ranges of whole chunks, so that no chunk is read or unpacked twice."""
-        length = layout.shape[0]
-        chunk = min(source.chunk_layout.read_chunk.shape[0] or length, length)
+    def _blocks(self, source: Any, layout: ArrayLayout, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Splits a range of axis 0 at whole chunks, so that no chunk of it is read or unpacked twice."""
+        chunk = min(source.chunk_layout.read_chunk.shape[0] or layout.shape[0], layout.shape[0])
         chunk_bytes = math.prod((chunk, *layout.shape[1:])) * ITEM_BYTES[layout.dtype]
         step = chunk * max(1, BLOCK_BYTES // chunk_bytes)
-        return ((begin, min(begin + step, length)) for begin in range(0, length, step))
+        return pairwise([begin, *range((begin // step + 1) * step, end, step), end])
 
     def _wait(self, future: Any, path: str) -> Any:
         while True:

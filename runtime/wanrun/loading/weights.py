@@ -20,6 +20,7 @@ Memory is free once the last reference is gone: a future refers to its result, a
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from collections.abc import Iterable, Mapping
@@ -28,10 +29,13 @@ from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.manifest import Component
-from wanrun.artifact.mesh import cut
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.staged import spread_name
 from wanrun.loading.buffers import Memory
+from wanrun.loading.executables import Executables
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.restore import Restore, Tree, default_threads, nest
+from wanrun.loading.transfer import Staged, Transfer
 from wanrun.timing import now
 
 
@@ -40,20 +44,23 @@ class WeightStore:
 
     Args:
         opened: the artifact.
+        executables: its executables, of which some spread weights over a mesh.
         bits: whether bfloat16 weights are kept as uint16 of the same bits, as the programs take them.
-        memories: memory that is already allocated, by component.
+        memories: memory that is already allocated, by component; only for one device.
     """
 
     def __init__(
         self,
         opened: OpenedArtifact,
+        executables: Executables,
         bits: bool,
         memories: Mapping[str, Memory] = MappingProxyType({}),
     ) -> None:
-        self._opened, self.bits = opened, bits
+        self._opened, self._executables, self.bits = opened, executables, bits
         self._memories = dict(memories)
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
+        self._ways: dict[str, Transfer] = {}  # on a mesh
         self._restores: dict[str, Restore] = {}  # reads in progress
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
@@ -78,11 +85,16 @@ class WeightStore:
             self._kept |= frozenset(components)
 
     def request(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts to bring components to the device, in this order; returns one future per component."""
+        """Starts to bring components to the device, in this order.
+
+        Returns:
+            One future per component. ``weights`` gives what it has brought.
+        """
         futures: list[Future[Any]] = []
         with self._lock:
             for name in components:
                 if name not in self._weights:
+                    self._request_spread(name)
                     host, order = self._host(name), object()
                     self._orders[name] = order
                     self._weights[name] = self._transfers.submit(self._transfer, name, host, order)
@@ -102,6 +114,7 @@ class WeightStore:
         """Returns the future of a component's host copy, read if there is none; the caller holds the lock."""
         if name not in self._hosts:
             _free_dropped()  # before allocating as much again
+            way = self._way(name)
             restore = Restore(
                 self._opened.folder,
                 name,
@@ -111,6 +124,7 @@ class WeightStore:
                 clock=now,
                 weights=self._opened.policy.weights,
                 memory=self._memories.pop(name, None),
+                rows={} if way is None else way.rows,
             )
             self._restores[name] = restore
             self._hosts[name] = self._transfers.submit(self._read, restore)
@@ -124,10 +138,10 @@ class WeightStore:
                 if self._restores.get(restore.name) is restore:
                     del self._restores[restore.name]
         self._opened.recorder.add("restore", restore.started_at, restore.finished_at, restore.name)
+        self._opened.recorder.count_restored(restore.nbytes)
         return tree
 
     def _transfer(self, name: str, host: Future[Tree], order: object) -> Any:
-        import jax
 
         try:
             tree = host.result()
@@ -138,7 +152,7 @@ class WeightStore:
             if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
                 raise CancelledError
         with self._opened.recorder.phase("transfer", name):
-            weights = jax.block_until_ready(self._put_weights(name, tree))
+            weights = self._put_weights(name, tree)
         with self._lock:  # a device with its own memory needs no host copy any more
             if name not in self._kept and self._hosts.get(name) is host:
                 del self._hosts[name]
@@ -147,11 +161,14 @@ class WeightStore:
     def weights(self, name: str) -> Mapping[str, Any]:
         """Waits for a component's weights on the device; returns nested dicts by path.
 
+        The first call after a staged transfer runs the program that spreads them.
+
         Raises:
             ArtifactError: if they are damaged.
         """
         (future,) = self.request([name])
-        return future.result()
+        brought = future.result()
+        return brought.weights() if isinstance(brought, Staged) else brought
 
     def put(self, tree: Any) -> Any:
         """Puts host arrays on the device, or on all of a mesh, for inputs that many program calls share."""
@@ -163,22 +180,51 @@ class WeightStore:
         """Puts a component's host arrays on the device, or their parts on the devices of a mesh."""
         import jax
 
-        if (mesh := self._opened.device.mesh) is None:
-            return self.put(tree)
-        rules = self._opened.program_set.rules
-        shardings = {
-            path: jax.sharding.NamedSharding(
-                mesh,
-                jax.sharding.PartitionSpec(
-                    *(
-                        along or None
-                        for along in cut(parameter.axes, parameter.layout.shape, rules, mesh.shape)
-                    )
-                ),
+        if (way := self._way(name)) is None:
+            return jax.block_until_ready(self.put(tree))
+        direct, rows = way.put(tree)
+        return Staged(direct, rows, functools.partial(self._spread, name)) if rows else nest(direct)
+
+    def _spread(self, name: str, **rows: Any) -> Any:
+        """Runs the program that spreads a component's rows."""
+        import jax
+
+        (loading,) = self._request_spread(name)
+        program = loading.result()
+        with self._opened.recorder.phase("transfer", f"{name}, spread"):
+            return jax.block_until_ready(program(**rows))
+
+    def _request_spread(self, name: str) -> list[Future[Any]]:
+        """Starts to load the program that spreads a component, if there is one and rows are staged."""
+        profile = self._spread_by(name)
+        return [] if profile is None else self._executables.request(profile, [spread_name(name)])
+
+    def _spread_by(self, name: str) -> Profile | None:
+        """Returns the first profile of this target with a program that spreads a component.
+
+        The programs of all profiles are the same, as are their weights.
+        """
+        opened = self._opened
+        if not opened.staged:
+            return None
+        built = opened.target.executables or opened.program_set.programs
+        profiles = (opened.manifest.profiles[profile] for profile in built)
+        wanted = spread_name(name)
+        return next((profile for profile in profiles if wanted in opened.programs(profile)), None)
+
+    def _way(self, name: str) -> Transfer | None:
+        """Returns how a component comes to the devices of a mesh; None for one device."""
+        opened = self._opened
+        if opened.device.mesh is None:
+            return None
+        if name not in self._ways:
+            profile = self._spread_by(name)
+            spread = None if profile is None else opened.programs(profile)[spread_name(name)]
+            rules = opened.program_set.rules
+            self._ways[name] = Transfer(
+                name, self.components[name], rules, opened.device.mesh, self.bits, spread
             )
-            for path, parameter in self.components[name].parameters.items()
-        }
-        return jax.device_put(tree, nest(shardings))
+        return self._ways[name]
 
     def release(self, component: str) -> None:
         """Releases a component; it can be requested again. Its memory is free without other references.

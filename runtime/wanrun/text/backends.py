@@ -122,6 +122,7 @@ class TorchBackend:
 
         policy = opened.policy
         self._device, self._recorder = policy.text_encoder_device, opened.recorder
+        self._nbytes = opened.manifest.components[TEXT_ENCODER].nbytes
         check_torch(self._device)
         self._make = functools.partial(
             TorchTextEncoder,
@@ -153,6 +154,7 @@ class TorchBackend:
         with self._recorder.phase("import", "torch"):
             encoder = self._make()
         self._recorder.add("restore", *encoder.restored, TEXT_ENCODER)
+        self._recorder.count_restored(self._nbytes)
         return encoder
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -52,8 +52,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     real_put = jax.device_put
 
     class WatchedMemory(Memory):
-        def __init__(self, component: Component) -> None:
-            super().__init__(component)
+        def __init__(self, component: Component, *rows: Any) -> None:
+            super().__init__(component, *rows)
             seen.blocks.append(weakref.ref(self._block))
 
     class WatchedRestore(Restore):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wanrun.errors import UsageError
-from wanrun.loading.policy import EMBEDDINGS, MEMORY, TEXT_ENCODERS, VERIFY, LoadPolicy
+from wanrun.loading.policy import EMBEDDINGS, MEMORY, TEXT_ENCODERS, TRANSFER, VERIFY, LoadPolicy
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from wanrun.loading.policy import EMBEDDINGS, MEMORY, TEXT_ENCODERS, VERIFY, Loa
     [
         ("verify", VERIFY),
         ("memory", MEMORY),
+        ("transfer", TRANSFER),
         ("text_encoder", TEXT_ENCODERS),
         ("embeddings", EMBEDDINGS),
     ],
