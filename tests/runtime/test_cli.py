@@ -56,6 +56,7 @@ def test_the_first_prompt_decides_what_is_loaded(
             {"memory": "auto", "embeddings": "all", "verify": "fast", "allow_compile": False, "target": None},
         ),
         (["--memory", "low", "--no-embedding-cache"], {"memory": "low", "embeddings": "artifact"}),
+        (["--transfer", "staged"], {"transfer": "staged"}),
         (["--verify", "sha256", "--allow-compile"], {"verify": "sha256", "allow_compile": True}),
         (["--weights", "gs://bucket/a", "--target", "cpu"], {"weights": "gs://bucket/a", "target": "cpu"}),
         (

@@ -27,7 +27,8 @@ from wanrun.artifact import layout as layout_module
 from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.loading.restore import Restore
+from wanrun.loading.restore import Restore, nest
+from wanrun.loading.restore import flat as flat_leaves
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
@@ -453,3 +454,50 @@ def test_a_component_that_is_not_there(converted: tuple[Path, Manifest], tmp_pat
     component = converted[1].components["vae"]
     with pytest.raises(ArtifactError, match="vae/decoder/conv_in/bias, the file cannot be read"):
         restore(tmp_path, component, name="vae")
+
+
+# --- some rows ---------------------------------------------------------------------------------------------
+
+
+def some_rows(artifact: Path, component: Component, rows: dict[str, tuple[int, ...]], verify: str) -> Restore:
+    """Reads these rows of parameters, and all of the others."""
+    with ThreadPoolExecutor(3) as pool:
+        return Restore(artifact, "model", component, pool, verify, rows=rows)
+
+
+@pytest.mark.parametrize("verify", ["fast", "sha256"])
+@pytest.mark.parametrize("small_bytes", [0, 2**20])
+def test_rows_alone_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int, verify: str
+) -> None:
+    """Of a file per row, and of one file for all; a row behind the last is zero."""
+    monkeypatch.setattr(layout_module, "SMALL_BYTES", small_bytes)
+    up, bias = random_bits((5, 40, 24), BF16, 1), random_bits((5, 40), F32, 2)
+    component = write_component(tmp_path, {"up": up, "bias": bias}, frozenset({"up", "bias"}))
+    restore = some_rows(tmp_path, component, {"up": (1, 2, 4, 5, 6)}, verify)
+    found = restore.result()
+    assert same_bits(found["up"][:3], up[[1, 2, 4]]) and not found["up"][3:].any()
+    assert same_bits(found["bias"], bias)
+    assert restore.nbytes == 3 * up[0].nbytes + bias.nbytes
+    assert some_rows(tmp_path, component, {"up": ()}, verify).result()["up"].shape == (0, 40, 24)
+
+    # What is wrong elsewhere in the parameter is not seen, and is nobody's concern here.
+    (tmp_path / "weights/model/up/zarr.json").unlink()
+    for row, message in [(3, None), (2, "model/up, row 2 has the wrong crc32c")]:
+        layout = component.parameters["up"].layout
+        file = tmp_path / "weights/model/up" / layout.chunk_file(row // layout.rows_per_chunk)
+        data = bytearray(file.read_bytes())
+        data[row % layout.rows_per_chunk * layout.row_bytes + 7] ^= 1
+        file.write_bytes(data)
+        reading = some_rows(tmp_path, component, {"up": (1, 2, 4)}, verify)
+        if message is None:
+            assert same_bits(reading.result()["up"], up[[1, 2, 4]])
+            continue
+        with pytest.raises(ArtifactError, match=message):
+            reading.result()
+
+
+def test_the_order_of_leaves() -> None:
+    tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert flat_leaves(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
+    assert nest(flat_leaves(tree)) == tree

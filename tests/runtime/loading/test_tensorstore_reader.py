@@ -206,6 +206,14 @@ def test_blocks_and_rows_need_not_fit(
     if block_bytes == 1:
         assert len(begins) == -(-12 // chunk[0])
 
+    # Some rows, of which chunks may hold more.
+    for rows in ([0], [1], [0, 2], [1, 2]):
+        some = np.zeros(value.nbytes, np.uint8)
+        digests = reader.read("a/b", parameter, memoryview(some), "sha256", rows)
+        assert len(digests) == len(rows)
+        wanted = value.reshape(3, -1)[rows]
+        assert some.tobytes() == wanted.tobytes() + bytes(value.nbytes - wanted.nbytes)
+
     # Every row: a flip in row r is found there, whatever has been read before it.
     for row in range(3):
         wrong = list(parameter.crc32c)
