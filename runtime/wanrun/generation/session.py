@@ -25,8 +25,7 @@ from wanrun.generation.wiring import check_wiring
 from wanrun.loading.executables import check_entries
 from wanrun.loading.futures import unfinished, when_done
 from wanrun.loading.machine import Machine
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.placement import Placement, choose_placement
+from wanrun.loading.placement import Division, Placement, choose_placement
 from wanrun.loading.policy import LoadPolicy
 from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs
@@ -95,7 +94,7 @@ class Session:
         self.profile, self.loop = profile, resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
-        self.placement = _place(opened, profile)
+        self.placement = _place(shared, profile)
         kind = "both" if self.placement is None else self.placement.kind
         shared.weights.keep_on_host(self._experts if kind == "host" else ())
         check_wiring(manifest, profile, opened.programs(profile))
@@ -205,14 +204,22 @@ class Session:
         self.sampler.decode(latents[:1], timings)
 
 
-def _place(opened: OpenedArtifact, profile: Profile) -> Placement | None:
+def _place(shared: Shared, profile: Profile) -> Placement | None:
     """Returns where two experts are kept while a profile runs; None for a single transformer."""
+    opened = shared.opened
     if len(transformers(opened.manifest)) == 1:
         return None
+    mesh, division = opened.device.mesh, None
+    devices = [opened.device.device] if mesh is None else mesh.local_devices
+    if mesh is not None:
+        ways = {name: shared.weights.way(name) for name in opened.manifest.components}
+        footprints = {name: way.footprint for name, way in ways.items() if way is not None}
+        division = Division(mesh.size, len(devices), footprints)
     return choose_placement(
         opened.manifest,
         opened.programs(profile),
         opened.selected.target.statistics.get(profile.name, {}),
-        Machine.of(opened.device.device),
+        Machine.of(*devices),
         opened.policy,
+        division,
     )

@@ -26,7 +26,7 @@ class Machine:
     """The memory that this process may use.
 
     Attributes:
-        device_bytes: device memory; None if the device does not report it. Unused where memory is shared.
+        device_bytes: memory of one device; None if it does not report it. Unused where memory is shared.
         host_bytes: host memory.
         separate: whether the device has its own memory.
     """
@@ -36,9 +36,10 @@ class Machine:
     separate: bool
 
     @classmethod
-    def of(cls, device: jax.Device) -> Machine:
-        """Returns the memory of this process's host and of the device."""
-        return cls(device_memory_bytes(device), host_memory_bytes(), device.platform != "cpu")
+    def of(cls, *devices: jax.Device) -> Machine:
+        """Returns the memory of this process's host and of the smallest of its devices, which are alike."""
+        sizes = [nbytes for nbytes in map(device_memory_bytes, devices) if nbytes is not None]
+        return cls(min(sizes, default=None), host_memory_bytes(), devices[0].platform != "cpu")
 
     @property
     def available(self) -> int | None:

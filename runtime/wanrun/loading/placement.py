@@ -14,6 +14,7 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.programs import Program
+from wanrun.artifact.staged import ROWS
 from wanrun.errors import ArtifactError
 from wanrun.loading.machine import Machine
 from wanrun.loading.policy import LoadPolicy
@@ -55,12 +56,48 @@ class Placement:
         return f"experts: {_PHRASES[self.kind]} ({self.reason})"
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """The bytes that a component takes in the memories of a process.
+
+    Args:
+        host: of the host copy that is read.
+        device: of its parameters on one device.
+        shared: of both together, on all devices of the process, where their memory is the host's.
+    """
+
+    host: int
+    device: int
+    shared: int
+
+    @classmethod
+    def whole(cls, nbytes: int) -> Footprint:
+        """Of a component on one device; a CPU device has no other copy than the host's."""
+        return cls(nbytes, nbytes, nbytes)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a mesh divides weights and work.
+
+    Args:
+        devices: the devices of the mesh.
+        local: those of this process.
+        footprints: by component.
+    """
+
+    devices: int
+    local: int
+    footprints: Mapping[str, Footprint]
+
+
 def choose_placement(
     manifest: Manifest,
     programs: Mapping[str, Program],
     statistics: Mapping[str, Any],
     machine: Machine,
     policy: LoadPolicy,
+    division: Division | None = None,
 ) -> Placement:
     """Chooses the first placement of ``PLACEMENTS`` that fits.
 
@@ -69,6 +106,9 @@ def choose_placement(
     the first expert, for the prompts given to ``load``. With one transformer the placement is always 'both'.
     If not even one expert fits, the choice is still 'one', as sizes are predictions; ``describe`` says so.
 
+    On a mesh all of this is of one device, or of all devices of the process where they share the host's
+    memory. The inputs of programs count whole: how they are cut is not recorded, and only ``kv`` is large.
+
     Args:
         manifest: the artifact's manifest.
         programs: programs of the chosen profile and target, by name.
@@ -76,18 +116,25 @@ def choose_placement(
             its inputs alone.
         machine: the available memory. Where it is shared, 'host' is never chosen.
         policy: whether memory is low, and what runs the text encoder.
+        division: how a mesh divides all this; None for one device.
 
     Raises:
         ArtifactError: if the statistics are not numbers of bytes.
     """
-    sizes = {name: component.nbytes for name, component in manifest.components.items()}
+    if division is None:
+        whole = {name: Footprint.whole(one.nbytes) for name, one in manifest.components.items()}
+        division = Division(1, 1, whole)
+    footprints = division.footprints
+    sizes = {name: one.device if machine.separate else one.shared for name, one in footprints.items()}
     experts = [sizes.pop(name) for name in TRANSFORMERS if name in sizes]
     # Every other component passes through host memory while both experts are in it.
-    on_host = sum(experts) + max(sizes.values(), default=0)
+    passing = max((footprints[name].host for name in sizes), default=0)
+    on_host = sum(footprints[name].host for name in TRANSFORMERS if name in footprints) + passing
     # In shared memory the text encoder counts wherever it runs.
     if policy.low_memory or (machine.separate and policy.text_encoder != "jax"):
         sizes.pop("text_encoder", None)
-    beside = sum(sizes.values()) + _working_bytes(programs, statistics)
+    working = _working_bytes(programs, statistics, division.devices)
+    beside = sum(sizes.values()) + working * (1 if machine.separate else division.local)
     both, one = sum(experts) + beside, max(experts, default=0) + beside
     available = machine.available
     if len(experts) < 2 or (machine.fits(both) and not policy.low_memory):
@@ -119,14 +166,16 @@ def _gigabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB"
 
 
-def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any]) -> int:
+def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any], devices: int) -> int:
     """Returns the bytes that the largest program needs beside weights, plus the code of all programs."""
-    working = [_inputs_bytes(program) for program in programs.values()]
-    code = 0
+    inputs = {name: _inputs_bytes(program) for name, program in programs.items()}
+    spreading = {name for name, program in programs.items() if program.inputs == (ROWS,)}
+    for name in spreading:  # their inputs are cut over all devices, and their outputs are weights
+        inputs[name] //= devices
+    working, code = list(inputs.values()), 0
     for name, numbers in statistics.items():
-        inputs = _inputs_bytes(programs[name]) if name in programs else 0
         output, temporary = _bytes(name, numbers, "output_bytes"), _bytes(name, numbers, "temporary_bytes")
-        working.append(inputs + output + temporary)
+        working.append(inputs.get(name, 0) + (0 if name in spreading else output) + temporary)
         code += _bytes(name, numbers, "code_bytes")
     return max(working, default=0) + code
 

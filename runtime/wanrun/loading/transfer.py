@@ -11,6 +11,7 @@ a process reads only rows of which its own devices are given something.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wanrun.artifact.mesh import Rules, cut
+from wanrun.artifact.layout import ITEM_BYTES
+from wanrun.artifact.mesh import Rules, cut, device_bytes
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.programs import Program, aval_text
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape
 from wanrun.errors import ArtifactError
+from wanrun.loading.placement import Footprint
 from wanrun.loading.restore import Tree, flat, nest
 from wanrun.loading.signature import difference, weights_described
 
@@ -104,9 +107,10 @@ class Transfer:
 
         staged = set[str]() if spread is None else _staged(name, component, bits, spread, mesh.size)
         self._staged, self._copied = staged, bool(staged) and mesh.devices.flat[0].platform == "cpu"
+        self._component, self._rules, self._mesh = component, rules, mesh
         self._given: dict[str, _Given] = {}
         self.rows: dict[str, tuple[int, ...]] = {}
-        local = set(mesh.local_devices if local is None else local)
+        self._local = set(mesh.local_devices if local is None else local)
         for path, parameter in component.parameters.items():
             layout = parameter.layout
             if path in staged:
@@ -116,11 +120,33 @@ class Transfer:
                 shape, along = layout.shape, PartitionSpec(*(axes or None for axes in cuts))
             sharding = NamedSharding(mesh, along)
             parts = sharding.devices_indices_map(shape)
-            own = {device: index for device, index in parts.items() if device in local and index is not None}
+            own = {device: index for device, index in parts.items() if device in self._local and index}
             given = _Given(shape, sharding, own, layout.row_shape[0])
             self._given[path] = given
             if given.rows != tuple(range(layout.rows)):
                 self.rows[path] = given.rows
+
+    @property
+    def footprint(self) -> Footprint:
+        """The bytes that the component takes when it is in its place.
+
+        CPU devices alias the host copy of what is consecutive in it, and copy the rest. What is spread is on
+        each device again, and no host copy stays.
+        """
+        layouts = {path: one.layout for path, one in self._component.parameters.items()}
+        held = {path: len(self.rows.get(path, range(one.rows))) for path, one in layouts.items()}
+        host = sum(held[path] * one.row_bytes for path, one in layouts.items())
+        device = device_bytes(self._component, self._rules, self._mesh.shape)
+        if self._staged:
+            return Footprint(host, device, device * len(self._local))
+        copied = sum(
+            math.prod(len(range(*one.indices(size))) for one, size in zip(index, layout.shape, strict=True))
+            * ITEM_BYTES[layout.dtype]
+            for path, layout in layouts.items()
+            for index in self._given[path].parts.values()
+            if any(one != slice(None) for one in index[1:])
+        )
+        return Footprint(host, device, host + copied)
 
     def put(self, tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Gives the devices their parts.

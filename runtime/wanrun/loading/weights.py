@@ -114,7 +114,7 @@ class WeightStore:
         """Returns the future of a component's host copy, read if there is none; the caller holds the lock."""
         if name not in self._hosts:
             _free_dropped()  # before allocating as much again
-            way = self._way(name)
+            way = self.way(name)
             restore = Restore(
                 self._opened.folder,
                 name,
@@ -180,7 +180,7 @@ class WeightStore:
         """Puts a component's host arrays on the device, or their parts on the devices of a mesh."""
         import jax
 
-        if (way := self._way(name)) is None:
+        if (way := self.way(name)) is None:
             return jax.block_until_ready(self.put(tree))
         direct, rows = way.put(tree)
         return Staged(direct, rows, functools.partial(self._spread, name)) if rows else nest(direct)
@@ -212,7 +212,7 @@ class WeightStore:
         wanted = spread_name(name)
         return next((profile for profile in profiles if wanted in opened.programs(profile)), None)
 
-    def _way(self, name: str) -> Transfer | None:
+    def way(self, name: str) -> Transfer | None:
         """Returns how a component comes to the devices of a mesh; None for one device."""
         opened = self._opened
         if opened.device.mesh is None:

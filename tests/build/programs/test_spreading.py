@@ -19,6 +19,8 @@ from wanbuild.programs.spreading import is_staged, spread
 from wanrun.artifact.layout import ArrayLayout, plan_layout
 from wanrun.artifact.mesh import jax_mesh, parse_mesh
 from wanrun.artifact.parameters import Component, Parameter
+from wanrun.loading.buffers import Memory
+from wanrun.loading.placement import Footprint
 from wanrun.loading.restore import flat, nest
 from wanrun.loading.transfer import Transfer
 
@@ -74,9 +76,17 @@ def check(text: str, mesh: jax.sharding.Mesh) -> None:
     assert rows.keys() == ARRAYS.keys() - {"one/row", "blocks/q/bias"}
     program = plain_program(inputs=spec.inputs, avals=describe(spec, {}))
 
+    memory = Memory(model)
+    for path, value in values.items():
+        aligned = memory.array(path, model.parameters[path].layout, True)
+        aligned[...], values[path] = value, aligned
     direct = Transfer("model", model, PARAMETERS, mesh, True)
     expected, nothing = direct.put(nest(values))
     assert not nothing and not direct.rows
+    shards = [(path, shard.data) for path, one in expected.items() for shard in one.addressable_shards]
+    copied = [data.nbytes for path, data in shards if not aliased(data, values[path])]
+    own = sum(one.addressable_shards[0].data.nbytes for one in expected.values())
+    assert direct.footprint == Footprint(model.nbytes, own, model.nbytes + sum(copied)), text
     staged = Transfer("model", model, PARAMETERS, mesh, True, program)
     read = {path: held(values[path], model.parameters[path], staged.rows.get(path)) for path in values}
     small, brought = staged.put(nest(read))
@@ -85,6 +95,8 @@ def check(text: str, mesh: jax.sharding.Mesh) -> None:
         compiled = jax.jit(spec.function, out_shardings=shardings).lower(rows).compile()
     found = {**small, **compiled(brought)["weights"]}
     assert found.keys() == expected.keys()
+    padded = sum(one.nbytes for one in read.values())
+    assert staged.footprint == Footprint(padded, own, own * mesh.size)
     for path, array in expected.items():
         assert found[path].sharding == array.sharding == flat(weights)[path].sharding, (text, path)
         for one, other in zip(found[path].addressable_shards, array.addressable_shards, strict=True):
@@ -93,6 +105,11 @@ def check(text: str, mesh: jax.sharding.Mesh) -> None:
     # What XLA does where it finds no better way: everything everywhere, or sums, which change -0.0 and NaNs.
     assert "all-reduce" not in compiled.as_text() and "collective-permute" not in compiled.as_text()
     own_rows(text, mesh, program)
+
+
+def aliased(part: jax.Array, whole: np.ndarray) -> bool:
+    offset = part.unsafe_buffer_pointer() - whole.ctypes.data
+    return 0 <= offset < whole.nbytes
 
 
 def own_rows(text: str, mesh: jax.sharding.Mesh, program: Any) -> None:

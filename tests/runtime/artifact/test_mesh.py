@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.mesh import (
     AXES,
     Cuts,
     check_sizes,
     cut,
+    device_bytes,
     jax_sizes,
     mesh_text,
     name_suffix,
@@ -19,6 +21,7 @@ from wanrun.artifact.mesh import (
     parse_mesh,
     shard_count,
 )
+from wanrun.artifact.parameters import Component, Parameter
 from wanrun.errors import UsageError
 
 RULES = {"heads": ("tensor",), "mlp": ("tensor",), "embed": ("fsdp",)}
@@ -110,3 +113,24 @@ def test_how_a_parameter_is_cut(axes: tuple[str | None, ...], shape: tuple[int, 
     assert found == cuts
     assert shard_count(found, sizes) == (4 if ("tensor",) in cuts else 1) * (2 if ("fsdp",) in cuts else 1)
     assert cut(axes, shape, RULES, {}) == ((),) * len(shape)
+
+
+def test_bytes_on_one_device() -> None:
+    parameters = {
+        "both": Parameter(
+            layout=ArrayLayout((3, 8, 16), "bfloat16", 3, 1),
+            axes=("layers", "heads", "embed"),
+            crc32c=("0",) * 3,
+            sha256="",
+        ),
+        "one": Parameter(
+            layout=ArrayLayout((3, 8), "float32", 3, 1),
+            axes=("layers", "heads"),
+            crc32c=("0",) * 3,
+            sha256="",
+        ),
+        "none": Parameter(layout=ArrayLayout((5,), "float32", 1, 1), axes=(None,), crc32c=("0",), sha256=""),
+    }
+    component = Component("c", parameters)
+    assert device_bytes(component, RULES, {}) == component.nbytes == 768 + 96 + 20
+    assert device_bytes(component, RULES, {"tensor": 4, "fsdp": 2, "ring": 3}) == 768 // 8 + 96 // 4 + 20

@@ -30,6 +30,9 @@ def test_what_fits() -> None:
     assert Machine(None, 1000, True).fits(10**15)
     here = Machine.of(jax.devices("cpu")[0])
     assert here == Machine(None, host_memory_bytes(), False)
+    assert Machine.of(*jax.devices("cpu") * 2) == here
+    several = [Device(platform="gpu", stats={"bytes_limit": size}) for size in (7, 5, 6)]
+    assert Machine.of(*several).device_bytes == 5  # type: ignore[arg-type]
 
 
 class Device(SimpleNamespace):

@@ -17,7 +17,7 @@ from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
 from wanrun.loading.machine import DEVICE_MARGIN, HOST_MARGIN, Machine
-from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
+from wanrun.loading.placement import PLACEMENTS, Division, Footprint, Placement, choose_placement
 from wanrun.loading.policy import LoadPolicy
 
 GB = 10**9
@@ -279,3 +279,57 @@ def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:
     assert whole.needed == code + max(
         needed[name] + sum(statistics[name][part] for part in parts) for name in needed
     )
+
+
+# --- a mesh ---------------------------------------------------------------------------------------------
+
+PARTS = Division(
+    4,
+    2,
+    {
+        "transformer": Footprint(host=20 * MIB, device=10 * MIB, shared=30 * MIB),
+        "transformer_2": Footprint(host=21 * MIB, device=11 * MIB, shared=31 * MIB),
+        "text_encoder": Footprint(host=12 * MIB, device=9 * MIB, shared=13 * MIB),
+        "vae": Footprint(host=4 * MIB, device=4 * MIB, shared=4 * MIB),
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "needed"),
+    [
+        # Devices with memory of their own hold their parts; what is read passes through the host.
+        (Machine(enough(34 * MIB + WORKING), 0, True), "both", 34 * MIB + WORKING),
+        (
+            Machine(enough(34 * MIB + WORKING) - 1, enough(53 * MIB, HOST_MARGIN), True),
+            "host",
+            24 * MIB + WORKING,
+        ),
+        (Machine(enough(34 * MIB + WORKING) - 1, enough(53 * MIB, HOST_MARGIN) - 1, True), "one", None),
+        # CPU devices of one process: all that they hold together, and the work of both.
+        (Machine(None, enough(78 * MIB + 2 * WORKING, HOST_MARGIN), False), "both", 78 * MIB + 2 * WORKING),
+        (
+            Machine(None, enough(78 * MIB + 2 * WORKING, HOST_MARGIN) - 1, False),
+            "one",
+            48 * MIB + 2 * WORKING,
+        ),
+    ],
+)
+def test_devices_of_a_mesh(machine: Machine, kind: str, needed: int | None) -> None:
+    found = choose_placement(SMALL, taking(**INPUTS), STATISTICS, machine, LoadPolicy(), PARTS)
+    assert found.kind == kind
+    if needed is not None:
+        assert found.needed == needed
+
+
+def test_rows_that_are_spread_are_divided() -> None:
+    """Each of four devices has a quarter of them, and what it makes of them is counted as weights."""
+    spread = plain_program(inputs=("rows",), avals={"inputs": {"rows": {"w": "float32[8,1048576]"}}})
+    numbers = {
+        "spread_transformer": {"output_bytes": 32 * MIB, "temporary_bytes": 3 * MIB, "code_bytes": MIB}
+    }
+    machine = Machine(PLENTY, PLENTY, True)
+    for statistics, expected in ({}, 8 * MIB), (numbers, 12 * MIB):
+        programs = {"spread_transformer": spread}
+        found = choose_placement(SMALL, programs, statistics, machine, LoadPolicy(), PARTS)
+        assert found.needed == 34 * MIB + expected
