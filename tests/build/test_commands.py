@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from helpers.manifests import with_model
+from helpers.manifests import plain_manifest, plain_parameter, plain_target, program_set, with_model
 from wanbuild import cli as commands
 from wanbuild import recipe
+from wanbuild.check.inspect import summary, table
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.defaults import Defaults, default_rows
 from wanbuild.hub.repository import is_hub_id
@@ -21,7 +23,7 @@ from wanbuild.programs.compile import CompileRequest
 from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.manifest import NEEDED, Component, read_manifest
 from wanrun.console import run
 from wanrun.errors import UsageError
 
@@ -44,6 +46,35 @@ def test_inspect(toy_artifact: Path) -> None:
     path = "blocks/attn1/to_q/weight"
     assert data["components"]["transformer"]["shapes"][path] == ["float32", [3, 40, 40]]
     assert data["components"]["transformer"]["axes"][path] == ["layers", "heads", "embed"]
+
+
+def test_inspect_shows_a_mesh() -> None:
+    """Its axes in the order of the devices, what they cut, and what one device holds of each component."""
+    parameter = msgspec.structs.replace(plain_parameter((8, 6), "float32"), axes=("heads", "embed"))
+    components = dict.fromkeys(NEEDED, Component("weights/c", {"w": parameter}))
+    rules = {"heads": ("tensor",), "embed": ("fsdp",)}
+    lines = []
+    for mesh in ({}, {"context": 2, "data": 2}, {"data": 2, "tensor": 4}):
+        programs = msgspec.structs.replace(program_set({}), mesh=mesh, rules=rules if mesh else {})
+        target = plain_target(program_set=programs.key)
+        manifest = plain_manifest(
+            components=components,
+            program_sets={programs.key: programs},
+            targets={"cpu": target},
+            source={"repository": "r", "files": {}},
+        )
+        said = summary(manifest)["targets"]["cpu"]
+        nbytes = 192 // mesh.get("tensor", 1)
+        expected = {"mesh": mesh, "rules": {k: list(v) for k, v in rules.items()}} if mesh else {}
+        assert {key: said[key] for key in ("mesh", "rules") if key in said} == expected
+        assert said.get("bytes_per_device") == (dict.fromkeys(NEEDED, nbytes) if mesh else None)
+        lines.append([line for line in table(manifest) if line.startswith("  ")])
+    sizes = "  bytes per device: text_encoder {0}, transformer {0}, vae {0}"
+    assert lines == [
+        [],
+        ["  mesh data=2,context=2: 4 devices; parameters are whole on every device", sizes.format(192)],
+        ["  mesh data=2,tensor=4: 8 devices; parameters are cut: heads over tensor", sizes.format(48)],
+    ]
 
 
 @pytest.mark.parametrize(

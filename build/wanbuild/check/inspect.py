@@ -11,6 +11,7 @@ import msgspec
 
 from wanrun.artifact.export_age import readable_until
 from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
 from wanrun.artifact.programs import ProgramSet
 from wanrun.artifact.targets import Target
 
@@ -35,7 +36,10 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             for profile in profiles
         },
         "program_sets": {key: _program_set(programs) for key, programs in manifest.program_sets.items()},
-        "targets": {name: _target(target) for name, target in manifest.targets.items()},
+        "targets": {
+            name: {**_target(target), **_division(manifest, target)}
+            for name, target in manifest.targets.items()
+        },
         "embeddings": [
             {"prompt": record.prompt, "dtype": record.dtype, "length": record.length} for record in embeddings
         ],
@@ -87,6 +91,22 @@ def _target(target: Target) -> dict[str, Any]:
         "profiles": sorted(target.executables),
         "bytes": sum(e.nbytes for entries in target.executables.values() for e in entries.values()),
         "statistics": dict(target.statistics),
+    }
+
+
+def _division(manifest: Manifest, target: Target) -> dict[str, Any]:
+    """Returns how a target's weights are divided among the devices of its mesh; nothing for one device."""
+    programs = manifest.program_sets[target.program_set]
+    if not programs.mesh:
+        return {}
+    sizes = jax_sizes(programs.mesh)
+    return {
+        "mesh": dict(programs.mesh),
+        "rules": {axis: list(along) for axis, along in programs.rules.items()},
+        "bytes_per_device": {
+            name: device_bytes(component, programs.rules, sizes)
+            for name, component in manifest.components.items()
+        },
     }
 
 
@@ -158,13 +178,29 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
         f"({environment['machine']}), {packages} ({target['requirements']}), "
         f"programs {target['program_set']}, {target['bytes']:,} bytes of executables"
     )
+    if "mesh" in target:
+        yield from _division_lines(target)
     for profile, programs in target["statistics"].items():
         for program, facts in programs.items():
             yield (
-                f"  {profile} {program:<13} {facts.get('flops', 0) / 1e9:>12,.1f} GFLOP, "
+                f"  {profile} {program:<19} {facts.get('flops', 0) / 1e9:>12,.1f} GFLOP, "
                 f"temporaries {facts.get('temporary_bytes', 0) / 1e6:,.1f} MB, "
                 f"compiled in {facts.get('compile_seconds', 0):.1f} s"
             )
+
+
+def _division_lines(target: dict[str, Any]) -> Iterator[str]:
+    """Yields the mesh of a target, the axes that parameters are cut along, and what one device holds."""
+    mesh = target["mesh"]
+    rules = [
+        f"{axis} over {' and '.join(used)}"
+        for axis, along in target["rules"].items()
+        if (used := [name for name in along if name in mesh])
+    ]
+    cut = f"are cut: {', '.join(rules)}" if rules else "are whole on every device"
+    yield f"  mesh {mesh_text(mesh)}: {num_devices(mesh)} devices; parameters {cut}"
+    sizes = [f"{name} {nbytes:,}" for name, nbytes in target["bytes_per_device"].items()]
+    yield f"  bytes per device: {', '.join(sizes)}"
 
 
 def _exports(manifest: Manifest) -> Iterator[str]:
