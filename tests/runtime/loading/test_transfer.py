@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ import pytest
 from helpers.artifacts import compiled_store, shared
 from helpers.compiled_once import compiled_once
 from helpers.damage import flip
-from helpers.devices import on_devices
+from helpers.devices import in_processes, on_devices
 from helpers.manifests import plain_program
+from helpers.opened import eventually
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.parameters import Component, Parameter
 from wanrun.errors import ArtifactError
+from wanrun.loading.buffers import Memory
+from wanrun.loading.restore import Restore, nest
 from wanrun.loading.transfer import Staged, Transfer
 from wanrun.timing import Timings
 
@@ -105,6 +110,56 @@ def test_staged_and_direct_make_the_same_video(mesh_artifact: Path, tmp_path: Pa
         assert "transformer/blocks/ffn/up/weight, row 2 has the wrong crc32c" in line
 
 
+def brought_to_processes(artifact: str) -> None:
+    """Brings the transformer to a mesh over two processes, each way; prints the bytes read."""
+    from wanbuild.models.partition import PARAMETERS
+    from wanbuild.programs import spreading
+    from wanbuild.programs.export import describe
+    from wanbuild.programs.placement import weights_placed
+
+    component = read_manifest(Path(artifact)).components["transformer"]
+    layouts = {path: one.layout for path, one in component.parameters.items()}
+    dtypes = {path: "uint16" if one.dtype == "bfloat16" else one.dtype for path, one in layouts.items()}
+    abstract = {path: jax.ShapeDtypeStruct(one.shape, dtypes[path]) for path, one in layouts.items()}
+    axes = {path: one.axes for path, one in component.parameters.items()}
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with mock.patch.object(spreading, "STAGED_BYTES", STAGED_BYTES):
+        weights = weights_placed(nest(abstract), axes, mesh)
+        spec = spreading.spread("transformer", component, weights, PARAMETERS, mesh)
+    assert spec is not None
+    with spec.tracing():
+        placed = jax.tree.map(lambda leaf: leaf.sharding, spec.outputs)
+        compiled = jax.jit(spec.function, out_shardings=placed).lower(*spec.arguments).compile()
+    program, made, read = (
+        plain_program(inputs=spec.inputs, avals=describe(spec, {})),
+        list[Any](),
+        list[int](),
+    )
+    for spread in (None, program):
+        way = Transfer("transformer", component, PARAMETERS, mesh, True, spread)
+        with ThreadPoolExecutor(2) as pool:
+            restore = Restore(Path(artifact), "transformer", component, pool, rows=way.rows)
+            direct, rows = way.put(restore.result(bits=True))
+        whole = {**direct, **(compiled(rows)["weights"] if rows else {})}
+        made.append({path: [part.data for part in parts(array)] for path, array in whole.items()})
+        read.append(restore.nbytes)
+    assert made[0] == made[1]
+    print(json.dumps(read))
+
+
+@pytest.mark.slow
+def test_each_process_reads_its_share(mesh_artifact: Path) -> None:
+    """Of three rows, one for each of four devices: the first process reads two and the second one."""
+    component = read_manifest(mesh_artifact).components["transformer"]
+    layouts = [one.layout for one in component.parameters.values()]
+    staged = sum(one.nbytes for one in layouts if one.nbytes >= STAGED_BYTES and one.rows == 3)
+    assert staged > component.nbytes / 2
+    lines = in_processes(2, 2, brought_to_processes, str(mesh_artifact))
+    small = component.nbytes - staged
+    expected = [[component.nbytes, small + staged * rows // 3] for rows in (2, 1)]
+    assert [json.loads(line.splitlines()[-1]) for line in lines] == expected
+
+
 # --- without devices ---------------------------------------------------------------------------------------
 
 LAYOUT = ArrayLayout((3, 4), "bfloat16", 3, 3)
@@ -148,6 +203,25 @@ def test_rows_are_spread_once_by_whoever_comes_first() -> None:
         found = list(pool.map(lambda _: staged.weights(), range(32)))
     assert calls == [{"a/c": "rows"}]
     assert all(tree is found[0] for tree in found) and found[0] == {"a": {"b": "small", "c": "whole"}}
+
+
+def test_spreading_leaves_no_host_copy() -> None:
+    """On the CPU, rows alias the block of memory; small parameters do not, or they would keep it."""
+    small = Parameter(layout=ArrayLayout((2,), "float32", 1, 1), axes=(None,), crc32c=("0",), sha256="")
+    component = Component("weights/c", {**ONE.parameters, "small": small})
+    mesh = jax.make_mesh((1,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+    program = plain_program(inputs=("rows",), avals={"inputs": INPUTS, "outputs": OUTPUTS})
+    memory = Memory(component)
+    block = weakref.ref(memory._block)
+    arrays = {path: memory.array(path, one.layout, True) for path, one in component.parameters.items()}
+    direct, rows = Transfer("c", component, {}, mesh, True, program).put(nest(arrays))
+    assert list(direct) == ["small"] and list(rows) == ["a/b"]
+    staged = Staged(direct, rows, lambda rows: {"weights": {path: one + 1 for path, one in rows.items()}})
+    del memory, arrays, direct, rows
+    assert block() is not None
+    weights = staged.weights()
+    assert eventually(lambda: gc.collect() >= 0 and block() is None)
+    assert np.asarray(weights["a"]["b"]).tolist() == [[1] * 4] * 3
 
 
 def test_a_program_that_fails_can_be_asked_again() -> None:
