@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -55,3 +57,28 @@ def test_the_target_s_programs(opened: Callable[[bool], OpenedArtifact]) -> None
     assert sorted(programs) == sorted(PROGRAMS)
     assert artifact.program_set.platform == "cpu"
     assert artifact.program_set.programs[PROFILE] == programs
+
+
+@pytest.mark.parametrize(
+    ("transfer", "platform", "processes", "expected"),
+    [
+        ("auto", "cpu", 1, False),
+        ("auto", "cpu", 2, True),
+        ("auto", "gpu", 1, True),
+        ("staged", "cpu", 1, True),
+        ("direct", "gpu", 2, False),
+    ],
+)
+def test_when_rows_are_spread(
+    opened: Callable[[bool], OpenedArtifact],
+    monkeypatch: pytest.MonkeyPatch,
+    transfer: str,
+    platform: str,
+    processes: int,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    device: Any = SimpleNamespace(mesh=object(), device=SimpleNamespace(platform=platform))
+    policy, artifact = LoadPolicy(transfer=transfer), opened(False)
+    assert not dataclasses.replace(artifact, policy=policy).staged  # on one device
+    assert dataclasses.replace(artifact, policy=policy, device=device).staged == expected
