@@ -30,7 +30,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "__main__",
         ),
         "build/wanbuild": (
-            "config listed",
+            "config devices listed",
             "staging",
             "models",
             "mapping variants",
