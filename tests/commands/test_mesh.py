@@ -1,0 +1,125 @@
+"""An artifact whose programs run on four CPU devices, through the command lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.artifacts import shared
+from helpers.devices import on_devices
+from wanrun.artifact.manifest import read_manifest
+
+TARGET = "cpu-data2-ring2"
+
+
+@pytest.fixture(scope="module")
+def mesh_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy in float32, one frame of 64x48 on a mesh of data=2,ring=2. Not to be changed."""
+
+    def build(folder: Path) -> None:
+        on_devices(4, build_on_mesh, str(toy_checkpoint), str(folder))
+
+    return shared(tmp_path_factory, "mesh-artifact", build)
+
+
+def build_on_mesh(checkpoint: str, folder: str) -> None:
+    from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.programs.options import BuildOptions
+
+    stored = dict.fromkeys(("transformer", "text_encoder"), "float32")
+    convert(ConvertRequest(checkpoint, Path(folder), stored))
+    options, mesh = BuildOptions(dtype="float32", loop="step"), {"data": 2, "ring": 2}
+    request = CompileRequest(Path(folder), ["cpu"], [(64, 48)], [1], options=options, mesh=mesh)
+    compile_artifact(request, print)
+
+
+def run(cli: Any, artifact: Path, folder: Path, *options: object) -> tuple[np.ndarray, dict[str, Any]]:
+    """Makes a video; returns the latents and the timings."""
+    folder.mkdir()
+    latents, timings = folder / "latents.npy", folder / "timings.json"
+    outputs = ("--output", folder / "o.npy", "--save-latents", latents, "--timing-json", timings)
+    cli.succeeds("wanrun", "--artifact", artifact, "--prompt", "a fox", "--steps", 2, *outputs, *options)
+    return np.load(latents), json.loads(timings.read_text())
+
+
+@pytest.mark.slow
+def test_a_mesh_beside_one_device(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
+    """One artifact, moved, with targets of both: each loads its own executables, and the videos agree."""
+    moved = Path(shutil.copytree(mesh_artifact, tmp_path / "moved"))
+    options = ("--size", "64x48", "--frames", 1, "--dtype", "float32", "--loop", "step")
+    cli.succeeds("wanbuild", "compile", "--artifact", moved, *options)
+    manifest = read_manifest(moved)
+    assert set(manifest.targets) == {"cpu", TARGET}
+    before = read_manifest(mesh_artifact)
+    assert manifest.targets[TARGET] == before.targets[TARGET]
+    alone, timings = run(cli, moved, tmp_path / "alone")
+    assert timings["cache_hits"] == 4 and not timings["cache_misses"]
+    together, timings = run(cli, moved, tmp_path / "together", "--target", TARGET)
+    assert timings["cache_hits"] == 4 and not timings["cache_misses"]
+    assert 0 < np.abs(together - alone).max() < 1e-5 * np.abs(alone).max()
+
+
+@pytest.mark.slow
+def test_the_whole_of_it(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
+    """Recorded, verified, inspected; damage in a weight and in an executable is found."""
+    artifact = Path(shutil.copytree(mesh_artifact, tmp_path / "artifact"))
+    assert "recorded" in cli.succeeds("wanbuild", "verify", "--artifact", artifact, "--record")
+    assert "digests equal" in cli.succeeds("wanbuild", "verify", "--artifact", artifact)
+    shown = cli.succeeds("wanbuild", "inspect", "--artifact", artifact)
+    assert "mesh data=2,ring=2: 4 devices" in shown
+    (chunk,) = (artifact / "weights/transformer/patch_embedding.weight").glob("c/*/*")
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(data)
+    video = ("wanrun", "--artifact", artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
+    assert "weights are damaged: transformer/patch_embedding/weight" in cli.fails(3, *video)
+    data[100] ^= 1
+    chunk.write_bytes(data)
+    entry = next((artifact / "executables" / TARGET).glob("jit_denoise_step-*"))
+    entry.write_bytes(entry.read_bytes()[:-1] + b"x")
+    assert "the executable of denoise_step is damaged" in cli.fails(3, *video)
+
+
+@pytest.mark.slow
+def test_the_programs_are_the_same_each_time(mesh_artifact: Path) -> None:
+    """In other processes, with more devices than the mesh has."""
+    programs = read_manifest(mesh_artifact).program_sets
+    ((_, of_profile),) = next(iter(programs.values())).programs.items()
+    found = json.loads(on_devices(8, digests, str(mesh_artifact)))
+    assert found == {name: program.sha256 for name, program in of_profile.items()}
+
+
+def digests(artifact: str) -> None:
+    """Prints the digest of every program, exported again."""
+    import jax
+
+    from wanbuild.programs.builder import ProgramBuilder
+    from wanbuild.programs.export import export_program
+    from wanbuild.programs.options import BuildOptions, Shape
+    from wanrun.files import sha256_of
+
+    manifest = read_manifest(Path(artifact))
+    (profile,), (programs,) = manifest.profiles.values(), manifest.program_sets.values()
+    shape, options = Shape.of(profile), BuildOptions.of(profile.options)
+    builder = ProgramBuilder(manifest, shape, options, programs.kernels, programs.mesh, jax.devices())
+    print(json.dumps({spec.name: sha256_of(export_program(spec, "cpu")) for spec in builder.programs()}))
+
+
+def test_impossible_meshes(cli: Any, toy_artifact: Path, tmp_path: Path) -> None:
+    """One line each, and the artifact is as before."""
+    artifact = Path(shutil.copytree(toy_artifact, tmp_path / "artifact"))
+    before = sorted(artifact.rglob("*"))
+    command = ("wanbuild", "compile", "--artifact", artifact, "--size", "96x64", "--frames", 9, "--mesh")
+    line = cli.fails(2, *command, "context=4")
+    assert (
+        "the heads are not divisible by context; expected a divisor of 2; found 4; use --mesh data=2" in line
+    )
+    assert "unknown axis; expected one of data, ring, fsdp, context, tensor" in cli.fails(2, *command, "x=2")
+    assert "does not divide the batch" in cli.fails(2, *command, "data=4")
+    assert sorted(artifact.rglob("*")) == before
