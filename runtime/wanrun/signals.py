@@ -12,8 +12,8 @@ The handler raises in the main thread, so that ``finally`` clauses run. Three th
 A thread therefore watches. It sends the signal again if it was only noted, or was dropped, and ends the
 process itself when ``GRACE_SECONDS`` have passed.
 
-From the exception on, stderr is silent: what unwinding leaves behind, such as the coroutines of an event loop
-that never ran, prints warnings and tracebacks when it is destroyed.
+From the exception on, or from the end without one, stderr is silent: what was under way, such as the
+coroutines of an event loop that never ran, prints warnings and tracebacks when it is destroyed.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Watch:
                 return
             if self._noted is not None and self._raised() is None:
                 signal.pthread_kill(main, self._noted)
+        sys.stderr = io.StringIO()  # a thread whose ffmpeg is ended now prints a traceback
         try:
             with self._ending():
                 end_now(number)

@@ -69,7 +69,7 @@ import msgspec
 from wanrun.console import leave, run
 from wanrun.errors import ArtifactError
 from wanrun.media.ffmpeg import run_ffmpeg
-from wanrun.undo import begun
+from wanrun.undo import begun, undone_at_exit
 
 
 def dropped():
@@ -135,11 +135,12 @@ def beginning():
 
 
 def encoding():
-    threading.Thread(target=run_ffmpeg, args=(["out.mp4"],)).start()
-    while not Path(os.environ["STARTED"]).exists():
-        time.sleep(0.01)
-    threading.Timer(1, ready).start()
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000_000)
+    with undone_at_exit(lambda: time.sleep(1)):  # the thread sees meanwhile that ffmpeg has ended
+        threading.Thread(target=run_ffmpeg, args=(["out.mp4"],)).start()
+        while not Path(os.environ["STARTED"]).exists():
+            time.sleep(0.01)
+        threading.Timer(1, ready).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000_000)
 
 
 @click.command("wanrun")
