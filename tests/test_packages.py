@@ -22,6 +22,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "trace_events",
             "timing console",
             "artifact",
+            "cluster",
             "loading",
             "text media denoising",
             "generation",

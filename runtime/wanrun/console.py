@@ -7,6 +7,7 @@
 | 2 | usage, an output that cannot be written, an input image that cannot be used |
 | 3 | the artifact is not usable here |
 | 4 | the source is not usable, the disk is full, or a file reaches the largest size (`ulimit -f`) |
+| 5 | another process of a run of several failed, is gone or is silent |
 | 129, 130, 143 | hung up (SIGHUP), interrupted (Ctrl-C), terminated (SIGTERM) |
 | 141 | the reader of the output has closed it, as in ``wanrun --list | head -1`` |
 """

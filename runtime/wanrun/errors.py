@@ -179,6 +179,12 @@ class SourceError(WanError):
     exit_code = 4
 
 
+class ClusterError(WanError):
+    """Another process of a run of several failed, is gone or is silent, or has never come (exit 5)."""
+
+    exit_code = 5
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """One fact in which this machine differs from a target's."""

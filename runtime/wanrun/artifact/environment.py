@@ -260,12 +260,14 @@ def _raised_by(error: BaseException, package: str) -> bool:
     return bool(name.partition(".")[0] == package)
 
 
-def open_devices(platform_name: str | None = None, count: int = 1) -> list[jax.Device]:
+def open_devices(platform_name: str | None = None, count: int = 1, alone: bool = True) -> list[jax.Device]:
     """Returns the devices of a platform; JAX starts the platform with the flags of ``JaxFlags``.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, with its own flags.
-        count: devices that are needed. A CPU has as many as JAX is told of before it starts.
+        count: devices that are needed in this process. A CPU has as many as JAX is told of before it starts.
+        alone: whether this process's devices are all. Else the other processes' are returned too, in the
+            order of the processes, and a CPU has exactly ``count`` in each.
 
     Raises:
         ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
@@ -275,7 +277,7 @@ def open_devices(platform_name: str | None = None, count: int = 1) -> list[jax.D
             import jax
 
         with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
-            if count > 1 and platform_name in (None, "cpu"):
+            if (count > 1 or not alone) and platform_name in (None, "cpu"):
                 with contextlib.suppress(RuntimeError):  # JAX has started, and has what it has
                     jax.config.update("jax_num_cpu_devices", count)
             return jax.devices(platform_name)

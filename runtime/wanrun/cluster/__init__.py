@@ -1,0 +1,1 @@
+"""Several processes, on one host or many, that run one artifact together."""

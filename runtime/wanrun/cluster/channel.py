@@ -1,0 +1,103 @@
+"""A connection between two processes of a run: messages, one line of JSON each."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any, Literal
+
+import msgspec
+
+SEND_SECONDS = 10.0
+"""After which a peer that takes nothing counts as gone."""
+
+MAX_MESSAGE_BYTES = 2**28
+"""Of a line; the largest holds the options of all prompts of a file, some kilobytes each."""
+
+
+MAX_STRANGE_BYTES = 2**12
+"""Of what a connection may send before it has said which process it is."""
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one process tells another.
+
+    Attributes:
+        kind: ``hello`` introduces a process; ``beat`` says that it runs; ``say`` brings its value of an
+            exchange to process 0, and ``all`` everybody's values back; ``failed`` says which process has
+            ended the run, and why.
+        process: the process that the message is about.
+        number: of the exchange; in ``hello`` the number of processes.
+        value: of the exchange.
+        text: why the run ends.
+        last: whether the exchange is the last one, after which a process may go.
+    """
+
+    kind: Literal["hello", "beat", "say", "all", "failed"]
+    process: int = 0
+    number: int = 0
+    value: Any = None
+    text: str = ""
+    last: bool = False
+
+
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives.
+
+    Args:
+        connection: the connection.
+
+    Attributes:
+        limit: the bytes of the largest message that is taken.
+    """
+
+    limit = MAX_MESSAGE_BYTES
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(SEND_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._sending = connection, threading.Lock()
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector; -1 once closed."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: if the peer is gone.
+        """
+        data = msgspec.json.encode(message) + b"\n"
+        with self._sending:
+            self._socket.sendall(data)
+
+    def receive(self) -> list[Message]:
+        """Returns the messages that have come in whole; called when there is something to read.
+
+        Raises:
+            OSError: if the peer is gone, or is no process of a run.
+        """
+        data = self._socket.recv(2**16)
+        if not data:
+            raise ConnectionError("closed")
+        self._received += data
+        if len(self._received) > self.limit:
+            raise ConnectionError("no message")
+        *lines, rest = self._received.split(b"\n") if b"\n" in data else [self._received]
+        self._received = bytearray(rest)
+        try:
+            return [msgspec.json.decode(line, type=Message) for line in lines]
+        except msgspec.DecodeError as error:
+            raise ConnectionError("no message") from error
+
+    def finish(self) -> None:
+        """Sends nothing more; the peer reads what was sent, and then the end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()

@@ -1,0 +1,33 @@
+"""How a Python program, or the command, says which processes run an artifact together."""
+
+from __future__ import annotations
+
+from wanrun.cluster.company import JOIN_SECONDS, Company
+from wanrun.cluster.options import Cluster, found_cluster
+
+
+def join(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout_seconds: float = JOIN_SECONDS,
+) -> Company:
+    """Returns the processes of a run, for ``with`` and for ``load``; each process calls this.
+
+    ``with wanrun.join("10.0.0.1:8476", 2, 0) as company, wanrun.load(folder, company=company) as pipeline:``
+
+    Args:
+        coordinator: HOST:PORT of process 0, a free port of its host.
+        num_processes: how many processes there are.
+        process_id: the number of this one. What is left out is found as ``jax.distributed.initialize`` finds
+            it: on TPU pods, with Slurm, and in Kubernetes.
+        timeout_seconds: how long the processes wait for one another.
+
+    Raises:
+        UsageError: for a value out of range, or if the rest is not found, or is one process.
+    """
+    if coordinator is not None and num_processes is not None and process_id is not None:
+        return Company(Cluster(coordinator, num_processes, process_id), timeout_seconds)
+    cluster = found_cluster(coordinator, num_processes, process_id, int(timeout_seconds))
+    return Company(cluster, timeout_seconds)

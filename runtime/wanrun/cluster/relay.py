@@ -1,0 +1,54 @@
+"""Passes JAX's connections on to its coordination service in process 0, and outlives that service.
+
+JAX's client ends its process from C++ at once, with a stack trace, when the service closes the connection:
+jaxlib 0.10 calls a Python callback for that with a type that it cannot convert. A client that talks to this
+relay sees no end of the connection, and ``wanrun.cluster.watch`` says what has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Relay:
+    """Listens on a free port of this host, and connects whoever comes to an address.
+
+    Args:
+        host: the address' host.
+        port: its port.
+
+    Attributes:
+        port: where the relay listens, on 127.0.0.1.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._server.accept()
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:  # the service is not there yet; the client tries again
+                near.close()
+                continue
+            for one in (near, far):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=_pass_on, args=(near, far, True), name="relay", daemon=True).start()
+            threading.Thread(target=_pass_on, args=(far, near, False), name="relay", daemon=True).start()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket, closing: bool) -> None:
+    """Passes on what comes; at the end closes the other side only if told so."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(2**16):
+            sink.sendall(data)
+    if closing:
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads there
+        source.close()
