@@ -8,11 +8,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
 __version__ = "0.1.0"
-__all__ = ["Media", "Pipeline", "Result", "__version__", "load"]
+__all__ = ["Media", "Pipeline", "Result", "__version__", "join", "load"]
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from wanrun.cluster.join import join
     from wanrun.generation.pipeline import Pipeline, load
     from wanrun.generation.result import Result
     from wanrun.media.types import Media
@@ -23,6 +24,7 @@ def __getattr__(name: str) -> Any:
         "Media": "wanrun.media.types",
         "Pipeline": "wanrun.generation.pipeline",
         "Result": "wanrun.generation.result",
+        "join": "wanrun.cluster.join",
         "load": "wanrun.generation.pipeline",
     }
     if name in modules:

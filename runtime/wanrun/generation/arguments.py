@@ -10,6 +10,7 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 import numpy as np
 
+from wanrun.cluster.company import Company
 from wanrun.errors import UsageError, quoted, shortened
 from wanrun.generation.plain import as_plain
 from wanrun.loading.policy import LoadChoices, LoadPolicy, ProfileChoices
@@ -23,13 +24,18 @@ def wrong_type(name: str, expected: str, found: object, remedy: str | None = Non
 
 
 def check_objects(
-    media: object = None, inputs: object = None, timings: object = None, **callables: object
+    media: object = None,
+    inputs: object = None,
+    timings: object = None,
+    company: object = None,
+    **callables: object,
 ) -> None:
     """Raises UsageError for an object of a wrong class; None is allowed, except for a function."""
     for name, value, kind in (
         ("media", media, Media),
         ("inputs", inputs, Inputs),
         ("timings", timings, Timings),
+        ("company", company, Company),
     ):
         if value is not None and not isinstance(value, kind):
             raise wrong_type(name, f"wanrun's {kind.__name__}", value)

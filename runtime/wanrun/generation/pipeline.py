@@ -20,6 +20,7 @@ from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
+from wanrun.cluster.company import Company
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.steps import OnStep
@@ -30,6 +31,7 @@ from wanrun.generation.request import Request
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session, check_profile, first_expert
 from wanrun.generation.shared import Shared
+from wanrun.generation.together import agree_on_generation, together
 from wanrun.generation.turns import Turns
 from wanrun.loading.buffers import Memory
 from wanrun.loading.device import open_device
@@ -236,6 +238,8 @@ class Pipeline:
             session.describe(timings)
             inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
             resolved = self._resolved(session, request, inputs)
+            company = self._opened.device.company
+            agree_on_generation(company, session.profile, resolved, inputs, latents)
             table, ranges = schedule(resolved, self.manifest)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
@@ -326,6 +330,7 @@ def load(
     timings: Timings | None = None,
     warn: Tell = _silent,
     report: Tell = _silent,
+    company: Company | None = None,
     **choices: Unpack[LoadChoices],
 ) -> Pipeline:
     """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
@@ -338,6 +343,8 @@ def load(
         timings: where the times are recorded; None for new ones.
         warn: gets messages about problems that do not stop the run.
         report: gets messages about decisions: where two experts are kept.
+        company: the processes that share the target's mesh; None for this one alone. All of them make the
+            same calls in the same order; the user's cache of embeddings, which may differ, is not read.
         choices: size, num_frames, num_videos, guidance, num_references and target select the loaded profile:
             see ``ProfileChoices``. allow_compile, verify, memory, transfer, loop, first_expert,
             text_encoder, text_encoder_device, embeddings, weights and lazy are about the loading: see
@@ -346,9 +353,10 @@ def load(
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
         UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
-            that cannot be had; and in a fork of a process that has loaded an artifact.
+            that cannot be had; in a fork of one that has loaded one; and if a company's requests differ.
+        ClusterError: if JAX cannot connect the processes of a company.
     """
-    check_objects(inputs=inputs, timings=timings, warn=warn, report=report)
+    check_objects(inputs=inputs, timings=timings, company=company, warn=warn, report=report)
     folder, timings = folder_of(artifact), Timings() if timings is None else timings
     prompts = None if prompts is None else texts_of(prompts)
     wanted, policy = sorted_out(choices)
@@ -360,6 +368,7 @@ def load(
         warn(old)
     check_profile(folder, profile, selected, policy)
     resolve_loop(profile, policy.loop)
+    policy = together(company, manifest, selected.name, profile, policy, prompts, inputs)
     ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
     with ExitStack() as undo:
         # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
@@ -367,7 +376,7 @@ def load(
             ahead[expert] = Memory(manifest.components[expert])
             ahead[expert].touch_ahead()  # while jax is imported
             undo.callback(ahead[expert].stop)
-        device = open_device(selected, policy.allow_compile, timings, warn)
+        device = open_device(selected, policy.allow_compile, timings, warn, company)
         undo.callback(device.close)
         opened = OpenedArtifact(folder, manifest, selected, device, policy, Recorder(), warn, report)
         pipeline = Pipeline(Shared.of(opened, ahead), profile, timings)

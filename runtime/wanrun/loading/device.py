@@ -11,7 +11,9 @@ from wanrun.artifact.environment import device_mismatches, importing_jax, open_d
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.mesh import jax_mesh, num_devices
 from wanrun.artifact.select import SelectedTarget
-from wanrun.errors import Mismatch, artifact_mismatch
+from wanrun.cluster.company import Company
+from wanrun.cluster.jax_service import local_devices, start_jax
+from wanrun.errors import Mismatch, UsageError, artifact_mismatch
 from wanrun.timing import Timings
 
 if TYPE_CHECKING:
@@ -23,16 +25,18 @@ class OpenDevice:
     """The device on which programs run, or the devices of a mesh.
 
     Args:
-        device: the device, or the first of the mesh.
+        device: the device, or the first of the mesh that is this process's.
         foreign: whether the target's executables do not fit the device, so that programs are compiled here.
         flags: the JAX flags, held while the device is open.
         mesh: the mesh; None for one device.
+        company: the processes whose devices the mesh has; None for this one alone.
     """
 
     device: jax.Device
     foreign: bool
     flags: JaxFlags
     mesh: jax.sharding.Mesh | None = None
+    company: Company | None = None
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -59,7 +63,11 @@ class OpenDevice:
 
 
 def open_device(
-    selected: SelectedTarget, allow_compile: bool, timings: Timings, warn: Callable[[str], None]
+    selected: SelectedTarget,
+    allow_compile: bool,
+    timings: Timings,
+    warn: Callable[[str], None],
+    company: Company | None = None,
 ) -> OpenDevice:
     """Imports jax, sets its flags and compares the devices with the target's.
 
@@ -68,21 +76,35 @@ def open_device(
         allow_compile: whether a device that differs from the target's may be used.
         timings: where the import is recorded.
         warn: told when the artifact's executables are not used.
+        company: the processes of the run, each with an equal part of the mesh; None for this one alone.
 
     Raises:
         ArtifactError: if there is no such device, or listing every fact that differs.
+        UsageError: if the processes cannot share the mesh.
+        ClusterError: if JAX cannot connect the processes.
     """
+    count = num_devices(selected.mesh) if company is None else local_devices(selected.mesh, company)
     with timings.phase("import", "jax"), importing_jax():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
     flags = JaxFlags(platform)
     try:
         with timings.phase("device"):
-            devices = open_devices(platform, num_devices(selected.mesh))
+            if company is not None:
+                start_jax(company)
+            devices = open_devices(platform, count, alone=company is None)
         mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
         if mismatches and not allow_compile:
             raise artifact_mismatch(f"target {selected.name}", mismatches)
         mesh = jax_mesh(selected.mesh, devices)
+        ours = devices if mesh is None else list(mesh.local_devices)
+        if company is not None and len(ours) != count:
+            raise UsageError(
+                "the mesh's devices are not shared evenly by the processes",
+                expected=f"{count} in each",
+                found=f"{len(ours)} in process {company.process}",
+                remedy="start one process per host, and as many as the mesh needs",
+            )
     except BaseException:
         flags.release()
         raise
@@ -90,4 +112,4 @@ def open_device(
     if foreign:
         reasons = "; ".join(map(str, [*selected.mismatches, *mismatches]))
         warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
-    return OpenDevice(devices[0], foreign, flags, mesh)
+    return OpenDevice(ours[0], foreign, flags, mesh, company)

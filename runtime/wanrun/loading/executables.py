@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, check_digest, digest_found, read_bounded, sha256_of, user_cache
-from wanrun.loading.jax_cache import UnreadableProgramError, cached, lower
+from wanrun.loading.jax_cache import UnreadableProgramError, asked_key, cached, lower
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.signature import check_signature
 from wanrun.temporary import temporary_folder
@@ -260,11 +262,39 @@ class Executables:
         """Loads the executable from the artifact's cache."""
         entry = self._entry(profile, name)  # check again just before loading
         path = self._opened.folder / self._target.folder / entry.file
+        if self._opened.device.company is not None:
+            return self._from_alias(name, data, program, path, entry)
         try:
             with self._using(path.parent, write=False):
-                return self._from_cache(name, data, program, path.name)
+                return self._from_cache(self._lower(name, data, program), name, path.name)
         finally:
             self._entry(profile, name)  # JAX opens the entry by name: check that it did not change meanwhile
+
+    def _from_alias(
+        self, name: str, data: bytes, program: Program, path: Path, entry: Executable
+    ) -> jax.stages.Compiled:
+        """Loads the executable from a copy of its entry, under the key that JAX has for it in this process.
+
+        The key of a program contains the numbers of its devices. The build had one process; in a run of
+        several the devices of the second and later ones have other numbers, at least on CPUs. The executable
+        is the same: JAX gives it the devices when it opens it.
+        """
+        lowered = self._lower(name, data, program)
+        with temporary_folder(Path(tempfile.gettempdir())) as folder:
+            with self._using(folder, write=False):
+                key = asked_key(lowered)
+            if key is None:
+                raise ArtifactError(
+                    f"JAX does not say under which key it looks for {name}",
+                    remedy="install the jax that the target was built with",
+                )
+            copy = folder / key
+            shutil.copyfile(path, copy)
+            check_digest(
+                digest_found(copy), entry.sha256, f"the executable of {name} is damaged: {path}", RECOMPILE
+            )
+            with self._using(folder, write=False):
+                return self._from_cache(lowered, name, key)
 
     def _lower(self, name: str, data: bytes, program: Program) -> jax.stages.Lowered:
         programs, components = self._opened.program_set, self._opened.manifest.components
@@ -276,9 +306,9 @@ class Executables:
             raise unreadable(folder, programs, name, error.reader, error.found) from error
 
     def _from_cache(
-        self, name: str, data: bytes, program: Program, file: str | None = None
+        self, lowered: jax.stages.Lowered, name: str, file: str | None = None
     ) -> jax.stages.Compiled:
-        compiled = cached(self._lower(name, data, program), file)
+        compiled = cached(lowered, file)
         if compiled is None:
             raise ArtifactError(
                 f"the compilation cache has no entry for {name} under this process's key, though every "
@@ -294,7 +324,7 @@ class Executables:
         """Loads the executable from the user's cache; on a miss, compiles it into that cache."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
         with contextlib.suppress(ArtifactError), self._using(overlay):
-            return self._from_cache(name, data, program)
+            return self._from_cache(self._lower(name, data, program), name)
         with temporary_folder(overlay) as folder:
             with using_cache(folder), warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")

@@ -244,6 +244,25 @@ def _deserialized(data: bytes, name: str) -> Exported:
         raise UnreadableProgramError(name, error) from error
 
 
+def asked_key(lowered: jax.stages.Lowered) -> str | None:
+    """Returns the name of the entry that JAX looks for in the folder of ``using_cache``, which must be empty.
+
+    JAX says it in its log line of a miss, where this stops it; None if it does not.
+    """
+    names = list[str]()
+
+    def missed(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if MISS_WORDS not in text:
+            return False
+        names.append(text.rpartition("with key ")[2].strip("'\" ") + "-cache")
+        return True
+
+    with contextlib.suppress(_RefusedError), _refusing("jax._src.compiler", missed):
+        lowered.compile()
+    return names[0] if names else None
+
+
 def cached(lowered: jax.stages.Lowered, file: str | None = None) -> jax.stages.Compiled | None:
     """Loads a lowered program's executable from the folder of ``using_cache``; None on a cache miss.
 

@@ -26,7 +26,9 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.programs import Profile
@@ -37,6 +39,9 @@ from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.restore import Restore, Tree, default_threads, nest
 from wanrun.loading.transfer import Staged, Transfer
 from wanrun.timing import now
+
+if TYPE_CHECKING:
+    import jax
 
 
 class WeightStore:
@@ -174,7 +179,10 @@ class WeightStore:
         """Puts host arrays on the device, or on all of a mesh, for inputs that many program calls share."""
         import jax
 
-        return jax.device_put(tree, self._opened.device.whole)
+        whole = self._opened.device.whole
+        if self._opened.device.company is None:
+            return jax.device_put(tree, whole)
+        return jax.tree.map(lambda leaf: _on_all_hosts(leaf, whole), tree)
 
     def _put_weights(self, name: str, tree: Tree) -> Any:
         """Puts a component's host arrays on the device, or their parts on the devices of a mesh."""
@@ -255,6 +263,16 @@ class WeightStore:
             self._weights.clear()
             self._orders.clear()
         _free_dropped()
+
+
+def _on_all_hosts(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts this process's parts of an array on its devices. ``device_put`` would compare whole arrays of all
+    processes, by a collective that it compiles. What a program has made is there already."""
+    import jax
+
+    if isinstance(array, jax.Array):
+        return array
+    return jax.make_array_from_callback(np.shape(array), sharding, lambda index: np.asarray(array)[index])
 
 
 def _free_dropped() -> None:
