@@ -52,7 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 
 
-COMPILED = {"two_experts_artifact", "ti2v_artifact", "bfloat16_vae_artifact", "media_toy", "two_sizes"}
+COMPILED = {
+    "two_experts_artifact",
+    "ti2v_artifact",
+    "bfloat16_vae_artifact",
+    "media_toy",
+    "mesh_artifact",
+    "two_sizes",
+}
 """Fixtures that compile a toy besides the one that most tests share: a test that has one is slow."""
 
 
@@ -81,6 +88,16 @@ def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of the toy, float32 throughout, with the profile 96x64x9-b1-cfg. Not to be changed."""
     return shared(tmp_path_factory, "artifact", lambda folder: build_artifact(toy_checkpoint, folder))
+
+
+@pytest.fixture(scope="session")
+def mesh_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for four devices, with the profile 96x64x5-b1-cfg and the target cpu-data2-context2."""
+
+    def build(folder: Path) -> None:
+        build_artifact(toy_checkpoint, folder, num_frames=5, mesh="data=2,context=2", loop="step")
+
+    return shared(tmp_path_factory, "mesh-artifact", build)
 
 
 @pytest.fixture(scope="session")

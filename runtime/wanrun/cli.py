@@ -16,6 +16,7 @@ from wanrun.generation.request import Row, rows
 from wanrun.lines import print_error, print_result, report
 
 if TYPE_CHECKING:
+    from wanrun.cluster.company import Company
     from wanrun.jobs.batch import Batch
     from wanrun.jobs.plan import Plan
     from wanrun.jobs.run import RunOptions
@@ -131,6 +132,20 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(path_type=Path),
     help="Write a jax.profiler trace of the generation to this folder.",
 )
+@click.option(
+    "--distributed",
+    is_flag=True,
+    help="Run with the other processes of this TPU pod, Slurm step or Kubernetes job.",
+)
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    help="Where process 0 of a run of several processes waits for the others.",
+)
+@click.option("--num-processes", type=int, metavar="N", help="How many processes there are.")
+@click.option(
+    "--process-id", type=int, metavar="N", help="The number of this one; 0 prints and writes the video."
+)
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
 @click.version_option(__version__, prog_name="wanrun")
 def wanrun(list_only: bool, artifact: Path, **options: Any) -> int:
@@ -164,15 +179,28 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     names = {row.name for row in rows()} - {"prompt"}
     given = {name: value for name, value in options.items() if name in names and value not in (None, ())}
     how = RunOptions(**{name: value for name, value in options.items() if name not in names})
-    plan = make_plan(artifact, how, given, timings)
+    if how.distributed or any(
+        value is not None for value in (how.coordinator, how.num_processes, how.process_id)
+    ):
+        from wanrun.jobs.several import plan_of_several
+
+        with plan_of_several(artifact, how, given, timings) as (plan, how, company):
+            return _make(artifact, how, plan, timings, company)
+    return _make(artifact, how, make_plan(artifact, how, given, timings), timings)
+
+
+def _make(
+    artifact: Path, how: RunOptions, plan: Plan, timings: Timings, company: Company | None = None
+) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
 
-    batch = Batch(plan, how.overwrite, timings)
+    leads = company is None or company.leads
+    batch = Batch(plan, how.overwrite, timings, leads)
     batch.report_plan()
     try:
         if plan.jobs:
-            _run(artifact, how, plan, batch, timings)
+            _run(artifact, how, plan, batch, timings, company)
     except Exception:
         with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
             _write_timings(how, timings)
@@ -180,7 +208,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     finally:
         batch.report_count()
     _write_timings(how, timings)
-    if how.timing:
+    if how.timing and leads:
         report(*timings.summary().split("\n"))
     return batch.exit_code
 
@@ -192,7 +220,9 @@ def _write_timings(how: RunOptions, timings: Timings) -> None:
         timings.write_trace(how.timing_trace)
 
 
-def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings) -> None:
+def _run(
+    artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings, company: Company | None
+) -> None:
     """Loads the pipeline and makes the videos that do not exist yet."""
     with timings.phase("import"):
         from wanrun.generation.pipeline import load
@@ -225,7 +255,8 @@ def _run(artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Tim
         inputs=first,
         timings=timings,
         warn=batch.warn,
-        report=print_error,
+        report=print_error if company is None or company.leads else lambda message: None,
+        company=company,
     ) as pipeline:
         if how.warmup:
             pipeline.warmup(timings)

@@ -28,17 +28,27 @@ def build_artifact(
     num_frames: int = 9,
     guidance: Sequence[bool] = (True,),
     references: Sequence[int] = (0,),
+    mesh: str = "",
+    loop: str = "both",
 ) -> None:
     from wanbuild.conversion.convert import ConvertRequest, convert
     from wanbuild.programs.compile import CompileRequest, compile_artifact
     from wanbuild.programs.options import BuildOptions
+    from wanrun.artifact.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
     convert(ConvertRequest(checkpoint, folder, stored))
-    options = BuildOptions(dtype="float32")
+    options = BuildOptions(dtype="float32", loop=loop)
     for count in references:
         request = CompileRequest(
-            folder, ["cpu"], [size], [num_frames], guidance, num_references=count, options=options
+            folder,
+            ["cpu"],
+            [size],
+            [num_frames],
+            guidance,
+            num_references=count,
+            options=options,
+            mesh=parse_mesh(mesh),
         )
         compile_artifact(request, print)
 

@@ -19,6 +19,7 @@ _DEFAULTS = RunOptions(
     allow_compile=False,
     verify="fast",
     memory="auto",
+    transfer="auto",
     text_encoder="jax",
     text_encoder_device="cpu",
     no_embedding_cache=False,
@@ -28,6 +29,10 @@ _DEFAULTS = RunOptions(
     timing_json=None,
     timing_trace=None,
     trace=None,
+    distributed=False,
+    coordinator=None,
+    num_processes=None,
+    process_id=None,
     debug=False,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,10 +41,12 @@ class Batch:
         plan: the plan of the run.
         overwrite: whether existing files may be replaced.
         timings: where the times are recorded.
+        leads: whether this process prints and writes; one of a run of several processes does.
     """
 
-    def __init__(self, plan: Plan, overwrite: bool, timings: Timings) -> None:
+    def __init__(self, plan: Plan, overwrite: bool, timings: Timings, leads: bool = True) -> None:
         self._plan, self._overwrite, self._timings = plan, overwrite, timings
+        self._leads = leads
         self._made = 0
         self._failures: list[WanError] = []
         self._where = ""
@@ -55,7 +58,13 @@ class Batch:
 
     def warn(self, message: str) -> None:
         """Prints a warning, and which line of the prompts file it concerns."""
-        warn(f"{self._where}{message}")
+        if self._leads:
+            warn(f"{self._where}{message}")
+
+    def report(self, message: str) -> None:
+        """Prints what was decided or done."""
+        if self._leads:
+            report(message)
 
     def report_plan(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""
@@ -63,14 +72,15 @@ class Batch:
             self._fail(failure)
         for job in self._plan.finished:
             entry, names = job.draft.entry, ", ".join(map(str, job.draft.videos))
-            report(f"[{entry.index}/{entry.total}] {names} is there already")
+            self.report(f"[{entry.index}/{entry.total}] {names} is there already")
         if self._plan.guidance_off:
             self.warn("no profile is built with guidance, so guidance is off; pass --guidance-scale 1")
 
     def _fail(self, error: WanError) -> None:
         """Reports a line that cannot be made, with the options' JSON keys."""
         self._failures.append(error)
-        print_error(f"error: {error.spelled(key_of)}")
+        if self._leads:
+            print_error(f"error: {error.spelled(key_of)}")
 
     def run(self, pipeline: Pipeline) -> None:
         """Makes the videos of all jobs.
@@ -102,15 +112,17 @@ class Batch:
             skipped, failed = len(self._plan.finished), len(self._failures)
             left = len(self._plan.jobs) - self._made - (failed - len(self._plan.failures))
             rest = f", {left} not tried" if left else ""
-            report(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
+            self.report(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
         plan, draft = self._plan, job.draft
         started, entry = time.monotonic(), draft.entry
-        for path in draft.videos[:1]:  # the folder may be gone since the start, hours ago
+        for path in draft.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
             check_folder(path.parent)
         place = f"[{entry.index}/{entry.total}] " if plan.many else ""
         result = self._generate(job, pipeline, f"{place}denoise")
+        if not self._leads:
+            return
         with self._timings.phase("encode_video"):
             for index in job.missing:
                 facts = {**result.options, **job.metadata, "video": index}
@@ -122,7 +134,7 @@ class Batch:
             start = f"latents {job.metadata['latents']}"
         how = f"{start}, {seconds:.1f} s" if plan.many else f"{draft.profile.name}, {start}"
         for index in job.missing:
-            report(f"{place}wrote {draft.videos[index]} ({how})")
+            self.report(f"{place}wrote {draft.videos[index]} ({how})")
 
     def _generate(self, job: Job, pipeline: Pipeline, label: str) -> Result:
         """Makes a job's videos, and shows the progress."""
@@ -135,7 +147,9 @@ class Batch:
             progress.advance(step - done)  # the scan form reports many steps at once
             done = step
 
-        with Progress(options["num_steps"] * job.num_segments, label) as progress:
+        stream, interval = (None, 10.0) if self._leads else (io.StringIO(), math.inf)
+        total = options["num_steps"] * job.num_segments
+        with Progress(total, label, stream=stream, interval_seconds=interval) as progress:
             return pipeline.generate(
                 **{name: options[name] for name in names},
                 **profile_options(profile),

@@ -30,4 +30,8 @@ class RunOptions:
     timing_json: Path | None
     timing_trace: Path | None
     trace: Path | None
+    distributed: bool
+    coordinator: str | None
+    num_processes: int | None
+    process_id: int | None
     debug: bool

@@ -1,0 +1,180 @@
+"""Several processes that run one artifact together: they make one video, and end together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.companies import START_SECONDS, Ended, Processes, wanrun_commands
+
+PROMPT = ("--prompt", "a fox", "--steps", "2", "--seed", "3")
+
+
+@pytest.fixture(scope="module")
+def alone(mesh_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The frames that one process makes."""
+    path = tmp_path_factory.mktemp("alone") / "video.npy"
+    cli.succeeds("wanrun", "--artifact", mesh_artifact, *PROMPT, "--output", path)
+    return np.asarray(np.load(path))
+
+
+def outputs(tmp_path: Path, count: int) -> list[Path]:
+    """A path of a video for each process, each in a folder of its own."""
+    folders = [tmp_path / f"folder{index}" for index in range(count)]
+    for folder in folders:
+        folder.mkdir()
+    return [folder / "video.npy" for folder in folders]
+
+
+def together(
+    artifacts: Path, tmp_path: Path, count: int, *options: object, **of_each: Sequence[object]
+) -> tuple[list[Ended], list[Path]]:
+    """Runs processes to their end; returns how they ended, and where each would have written."""
+    videos = outputs(tmp_path, count)
+    each = {"output": videos, "artifact": [artifacts] * count, **of_each}
+    commands = wanrun_commands(count, *options, **each)
+    with Processes(commands, tmp_path) as processes:
+        return [processes.ended(index, START_SECONDS) for index in range(count)], videos
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_video_is_that_of_one_process(
+    count: int, mesh_artifact: Path, alone: np.ndarray, tmp_path: Path
+) -> None:
+    """Two processes have two devices each, four have one."""
+    report = tmp_path / "timing.json"
+    ended, (video, *others) = together(mesh_artifact, tmp_path, count, *PROMPT, "--timing-json", report)
+    assert [one.code for one in ended] == [0] * count, ended
+    assert ended[0].output == f"wrote {video} (96x64x5-b1-cfg, seed 3)\n"
+    assert [(one.output, one.errors) for one in ended[1:]] == [("", [])] * (count - 1)
+    assert ended[0].errors == []
+    assert np.array_equal(np.load(video), alone)
+    assert sorted(file.name for file in video.parent.iterdir()) == ["video.npy", "video.npy.json"]
+    assert [list(other.parent.iterdir()) for other in others] == [[]] * (count - 1)
+    times = json.loads(report.read_text())
+    assert times["cache_misses"] == 0 and times["cache_hits"] >= 4
+
+
+def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: Path) -> None:
+    """The other process sees another disk, without the first video."""
+    lines = [json.dumps({"prompt": "a fox", "steps": 1, "seed": seed}) for seed in (3, 4)]
+    prompts, folders = tmp_path / "prompts.jsonl", [path.parent for path in outputs(tmp_path, 2)]
+    prompts.write_text(lines[0])
+    pattern = [folder / "video-{seed}.npy" for folder in folders]
+    cli.succeeds("wanrun", "--artifact", mesh_artifact, "--prompts", prompts, "--output", pattern[0])
+    made = (folders[0] / "video-3.npy").read_bytes()
+    prompts.write_text("\n".join(lines))
+    commands = wanrun_commands(2, "--artifact", mesh_artifact, "--prompts", prompts, output=pattern)
+    with Processes(commands, tmp_path) as processes:
+        second = [processes.ended(index, START_SECONDS) for index in range(2)]
+    assert [one.code for one in second] == [0, 0], second
+    assert "is there already" in second[0].output and "1 made, 1 skipped, 0 failed" in second[0].output
+    assert second[1].output == "" and second[1].errors == []
+    assert (folders[0] / "video-3.npy").read_bytes() == made
+    assert (folders[0] / "video-4.npy").exists() and not list(folders[1].iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (
+            {"prompt": ["a fox", "a dog"]},
+            2,
+            "the processes were given different requests: prompt; expected 'a fox' as process 0; "
+            "found 'a dog' in process 1; give all of them the same options",
+        ),
+        (
+            {"seed": [3, 4]},
+            2,
+            "the processes were given different requests: seed; expected '3' as process 0; "
+            "found '4' in process 1; give all of them the same options",
+        ),
+        ({"memory": ["auto", "low"]}, 2, "the processes were given different requests: memory; expected "),
+        (
+            {"artifact": ["mesh", "toy"]},
+            3,
+            "the processes have different artifacts: content digest; expected ",
+        ),
+    ],
+    ids=["prompt", "seed", "memory", "artifact"],
+)
+def test_a_difference_is_named_before_the_first_step(
+    options: dict[str, list[Any]],
+    code: int,
+    message: str,
+    mesh_artifact: Path,
+    toy_artifact: Path,
+    tmp_path: Path,
+) -> None:
+    artifacts = {"mesh": mesh_artifact, "toy": toy_artifact}
+    each: dict[str, Sequence[object]] = {"prompt": ["a fox"] * 2, "frames": [5, 5], **options}
+    if "artifact" in options:
+        each |= {"artifact": [artifacts[name] for name in options["artifact"]], "frames": [5, 9]}
+    ended, videos = together(mesh_artifact, tmp_path, 2, **each)
+    for one in ended:
+        assert one.code == code, ended
+        assert len(one.errors) == 1 and one.errors[0].startswith(f"error: {message}"), ended
+        assert one.seconds < 30
+    assert not any(list(video.parent.iterdir()) for video in videos)
+
+
+def test_a_process_that_cannot_start_ends_the_others(mesh_artifact: Path, tmp_path: Path) -> None:
+    ended, _ = together(mesh_artifact, tmp_path, 2, "--prompt", "a fox", steps=[2, 0])
+    assert ended[1].code == 2 and ended[0].code == 5
+    (own,), (told,) = ended[1].errors, ended[0].errors
+    assert own.startswith("error: --steps is out of range")
+    assert told.startswith("error: process 1 of 2 failed: ") and "out of range" in told
+    assert max(one.seconds for one in ended) < 30
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [
+        (3, (), "the 4 devices of this target's mesh, data=2,context=2, cannot be shared evenly"),
+        (2, ("--allow-compile",), "--allow-compile is not possible with several processes"),
+    ],
+)
+def test_what_several_processes_cannot_have(
+    count: int, options: Sequence[str], message: str, mesh_artifact: Path, tmp_path: Path
+) -> None:
+    ended, _ = together(mesh_artifact, tmp_path, count, *PROMPT, *options)
+    for one in ended:
+        assert one.code == 2, ended
+        assert len(one.errors) == 1 and one.errors[0].startswith(f"error: {message}"), ended
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "word"),
+    [
+        (1, signal.SIGKILL, "is gone: its connection is closed"),
+        (0, signal.SIGKILL, "is gone: its connection is closed"),
+        (1, signal.SIGSTOP, "has been silent for 15 s: it is stopped, or its network is lost"),
+    ],
+    ids=["kill-1", "kill-0", "stop-1"],
+)
+def test_one_that_is_lost_in_the_steps_ends_the_other(
+    victim: int, number: signal.Signals, word: str, mesh_artifact: Path, tmp_path: Path
+) -> None:
+    """The other process is in a collective then, which cannot be interrupted."""
+    folders = [path.parent for path in outputs(tmp_path, 2)]
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "a fox", "steps": steps, "seed": seed} for seed, steps in enumerate((1, 1000))]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    patterns = [folder / "{seed}.npy" for folder in folders]
+    commands = wanrun_commands(2, "--artifact", mesh_artifact, "--prompts", prompts, output=patterns)
+    with Processes(commands, tmp_path) as processes:
+        processes.wait_for(0, "wrote", "out")  # the first; the second takes minutes
+        time.sleep(1)
+        processes.signal(victim, number)
+        other = processes.ended(1 - victim)
+    assert other.code == 5
+    assert other.errors == [f"error: process {victim} of 2 {word}"]
+    assert sorted(file.name for file in folders[0].iterdir()) == ["0.npy", "0.npy.json"]
+    assert not list(folders[1].iterdir())
