@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers.artifacts import MEDIA_PROFILES, build_artifact, shared
+from helpers.artifacts import MEDIA_PROFILES, build_artifact, build_on_mesh, compiled_store, shared
 from helpers.damage import Refused, linked, one_error
+from helpers.devices import on_devices
 
 if TYPE_CHECKING:
     from helpers.fake_pipeline import Fake
@@ -93,9 +94,10 @@ def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def mesh_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for four devices, with the profile 96x64x5-b1-cfg and the target cpu-data2-context2."""
+    store = str(compiled_store(tmp_path_factory))
 
     def build(folder: Path) -> None:
-        build_artifact(toy_checkpoint, folder, num_frames=5, mesh="data=2,context=2", loop="step")
+        on_devices(4, build_on_mesh, store, str(toy_checkpoint), str(folder), "data=2,context=2")
 
     return shared(tmp_path_factory, "mesh-artifact", build)
 

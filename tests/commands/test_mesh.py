@@ -10,33 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.artifacts import shared
 from helpers.devices import on_devices
 from wanrun.artifact.manifest import read_manifest
 
-TARGET = "cpu-data2-ring2"
-
-
-@pytest.fixture(scope="module")
-def mesh_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy in float32, one frame of 64x48 on a mesh of data=2,ring=2. Not to be changed."""
-
-    def build(folder: Path) -> None:
-        on_devices(4, build_on_mesh, str(toy_checkpoint), str(folder))
-
-    return shared(tmp_path_factory, "mesh-artifact", build)
-
-
-def build_on_mesh(checkpoint: str, folder: str) -> None:
-    from wanbuild.conversion.convert import ConvertRequest, convert
-    from wanbuild.programs.compile import CompileRequest, compile_artifact
-    from wanbuild.programs.options import BuildOptions
-
-    stored = dict.fromkeys(("transformer", "text_encoder"), "float32")
-    convert(ConvertRequest(checkpoint, Path(folder), stored))
-    options, mesh = BuildOptions(dtype="float32", loop="step"), {"data": 2, "ring": 2}
-    request = CompileRequest(Path(folder), ["cpu"], [(64, 48)], [1], options=options, mesh=mesh)
-    compile_artifact(request, print)
+TARGET = "cpu-data2-context2"
 
 
 def run(cli: Any, artifact: Path, folder: Path, *options: object) -> tuple[np.ndarray, dict[str, Any]]:
@@ -52,7 +29,7 @@ def run(cli: Any, artifact: Path, folder: Path, *options: object) -> tuple[np.nd
 def test_a_mesh_beside_one_device(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     """One artifact, moved, with targets of both: each loads its own executables, and the videos agree."""
     moved = Path(shutil.copytree(mesh_artifact, tmp_path / "moved"))
-    options = ("--size", "64x48", "--frames", 1, "--dtype", "float32", "--loop", "step")
+    options = ("--size", "96x64", "--frames", 5, "--dtype", "float32", "--loop", "step")
     cli.succeeds("wanbuild", "compile", "--artifact", moved, *options)
     manifest = read_manifest(moved)
     assert set(manifest.targets) == {"cpu", TARGET}
@@ -72,7 +49,7 @@ def test_the_whole_of_it(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     assert "recorded" in cli.succeeds("wanbuild", "verify", "--artifact", artifact, "--record")
     assert "digests equal" in cli.succeeds("wanbuild", "verify", "--artifact", artifact)
     shown = cli.succeeds("wanbuild", "inspect", "--artifact", artifact)
-    assert "mesh data=2,ring=2: 4 devices" in shown
+    assert "mesh data=2,context=2: 4 devices" in shown
     (chunk,) = (artifact / "weights/transformer/patch_embedding.weight").glob("c/*/*")
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1

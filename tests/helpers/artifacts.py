@@ -53,6 +53,21 @@ def build_artifact(
         compile_artifact(request, print)
 
 
+def build_on_mesh(store: str, checkpoint: str, folder: str, mesh: str) -> None:
+    """Builds an artifact for a mesh, in a process that has as many devices: see ``helpers.devices``.
+
+    Args:
+        store: where ``compiled_once`` keeps what is compiled.
+        checkpoint: the checkpoint.
+        folder: the artifact.
+        mesh: as ``--mesh`` takes it.
+    """
+    from helpers.compiled_once import compiled_once
+
+    with compiled_once(Path(store)):
+        build_artifact(Path(checkpoint), Path(folder), num_frames=5, mesh=mesh, loop="step")
+
+
 def _base(factory: pytest.TempPathFactory) -> Path:
     """The folder that all workers of the test run share."""
     base = factory.getbasetemp()
