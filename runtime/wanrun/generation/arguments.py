@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 
-from wanrun.cluster.company import Company
 from wanrun.errors import UsageError, quoted, shortened
 from wanrun.generation.plain import as_plain
 from wanrun.loading.policy import LoadChoices, LoadPolicy, ProfileChoices
@@ -35,13 +34,21 @@ def check_objects(
         ("media", media, Media),
         ("inputs", inputs, Inputs),
         ("timings", timings, Timings),
-        ("company", company, Company),
+        *_companies(company),
     ):
         if value is not None and not isinstance(value, kind):
             raise wrong_type(name, f"wanrun's {kind.__name__}", value)
     for name, value in callables.items():
         if not callable(value):
             raise wrong_type(name, "a function", value)
+
+
+def _companies(company: object) -> Iterator[tuple[str, object, type]]:
+    """Yields a company with its type, which is not imported without one."""
+    if company is not None:
+        from wanrun.cluster.company import Company
+
+        yield "company", company, Company
 
 
 def folder_of(artifact: object) -> Path:

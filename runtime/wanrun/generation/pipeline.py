@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 from msgspec import structs
@@ -20,7 +20,6 @@ from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
-from wanrun.cluster.company import Company
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.steps import OnStep
@@ -39,6 +38,9 @@ from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.policy import LoadChoices, ProfileChoices
 from wanrun.media.types import Inputs, Media
 from wanrun.timing import Recorder, Timings
+
+if TYPE_CHECKING:
+    from wanrun.cluster.company import Company
 
 Tell = Callable[[str], None]
 

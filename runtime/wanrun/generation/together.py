@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.cluster.company import Company
 from wanrun.errors import UsageError, field
 from wanrun.files import sha256_of
 from wanrun.loading.policy import LoadPolicy
 from wanrun.media.types import Inputs
+
+if TYPE_CHECKING:
+    from wanrun.cluster.company import Company
 
 
 def together(

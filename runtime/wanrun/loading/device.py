@@ -11,13 +11,13 @@ from wanrun.artifact.environment import device_mismatches, importing_jax, open_d
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.mesh import jax_mesh, num_devices
 from wanrun.artifact.select import SelectedTarget
-from wanrun.cluster.company import Company
-from wanrun.cluster.jax_service import local_devices, start_jax
 from wanrun.errors import Mismatch, UsageError, artifact_mismatch
 from wanrun.timing import Timings
 
 if TYPE_CHECKING:
     import jax
+
+    from wanrun.cluster.company import Company
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,11 @@ def open_device(
         UsageError: if the processes cannot share the mesh.
         ClusterError: if JAX cannot connect the processes.
     """
-    count = num_devices(selected.mesh) if company is None else local_devices(selected.mesh, company)
+    count = num_devices(selected.mesh)
+    if company is not None:
+        from wanrun.cluster.jax_service import local_devices, start_jax
+
+        count = local_devices(selected.mesh, company)
     with timings.phase("import", "jax"), importing_jax():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
