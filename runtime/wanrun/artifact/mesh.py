@@ -85,6 +85,14 @@ def check_sizes(sizes: Sizes) -> None:
         raise ValueError(f"a mesh of {dict(sizes)}")
 
 
+def check_rules(rules: Rules) -> None:
+    """Raises ValueError unless the rules name axes of JAX's meshes, each once for a logical axis."""
+    known = {"guidance", "videos", *AXES} - {"data"}
+    for axis, along in rules.items():
+        if len(set(along)) < len(along) or not known.issuperset(along):
+            raise ValueError(f"{axis} is cut along {', '.join(along)}")
+
+
 def num_devices(sizes: Sizes) -> int:
     """Returns the number of devices of a mesh."""
     return math.prod(sizes.values())
@@ -142,12 +150,12 @@ def cut(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: S
         sizes: the sizes of JAX's mesh.
     """
     matrix = sum(axis in rules for axis in axes) > 1
-    cuts = []
+    free = {name for name in sizes if matrix or name != GATHERED}
+    cuts = list[tuple[str, ...]]()
     for axis, size in zip(axes, shape, strict=True):
-        along = tuple(
-            name for name in rules.get(axis or "", ()) if name in sizes and (matrix or name != GATHERED)
-        )
+        along = tuple(name for name in rules.get(axis or "", ()) if name in free)
         cuts.append(along if size % math.prod(sizes[name] for name in along) == 0 else ())
+        free -= set(cuts[-1])  # a mesh axis cuts one dimension
     return tuple(cuts)
 
 

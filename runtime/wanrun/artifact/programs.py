@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from wanrun.artifact.mesh import check_sizes
+from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
@@ -176,6 +176,7 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         check_sizes(self.mesh)
+        check_rules(self.rules)
         if self.exported.keys() != self.programs.keys():
             raise ValueError(
                 f"days of export are given for {sorted(self.exported)}, not for all programs alone"

@@ -10,6 +10,7 @@ from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.mesh import (
     AXES,
     Cuts,
+    check_rules,
     check_sizes,
     cut,
     device_bytes,
@@ -85,6 +86,18 @@ def test_what_a_manifest_may_not_have(sizes: dict[str, int]) -> None:
     else:
         with pytest.raises(ValueError, match="a mesh of"):
             check_sizes(sizes)
+
+
+@pytest.mark.parametrize("along", [("data",), ("x",), ("tensor", "tensor")])
+def test_rules_of_no_mesh(along: tuple[str, ...]) -> None:
+    check_rules({"heads": ("tensor", "videos"), "embed": ()})
+    with pytest.raises(ValueError, match="heads is cut along"):
+        check_rules({"heads": along})
+
+
+def test_a_mesh_axis_cuts_one_dimension() -> None:
+    rules = {"heads": ("tensor",), "embed": ("tensor",)}
+    assert cut(("heads", "embed"), (8, 8), rules, {"tensor": 2}) == (("tensor",), ())
 
 
 def test_a_target_s_name() -> None:
