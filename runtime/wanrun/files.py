@@ -118,15 +118,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_found(path: Path, most: int | None = None) -> str:
-    """Returns a file's sha256, or for a message the reason why it cannot be read.
+def digest_found(path: Path, most: int) -> str:
+    """Returns a file's sha256, or for a message the reason why it is not read.
 
     Args:
         path: the file.
-        most: bytes of the largest that is read.
+        most: bytes of the largest that is read: a sparse file may have more than can be read in a day.
     """
     try:
-        if most is not None and path.stat().st_size > most:
+        if path.stat().st_size > most:
             return f"a file of {path.stat().st_size:,} bytes"
         return file_sha256(path)
     except OSError as error:

@@ -84,9 +84,12 @@ def test_json_has_one_spelling() -> None:
 def test_digests(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
     digest = hashlib.sha256(b"data").hexdigest()
-    assert sha256_of(b"data") == file_sha256(tmp_path / "file") == digest_found(tmp_path / "file") == digest
-    assert digest_found(tmp_path / "none") == "No such file or directory"
-    assert digest_found(tmp_path) == "Is a directory"
+    assert (
+        sha256_of(b"data") == file_sha256(tmp_path / "file") == digest_found(tmp_path / "file", 4) == digest
+    )
+    assert digest_found(tmp_path / "file", 3) == "a file of 4 bytes"
+    assert digest_found(tmp_path / "none", 4) == "No such file or directory"
+    assert digest_found(tmp_path, 2**20) == "Is a directory"
     check_digest(digest, digest, "it is damaged", "copy it")
     with pytest.raises(ArtifactError, match=f"it is damaged; expected sha256 {digest}; found none; copy it"):
         check_digest("none", digest, "it is damaged", "copy it")

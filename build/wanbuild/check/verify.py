@@ -146,7 +146,8 @@ def check_spelling(artifact: Path, manifest: Manifest) -> None:
         ArtifactError: if it has not.
     """
     path = artifact / MANIFEST
-    found, expected = digest_found(path), sha256_of(manifest.encoded())
+    written = manifest.encoded()
+    found, expected = digest_found(path, len(written)), sha256_of(written)
     if found != expected and read_manifest(artifact) != manifest:
         raise ArtifactError(f"{path} was changed while it was verified", remedy="verify it again")
     check_digest(found, expected, f"{path} is damaged", COPY)

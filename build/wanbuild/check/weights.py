@@ -137,7 +137,7 @@ def check_metadata(artifact: Path, component: Component) -> None:
     layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
     for name, content in metadata_files(layouts).items():
         path = artifact / component.folder / name
-        check_digest(digest_found(path), sha256_of(content), f"{path} is damaged", REBUILD)
+        check_digest(digest_found(path, len(content)), sha256_of(content), f"{path} is damaged", REBUILD)
 
 
 def _restore(

@@ -26,6 +26,9 @@ _PROGRAM_FACTS = (
 
 _FOLDERS = frozenset({"weights", "tokenizer", *REBUILT})
 
+MAX_EMBEDDING_BYTES = 2**26
+"""Of a stored embedding: 512 tokens of UMT5-XXL have 8 MB in float32."""
+
 _OWN = re.compile(
     r"manifest\.json|requirements(-[^/]+)?\.txt|tokenizer/tokenizer\.json"
     r"|weights/(transformer(_2)?|text_encoder|image_encoder|vae)/.+"
@@ -116,7 +119,7 @@ def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Pat
     for key, record in previous.embeddings.items():
         source = old / record.file
         fits = embedding_key(new, record.prompt, record.dtype) == key
-        if fits and digest_found(source) == record.sha256:
+        if fits and digest_found(source, MAX_EMBEDDING_BYTES) == record.sha256:
             target = building / embedding_file(key)
             target.parent.mkdir(exist_ok=True)
             _link_or_copy(str(source), str(target))

@@ -18,7 +18,7 @@ from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval_text
 from wanrun.artifact.targets import Target
-from wanrun.files import file_sha256, fsync_directory, replace_file, sha256_of
+from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
 
 
 def export_program(spec: ProgramSpec, platform: str) -> bytes:
@@ -159,7 +159,7 @@ def _export_profile(
         data = export_program(spec, target.platform)
         digest = sha256_of(data)
         file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
-        if not (file.is_file() and file_sha256(file) == digest):  # a killed build leaves the old one whole
+        if digest_found(file, len(data)) != digest:  # a killed build leaves the old one whole
             replace_file(file, data)
         programs[spec.name] = Program(
             file=file.relative_to(artifact).as_posix(),

@@ -23,6 +23,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
+from wanrun.loading.executables import MAX_PROGRAM_BYTES
 
 Report = Callable[[str], None]
 
@@ -136,4 +137,6 @@ def _has_programs(artifact: Path, manifest: Manifest, target: Target) -> bool:
         for name in target.executables
         for program in manifest.programs(target, manifest.profiles[name]).values()
     ]
-    return bool(programs) and all(digest_found(artifact / one.file) == one.sha256 for one in programs)
+    return bool(programs) and all(
+        digest_found(artifact / one.file, MAX_PROGRAM_BYTES) == one.sha256 for one in programs
+    )

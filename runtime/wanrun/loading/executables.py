@@ -77,7 +77,7 @@ def check_entry(artifact: Path, target: Target, name: str, entry: Executable) ->
     """
     path = artifact / target.folder / entry.file
     what, remedy = f"the executable of {name} is damaged: {path}", RECOMPILE
-    check_digest(digest_found(path), entry.sha256, what, remedy)
+    check_digest(digest_found(path, entry.nbytes), entry.sha256, what, remedy)
 
 
 def read_program(artifact: Path, name: str, program: Program) -> bytes:
@@ -291,7 +291,10 @@ class Executables:
             copy = folder / key
             shutil.copyfile(path, copy)
             check_digest(
-                digest_found(copy), entry.sha256, f"the executable of {name} is damaged: {path}", RECOMPILE
+                digest_found(copy, entry.nbytes),
+                entry.sha256,
+                f"the executable of {name} is damaged: {path}",
+                RECOMPILE,
             )
             with self._using(folder, write=False):
                 return self._from_cache(lowered, name, key)

@@ -144,6 +144,7 @@ METADATA_DAMAGES: Mapping[str, Callable[[Path], object]] = MappingProxyType(
         "empty": lambda path: os.truncate(path, 0),
         "missing": lambda path: path.unlink(),
         "another spelling": _spaces,
+        "endless": lambda path: os.truncate(path, 2**40),  # to read it would take hours
     }
 )
 
