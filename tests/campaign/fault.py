@@ -142,6 +142,8 @@ def _of_call(call: Call, ended: Ended, sent: signal.Signals | None) -> list[str]
     """
     if ended.code is None:
         return [f"hangs: no end in {LIMIT_SECONDS:.0f} s"]
+    if sent is signal.SIGINT and _in_python_s_own_start(ended):
+        return []
     found = []
     if sent is not None and ended.sent_after is not None and ended.code in (-sent, 128 + sent):
         if sent is signal.SIGKILL or (ended.code < 0 and ended.sent_after < EARLY_SECONDS):
@@ -164,6 +166,13 @@ def _of_call(call: Call, ended: Ended, sent: signal.Signals | None) -> list[str]
     if "internal error" in ended.err or "Traceback" in ended.err:
         found.append("an internal error")
     return found
+
+
+def _in_python_s_own_start(ended: Ended) -> bool:
+    """Whether Ctrl-C met Python before any of our modules: it ends with 1 where it imports ``site``."""
+    early = ended.sent_after is not None and ended.sent_after < EARLY_SECONDS
+    ours = re.search(r"/wan(run|build)/", ended.err)
+    return early and ended.code == 1 and ended.err.rstrip().endswith("KeyboardInterrupt") and not ours
 
 
 def _expected_line(line: str) -> bool:

@@ -92,6 +92,22 @@ def test_what_the_judge_says_after_a_signal(ended: Ended, expected: list[str]) -
     assert problems(case, [ended], whole) == expected
 
 
+@pytest.mark.parametrize(
+    ("frame", "after", "judged"),
+    [
+        ("<frozen site>", 0.1, []),
+        ("/x/runtime/wanrun/cli.py", 0.1, ["exit code 1, which is not one of [0, 3]"]),
+        ("<frozen site>", 0.9, ["exit code 1, which is not one of [0, 3]"]),
+    ],
+)
+def test_ctrl_c_before_python_has_imported_anything_of_ours(
+    frame: str, after: float, judged: list[str]
+) -> None:
+    trace = f'Traceback (most recent call last):\n  File "{frame}", line 1\nKeyboardInterrupt\n'
+    case = Case("x", "", [call()], signal=signal.SIGINT)
+    assert problems(case, [Ended(1, 0.1, trace, after)], whole)[:1] == judged
+
+
 def test_the_judge_sees_videos_artifacts_and_what_is_left(tmp_path: Path) -> None:
     output = tmp_path / "video.npy"
     case = Case("x", "", [call(output)], {b"right"}, artifact=tmp_path, clean=[tmp_path])
