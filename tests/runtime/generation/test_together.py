@@ -1,0 +1,65 @@
+"""What the processes of a company agree on before they load, and before each generation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from wanrun.artifact.manifest import read_manifest
+from wanrun.cluster.company import Company
+from wanrun.errors import UsageError
+from wanrun.generation.together import agree_on_generation, together
+from wanrun.loading.policy import LoadPolicy
+
+
+class Noting:
+    """A company that notes what is to be agreed on."""
+
+    def __init__(self) -> None:
+        self.facts: list[dict[str, Any]] = []
+
+    def agree_on_artifact(self, facts: dict[str, Any]) -> None:
+        self.facts.append(facts)
+
+    agree_on_request = agree_on_artifact
+
+
+def load(toy_artifact: Path, company: Noting | None, policy: LoadPolicy) -> LoadPolicy:
+    manifest = read_manifest(toy_artifact)
+    (profile,) = manifest.profiles.values()
+    return together(cast(Company, company), manifest, "cpu", profile, policy, ["a fox"], None)
+
+
+def test_alone_nothing_changes(toy_artifact: Path) -> None:
+    policy = LoadPolicy(allow_compile=True)
+    assert load(toy_artifact, None, policy) is policy
+    agree_on_generation(None, cast(Any, None), {}, None, None)
+
+
+def test_all_load_the_same(toy_artifact: Path) -> None:
+    """The user's embeddings are left out: one host may have a prompt that another has to encode."""
+    company = Noting()
+    assert load(toy_artifact, company, LoadPolicy()).embeddings == "artifact"
+    artifact, request = company.facts
+    assert artifact["target"] == "cpu" and artifact["content digest"].startswith("sha256:")
+    assert request["prompts"] == ["a fox"] and request["transfer"] == "auto"
+    assert "weights" not in request  # each host has its own folder
+    assert load(toy_artifact, company, LoadPolicy(embeddings="none")).embeddings == "none"
+
+
+def test_nothing_is_compiled(toy_artifact: Path) -> None:
+    with pytest.raises(UsageError, match="allow_compile is not possible with several processes"):
+        load(toy_artifact, Noting(), LoadPolicy(allow_compile=True))
+
+
+def test_all_make_the_same_video(toy_artifact: Path) -> None:
+    company, manifest = Noting(), read_manifest(toy_artifact)
+    (profile,) = manifest.profiles.values()
+    for latents in (None, np.zeros((1, 2)), np.ones((1, 2))):
+        agree_on_generation(cast(Company, company), profile, {"seed": 3}, None, latents)
+    assert [facts["seed"] for facts in company.facts] == [3] * 3
+    assert company.facts[0]["latents"] is None
+    assert company.facts[1]["latents"] != company.facts[2]["latents"]
