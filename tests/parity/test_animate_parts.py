@@ -25,9 +25,11 @@ from wanbuild.config import parse_config
 from wanbuild.mapping.animate import FACE_RULES, MOTION_RULES
 from wanbuild.mapping.rules import Rule
 from wanbuild.models.animate_config import AnimateConfig
+from wanbuild.models.attention import blocked_attention
 from wanbuild.models.face import FaceAdapter, FaceEncoder
 from wanbuild.models.motion_encoder import MotionEncoder, blur, orthonormal
 from wanbuild.models.params import bind, stacked
+from wanbuild.models.sequence import TokenAttention
 from wanrun.errors import SourceError
 
 FLOAT32 = 2e-6  # seen: 3e-7
@@ -201,7 +203,8 @@ class Adapters:
     def _apply(self, index: Any, x: Any, tokens: Any, dtype: Any) -> Any:
         graphdef, state = nnx.split(bind(self.part, self.params).face_adapter)
         adapter = nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], state))
-        return adapter(x.astype(dtype), adapter.kv(tokens, dtype))
+        attention = TokenAttention(blocked_attention, x.shape[1])
+        return adapter(x.astype(dtype), adapter.kv(tokens, dtype), attention)
 
     def ours(self, index: int, x: Any, tokens: Any, dtype: Any = jnp.float32) -> np.ndarray:
         return np.asarray(self._run(index, x, tokens, dtype))
