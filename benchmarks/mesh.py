@@ -16,13 +16,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from checkpoints import MODELS
 from collectives import KINDS, sent_bytes
 from compile_memory import published_manifest
-from wanbuild.models.params import abstract_params, parameter_axes
+from wanbuild.models.params import abstract_params, flatten, parameter_axes
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
@@ -85,10 +84,8 @@ def formula(builder: ProgramBuilder, sizes: Mapping[str, int], shape: Shape) -> 
 def layer_bytes(builder: ProgramBuilder, sizes: Mapping[str, int]) -> float:
     """Returns the bytes of one layer's parameters that are gathered along ``fsdp``, cut along ``tensor``."""
     module, named = builder._modules["transformer"], jax_sizes(sizes)
-    leaves = jax.tree_util.tree_flatten_with_path(abstract_params(module))[0]
     axes, total = parameter_axes(module), 0.0
-    for path, leaf in leaves:
-        name = "/".join(entry.key for entry in path)
+    for name, leaf in flatten(abstract_params(module)):
         cuts = cut(axes[name], leaf.shape, PARAMETERS, named)
         if (
             name.startswith("blocks/")

@@ -69,9 +69,8 @@ def leave(code: int) -> NoReturn:
     also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
     What was printed has been flushed by ``run``.
     """
-    with (
-        everything_undone()
-    ):  # a signal may raise after something was begun and before its context is entered
+    # A signal may raise after something was begun and before its context is entered.
+    with everything_undone():
         os._exit(code)
 
 

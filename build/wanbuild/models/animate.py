@@ -20,7 +20,6 @@ from wanbuild.models.loops import map_leading
 from wanbuild.models.motion_encoder import MotionEncoder
 from wanbuild.models.params import scan_beside, stacked
 from wanbuild.models.partition import mesh_sizes
-from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer, spatial_shape
 
 
@@ -106,19 +105,12 @@ class AnimateTransformer(WanTransformer):
         _, rows, columns = self.config.grid(spatial_shape(pose[None]))
         return jnp.where(jnp.arange(x.shape[1])[:, None] < rows * columns, 0, tokens)
 
-    def run_blocks(
-        self,
-        x: jax.Array,
-        apply: ApplyBlock,
-        cache: Cache,
-        condition: Condition,
-        attention: TokenAttention,
-    ) -> jax.Array:
+    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
         """Runs tokens (B, S, D) through all blocks and face adapters."""
         del condition
 
         def beside(adapter: FaceAdapter, x: jax.Array, kv: KV) -> jax.Array:
-            return (x.astype(jnp.float32) + adapter(x, kv, attention)).astype(x.dtype)
+            return (x.astype(jnp.float32) + adapter(x, kv, apply.attention)).astype(x.dtype)
 
         return scan_beside(  # type: ignore[no-any-return]
             self.blocks,

@@ -38,41 +38,43 @@ needs no more memory for scores than for one activation.
 """
 
 
-def _one_head(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """q (S, K), k and v (T, K) -> (S, K). The division by the sum comes last, on the smaller array."""
-    scale = q.shape[-1] ** -0.5
-    scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    scores = scores * scale
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = jax.lax.dot_general(
-        weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
-    return (out / total).astype(q.dtype)
-
-
 _MASKED = -1e30
 """The score of a masked key where all keys may be masked: infinity would make NaN of those."""
+
+
+def _one_head(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """q (S, K), k and v (T, K) -> (S, K). The division by the sum comes last, on the smaller array."""
+    out, _, total = _weighted(q, k, v, mask, -jnp.inf)
+    return (out / total).astype(q.dtype)
 
 
 def _one_head_partial(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """q (S, K), k and v (T, K) -> float32 (S, K), and the logarithm of the sum, (S, 1)."""
+    out, most, total = _weighted(q, k, v, mask, _MASKED)
+    return out / total, most + jnp.log(total)
+
+
+def _weighted(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, masked: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the sum of values by weight, float32 (S, K); the largest score; and the sum of weights, (S, 1).
+
+    Weights are exp(score - largest score); ``masked`` is the score of a masked key.
+    """
     scale = q.shape[-1] ** -0.5
     scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     scores = scores * scale
     if mask is not None:
-        scores = jnp.where(mask, scores, _MASKED)
+        scores = jnp.where(mask, scores, masked)
     most = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - most)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     out = jax.lax.dot_general(
         weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
     )
-    return out / total, most + jnp.log(total)
+    return out, most, total
 
 
 def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:

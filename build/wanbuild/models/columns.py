@@ -47,35 +47,17 @@ class Columns:
         """Columns of latents on one device, with padding."""
         return -(-self.width // self.count)
 
-    def run(
-        self, function: Callable[..., Any], cut: Any, axis: int, out_axis: int, scale: int, whole: Any = ()
-    ) -> Any:
-        """Runs a function on every device's columns, and returns whole results, trimmed.
+    def run(self, function: Callable[[Any], Any], whole: Any, scale: int) -> Any:
+        """Runs a function on every device for its columns, and returns whole results, trimmed.
 
         Args:
-            function: takes an array of this device's columns, or None, and ``whole``; returns arrays.
-            cut: the array that is cut along ``axis``, whose columns are latents; or None.
-            axis: the axis of columns of the argument.
-            out_axis: that of every result.
+            function: takes ``whole``; returns arrays of this device's columns.
+            whole: a pytree of arrays that every device gets whole; see ``take``.
             scale: columns of a result per column of latents.
-            whole: a pytree of arrays that every device gets whole.
         """
-
-        def along(axis: int) -> PartitionSpec:
-            return PartitionSpec(*(None,) * axis, self.axes)
-
-        if cut is not None:
-            extra = self.own * self.count - self.width
-            cut = jnp.pad(cut, [(0, extra if index == axis else 0) for index in range(cut.ndim)])
-        results = jax.shard_map(
-            function,
-            in_specs=(None if cut is None else along(axis), PartitionSpec()),
-            out_specs=along(out_axis),
-            check_vma=False,
-        )(cut, whole)
-        return jax.tree.map(
-            lambda x: constrain(jax.lax.slice_in_dim(x, 0, self.width * scale, axis=out_axis)), results
-        )
+        along = PartitionSpec(None, None, None, self.axes)
+        results = jax.shard_map(function, in_specs=PartitionSpec(), out_specs=along, check_vma=False)(whole)
+        return jax.tree.map(lambda x: constrain(x[:, :, :, : self.width * scale]), results)
 
     def _place(self, x: jax.Array) -> tuple[jax.Array, int]:
         """Returns the number of the array's first column, and the columns of the whole video."""

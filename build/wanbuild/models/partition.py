@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from wanrun.artifact.mesh import GATHERED, Rules, cut
+from wanrun.artifact.mesh import GATHERED, Rules, cut, partition_spec
 
 SEQUENCE = ("ring", "fsdp", "context")
 """The axes that share the tokens, the outermost first."""
@@ -61,8 +61,9 @@ def along(name: str, size: int) -> tuple[str, ...]:
 
 def spec(shape: tuple[int, ...], *names: str | None) -> PartitionSpec:
     """Returns the partition of an activation whose axes have these names; None for an axis that is whole."""
-    axes = ((along(name, size) if name else ()) for size, name in zip(shape, names, strict=True))
-    return PartitionSpec(*(one or None for one in axes))
+    return partition_spec(
+        [along(name, size) if name else () for size, name in zip(shape, names, strict=True)]
+    )
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
@@ -120,4 +121,4 @@ def constrain_parameter(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """
     sizes = {axis: size for axis, size in mesh_sizes().items() if axis != GATHERED}
     cuts = cut(axes, x.shape, PARAMETERS, sizes)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*(axes or None for axes in cuts)))
+    return jax.lax.with_sharding_constraint(x, partition_spec(cuts))

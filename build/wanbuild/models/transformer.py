@@ -8,7 +8,8 @@ accumulation; norms, modulation and the condition embedder run in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -37,8 +38,25 @@ Condition = Mapping[str, jax.Array]
 """A video's conditions besides text: ``channels``, float32 (C, T, h, w), which are appended to the latents'
 channels, and a variant's other inputs. Empty for text alone."""
 
-ApplyBlock = Callable[[WanBlock, jax.Array, KV], jax.Array]
-"""Maps a block, tokens (B, S, D) and one layer of its cache to the next tokens."""
+
+@dataclass(frozen=True)
+class ApplyBlock:
+    """Maps a block, tokens (B, S, D) and one layer of its cache to the next tokens.
+
+    Args:
+        modulation: what all blocks of a step share, as do the others: see ``WanBlock.__call__``.
+        rope: the rotary tables.
+        attention: the attention of the tokens.
+        groups: the row of modulation of each token.
+    """
+
+    modulation: jax.Array
+    rope: Rope
+    attention: TokenAttention
+    groups: jax.Array | None
+
+    def __call__(self, block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
+        return block(x, kv, self.modulation, self.rope, self.attention, self.groups)
 
 
 def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
@@ -135,14 +153,7 @@ class WanTransformer(nnx.Module):
             latents = jnp.concatenate([latents, channels], axis=1)
         return self.patch_embedding(self.patchify(latents).astype(dtype))
 
-    def run_blocks(
-        self,
-        x: jax.Array,
-        apply: ApplyBlock,
-        cache: Cache,
-        condition: Condition,
-        attention: TokenAttention,
-    ) -> jax.Array:
+    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
         """Runs tokens (B, S, D) through all blocks; a variant also applies its own.
 
         Args:
@@ -150,9 +161,8 @@ class WanTransformer(nnx.Module):
             apply: applies a block to tokens, with its keys and values.
             cache: keys and values of every stack.
             condition: inputs of a variant's own blocks.
-            attention: the attention of the tokens, for a variant's own blocks.
         """
-        del condition, attention
+        del condition
         return scan_layers(self.blocks, apply, x, cache["blocks"])
 
     def __call__(
@@ -185,11 +195,7 @@ class WanTransformer(nnx.Module):
         count = math.prod(self.config.grid(spatial_shape(latents)))
         groups, among = token_groups(count, timesteps.shape[1]), TokenAttention(attention, count)
         x = self.embed(latents, condition, dtype)
-
-        def apply(block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-            return block(x, kv, modulation, rope, among, groups)
-
-        x = self.run_blocks(x, apply, cache, condition, among)
+        x = self.run_blocks(x, ApplyBlock(modulation, rope, among, groups), cache, condition)
         head = self.scale_shift_table[...].astype(jnp.float32) + embedding[..., None, :]
         x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps, groups).astype(dtype)
         x = gathered_tokens(self.proj_out(x, out_dtype=jnp.float32), count)

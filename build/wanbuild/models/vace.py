@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from wanbuild.models.blocks import KV, WanBlock, block_kv
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import scan_beside, stacked
-from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 
@@ -76,16 +75,8 @@ class VACETransformer(WanTransformer):
             "control": block_kv(self.vace_blocks, text, image, mask),
         }
 
-    def run_blocks(
-        self,
-        x: jax.Array,
-        apply: ApplyBlock,
-        cache: Cache,
-        condition: Condition,
-        attention: TokenAttention,
-    ) -> jax.Array:
+    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
         """Runs tokens (B, S, D) through the base's blocks, and adds the control blocks' outputs."""
-        del attention
         control = self.vace_patch_embedding(self.patchify(condition["control"][None]).astype(x.dtype))
         control = (self.vace_proj_in(control, out_dtype=jnp.float32) + x.astype(jnp.float32)).astype(x.dtype)
 

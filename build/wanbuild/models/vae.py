@@ -155,8 +155,9 @@ class WanVAE(nnx.Module):
                 last = lax.dynamic_slice_in_dim(jnp.concatenate([last, y], 1), frames, keep_last, 1)
             return (finish(y) if finish else y), (tuple(stream.caches), last)
 
-        def decode(latents: jax.Array, _: Any = ()) -> Any:
+        def decode(latents: jax.Array) -> Any:
             latents = jnp.moveaxis(latents, 1, -1).astype(dtype)
+            latents = latents if columns is None else columns.take(latents)
             # Zero for frames that only fill a piece: they are not part of the video.
             real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
             rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
@@ -166,7 +167,7 @@ class WanVAE(nnx.Module):
         columns = Columns.of(latents.shape[-1])
         if columns is None:
             return decode(latents)  # type: ignore[no-any-return]
-        return columns.run(decode, latents, axis=4, out_axis=3, scale=self.spatial)  # type: ignore[no-any-return]
+        return columns.run(decode, latents, self.spatial)  # type: ignore[no-any-return]
 
     def encode(
         self,
@@ -213,14 +214,11 @@ class WanVAE(nnx.Module):
 
         rest = (T - 1) // FRAMES_PER_LATENT
 
-        def encode(_: None, video: Any) -> jax.Array:
+        def encode(video: Any) -> jax.Array:
             return _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, only_first)[0]
 
         columns = Columns.of(W // self.spatial)
-        if columns is None:
-            moments = encode(None, video)
-        else:
-            moments = columns.run(encode, None, axis=3, out_axis=3, scale=1, whole=video)
+        moments = encode(video) if columns is None else columns.run(encode, video, 1)
         mean, logvar = jnp.split(jnp.moveaxis(moments, -1, 1), 2, axis=1)
         return mean, jnp.clip(logvar, -30.0, 20.0)
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from wanbuild.models import blocks, face, partition
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.options import Shape
-from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices
+from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, partition_spec
 from wanrun.errors import UsageError
 
 
@@ -29,7 +29,7 @@ def weights_placed(params: Any, axes: Mapping[str, tuple[str | None, ...]], mesh
     def placed(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         names = axes["/".join(entry.key for entry in path)]
         cuts = cut(names, leaf.shape, partition.PARAMETERS, mesh.shape)
-        return _with(leaf, NamedSharding(mesh, jax.sharding.PartitionSpec(*(one or None for one in cuts))))
+        return _with(leaf, NamedSharding(mesh, partition_spec(cuts)))
 
     return jax.tree_util.tree_map_with_path(placed, params)
 

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from wanbuild.models.params import flatten
 from wanbuild.programs.spec import ProgramSpec
 from wanrun.artifact.layout import ArrayLayout
-from wanrun.artifact.mesh import Cuts, cut
+from wanrun.artifact.mesh import Cuts, cut, partition_spec
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 
@@ -45,10 +46,7 @@ def spread(
         rules: the mesh axes that a logical axis of a parameter is cut along.
         mesh: the mesh.
     """
-    flat = {
-        "/".join(entry.key for entry in path): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(weights)[0]
-    }
+    flat = dict(flatten(weights))
     staged = {path: one for path, one in component.parameters.items() if is_staged(one.layout)}
     if not staged:
         return None
@@ -100,6 +98,6 @@ def _spread(rows: jax.Array, cuts: Cuts, length: int) -> jax.Array:
                 x = jax.lax.all_gather(x, axis, tiled=True)
         return x[:length]
 
-    out = PartitionSpec(None, *(axes or None for axes in cuts[1:]))
+    out = partition_spec([(), *cuts[1:]])
     spreading = jax.shard_map(exchanged, in_specs=PartitionSpec(names), out_specs=out, check_vma=False)
     return spreading(rows)  # type: ignore[no-any-return]

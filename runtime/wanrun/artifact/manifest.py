@@ -144,6 +144,11 @@ class Manifest(Record, frozen=True, kw_only=True):
             if unknown := target.executables.keys() - used.programs.keys():
                 raise ValueError(f"target {name} has executables without programs: {sorted(unknown)}")
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """Both digests by name, for comparing artifacts."""
+        return {"content digest": self.content_digest, "manifest digest": self.manifest_digest}
+
     def programs(self, target: Target, profile: Profile) -> Mapping[str, Program]:
         """Returns the programs of a profile for a target, by name; empty if they are not built."""
         return self.program_sets[target.program_set].programs.get(profile.name, {})

@@ -159,6 +159,13 @@ def cut(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: S
     return tuple(cuts)
 
 
+def partition_spec(cuts: Sequence[Sequence[str]]) -> jax.sharding.PartitionSpec:
+    """Returns cuts as JAX takes them: None for a dimension that is whole."""
+    from jax.sharding import PartitionSpec
+
+    return PartitionSpec(*(tuple(axes) or None for axes in cuts))
+
+
 def shard_count(cuts: Cuts, sizes: Sizes) -> int:
     """Returns into how many parts an array is cut."""
     return math.prod(sizes[name] for along in cuts for name in along)

@@ -152,55 +152,39 @@ class Company:
             self._watch.say(Message("say", self.process, number, value, last=last))
             return self._watch.result(number, deadline)
 
-    def agree(self, facts: Mapping[str, Any], refuse: Callable[[str, object, object], WanError]) -> None:
-        """Checks that all processes have the same facts.
+    def agree_on_artifact(self, facts: Mapping[str, Any]) -> None:
+        """Checks that all processes have the same artifact and the same target.
 
         Args:
             facts: what JSON can hold, by name.
-            refuse: makes the error of a fact that differs, of its name and the two values with the processes
-                that have them.
 
         Raises:
-            WanError: the error of the first fact that differs, in every process.
+            ArtifactError: in every process, naming the first fact that differs.
         """
+        what, remedy = "the processes have different artifacts", "give all of them the same artifact"
+        self._agree(facts, ArtifactError, what, remedy)
+
+    def agree_on_request(self, facts: Mapping[str, Any]) -> None:
+        """Checks that all processes are asked for the same.
+
+        Args:
+            facts: what JSON can hold, by name.
+
+        Raises:
+            UsageError: in every process, naming the first option that differs.
+        """
+        what, remedy = "the processes were given different requests", "give all of them the same options"
+        self._agree(facts, UsageError, what, remedy)
+
+    def _agree(self, facts: Mapping[str, Any], kind: type[WanError], what: str, remedy: str) -> None:
+        """Raises an error of this kind, in every process, for the first fact that differs."""
         mine = json.loads(json.dumps(facts, default=str))
         every = self.exchange(mine)
         for other, theirs in enumerate(every):
             for name in [*every[0], *(name for name in theirs if name not in every[0])]:
                 if (here := every[0].get(name)) != (there := theirs.get(name)):
-                    raise refuse(name, *_difference(here, there, other))
-
-    def agree_on_artifact(self, facts: Mapping[str, Any]) -> None:
-        """Checks that all processes have the same artifact and the same target.
-
-        Raises:
-            ArtifactError: in every process, naming the first fact that differs.
-        """
-        self.agree(
-            facts,
-            lambda name, expected, found: ArtifactError(
-                f"the processes have different artifacts: {name}",
-                expected=expected,
-                found=found,
-                remedy="give all of them the same artifact",
-            ),
-        )
-
-    def agree_on_request(self, facts: Mapping[str, Any]) -> None:
-        """Checks that all processes are asked for the same.
-
-        Raises:
-            UsageError: in every process, naming the first option that differs.
-        """
-        self.agree(
-            facts,
-            lambda name, expected, found: UsageError(
-                f"the processes were given different requests: {name}",
-                expected=expected,
-                found=found,
-                remedy="give all of them the same options",
-            ),
-        )
+                    expected, found = _difference(here, there, other)
+                    raise kind(f"{what}: {name}", expected=expected, found=found, remedy=remedy)
 
     def _fail(self, error: BaseException) -> None:
         """Ends the other processes, because this one ends."""

@@ -149,8 +149,9 @@ class Watch:
                         process,
                         f"has been silent for {SILENT_SECONDS:.0f} s: it is stopped, or its network is lost",
                     )
-        for channel in list(self._channels.values()):
-            channel.close()
+        for key in list(self._selector.get_map().values()):  # strangers' too
+            if key.data is not None:
+                key.data.close()
         if self._listener is not None:
             self._listener.close()
         self._selector.close()

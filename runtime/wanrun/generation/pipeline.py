@@ -240,8 +240,7 @@ class Pipeline:
             session.describe(timings)
             inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
             resolved = self._resolved(session, request, inputs)
-            company = self._opened.device.company
-            agree_on_generation(company, session.profile, resolved, inputs, latents)
+            agree_on_generation(self._opened.device.company, session.profile, resolved, inputs, latents)
             table, ranges = schedule(resolved, self.manifest)
             if latents is not None:
                 check_latents(latents, session.latents_shape)

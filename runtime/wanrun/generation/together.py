@@ -44,17 +44,10 @@ def together(
             expected="a target that fits every host",
             remedy="run wanbuild compile, and leave it out",
         )
-    if (
-        policy.embeddings == "all"
-    ):  # a prompt that one host alone has encoded before would not be encoded by all
+    # A prompt that one host alone has encoded before would not be encoded by all.
+    if policy.embeddings == "all":
         policy = replace(policy, embeddings="artifact")
-    company.agree_on_artifact(
-        {
-            "content digest": manifest.content_digest,
-            "manifest digest": manifest.manifest_digest,
-            "target": target,
-        }
-    )
+    company.agree_on_artifact({**manifest.digests, "target": target})
     company.agree_on_request(
         {
             "profile": profile.name,

@@ -27,10 +27,7 @@ def plan_together(company: Company, plan: Plan, run: RunOptions) -> Plan:
         ArtifactError: in every process, if their artifacts differ.
         UsageError: in every process, if their requests differ.
     """
-    manifest = plan.manifest
-    company.agree_on_artifact(
-        {"content digest": manifest.content_digest, "manifest digest": manifest.manifest_digest}
-    )
+    company.agree_on_artifact(plan.manifest.digests)
     jobs = {job.draft.entry.index: job for job in (*plan.jobs, *plan.finished)}
     facts: dict[str, Any] = {"number of prompts": len(jobs)}
     for index in sorted(jobs):

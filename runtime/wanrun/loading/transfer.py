@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wanrun.artifact.layout import ITEM_BYTES
-from wanrun.artifact.mesh import Rules, cut, device_bytes
+from wanrun.artifact.mesh import Rules, cut, device_bytes, partition_spec
 from wanrun.artifact.parameters import Component
 from wanrun.artifact.programs import Program, aval_text
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape
@@ -117,7 +117,7 @@ class Transfer:
                 shape, along = padded_shape(layout, mesh.size), PartitionSpec(mesh.axis_names)
             else:
                 cuts = cut(parameter.axes, layout.shape, rules, mesh.shape)
-                shape, along = layout.shape, PartitionSpec(*(axes or None for axes in cuts))
+                shape, along = layout.shape, partition_spec(cuts)
             sharding = NamedSharding(mesh, along)
             parts = sharding.devices_indices_map(shape)
             own = {device: index for device, index in parts.items() if device in self._local and index}

@@ -147,7 +147,6 @@ class WeightStore:
         return tree
 
     def _transfer(self, name: str, host: Future[Tree], order: object) -> Any:
-
         try:
             tree = host.result()
         except BaseException:
