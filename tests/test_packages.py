@@ -32,7 +32,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "build/wanbuild": (
             "config devices listed",
-            "staging",
+            "staging targets",
             "models",
             "mapping variants",
             "components source",

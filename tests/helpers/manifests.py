@@ -176,13 +176,17 @@ def full_manifest() -> Manifest:
         avals={"inputs": {"latents": "float32[1,16,3,8,12]"}, "outputs": {"latents": "float32[1,16,3,8,12]"}},
     )
     programs = msgspec.structs.replace(
-        program_set({profile.name: {"denoise_step": program}}), mesh={"data": 2}, rules={"heads": ("tensor",)}
+        program_set({profile.name: {"denoise_step": program}}),
+        kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest"),
+        mesh={"data": 2},
+        rules={"heads": ("tensor",)},
     )
     target = plain_target(
         {"variables": {"XLA_FLAGS": ""}, "cpu_features": ["avx"]},
         program_set=programs.key,
         executables={profile.name: {"denoise_step": Executable("entry", 3, "0")}},
         statistics={profile.name: {"denoise_step": {"flops": 1.5}}},
+        options={"xla_option": "true"},
     )
     components = {
         name: Component(f"weights/{name}", {"w": plain_parameter((3, 2), "float32")})

@@ -135,20 +135,27 @@ class Profile(Record, frozen=True):
         return f"{self.width}x{self.height}x{self.num_frames}-b{self.num_videos}-{guidance}{references}"
 
 
-class Kernels(Record, frozen=True):
+class Kernels(Record, frozen=True, omit_defaults=True):
     """The implementations that suit a kind of machine; all of them compute the same functions.
 
     Attributes:
-        attention: the form of the attention.
+        attention: the form of the attention: ``cpu`` (blocks of queries), ``splash`` (a Pallas kernel for
+            TPUs) or ``cudnn``.
         convolution: the form of the VAE's convolutions.
-        weight_bits: whether bfloat16 weights are passed as uint16 of the same bits.
+        weight_bits: whether bfloat16 weights are passed, and sliced, as uint16 of the same bits.
         image_multiple: image tokens are padded to a multiple of this.
+        attention_blocks: the kernel's queries, keys, and keys computed at once, in a block; empty for a form
+            that has no such choice.
+        float32_precision: JAX's precision of float32 matrix products and convolutions. A TPU's own rounds
+            their operands to bfloat16, an NVIDIA GPU's to TF32.
     """
 
     attention: str
     convolution: Literal["direct", "winograd"]
     weight_bits: bool
     image_multiple: AtLeastOne
+    attention_blocks: tuple[AtLeastOne, ...] = ()
+    float32_precision: Literal["default", "highest"] = "default"
 
 
 class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):

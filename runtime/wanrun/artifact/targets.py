@@ -32,7 +32,7 @@ class Requirements(ListedFile, frozen=True, kw_only=True):
     what: ClassVar[str] = "a requirements file"
 
 
-class Target(Record, frozen=True, kw_only=True):
+class Target(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One kind of machine and the executables compiled for it.
 
     Attributes:
@@ -42,6 +42,7 @@ class Target(Record, frozen=True, kw_only=True):
         requirements: a file with the versions of packages among those facts, for ``pip install -r``.
         executables: executables by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
+        options: the compiler's options that the executables were compiled with; they are in JAX's key.
     """
 
     program_set: str
@@ -50,6 +51,7 @@ class Target(Record, frozen=True, kw_only=True):
     requirements: Requirements
     executables: Mapping[str, Mapping[str, Executable]]
     statistics: Mapping[str, Mapping[str, Mapping[str, Amount]]]
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plain_relative(self.folder, "a target")

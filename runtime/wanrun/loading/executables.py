@@ -303,7 +303,7 @@ class Executables:
         programs, components = self._opened.program_set, self._opened.manifest.components
         check = partial(check_signature, name, program, components, programs.kernels.weight_bits)
         try:
-            return lower(data, name, program.donated, self._opened.device.where, check)
+            return lower(data, name, program.donated, self._opened.device.where, check, self._target.options)
         except UnreadableProgramError as error:
             folder = self._opened.folder
             raise unreadable(folder, programs, name, error.reader, error.found) from error

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.errors import ArtifactError
@@ -182,6 +183,7 @@ def lower(
     donate: Sequence[str],
     where: jax.Device | jax.sharding.Mesh,
     check: Callable[[Exported], None] = lambda exported: None,
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> jax.stages.Lowered:
     """Lowers an exported program for a device or a mesh, in the same way on the build host and at run time.
 
@@ -192,6 +194,7 @@ def lower(
         where: the device or the mesh that the program will run on. The abstract arguments carry the sharding,
             because a program lowered without it misses the cache when called with committed arrays.
         check: raises for a program that is not what the caller takes it for.
+        options: the compiler's options for this program.
 
     Raises:
         UnreadableProgramError: if this JAX does not take the program.
@@ -213,6 +216,7 @@ def lower(
     call.__name__ = call.__qualname__ = name
     with contextlib.nullcontext() if b"lapack" in data else _without_lapack():
         try:
+            made["compiler_options"] = dict(options) or None
             return jax.jit(call, donate_argnames=tuple(donate), **made).lower(*args, **kwargs)
         except (ValueError, NotImplementedError, RuntimeError) as error:  # JAX reads the StableHLO here
             raise UnreadableProgramError(name, error) from error

@@ -1,0 +1,260 @@
+"""The chips that programs can be compiled for, as data: a new chip is one row.
+
+Every figure is of one JAX device: half a chip of TPU v7x, which has two devices, else a whole chip. Peaks are
+those of dense matrices. Sources: the vendors' product pages and data sheets, and for TPUs the pages of
+cloud.google.com/tpu/docs with the system architecture of each version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from wanrun.artifact.programs import Kernels
+
+GIB = 2**30
+TERA = 1e12
+GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One kind of accelerator.
+
+    Args:
+        name: the target's name.
+        platform: JAX's platform name, ``tpu`` or ``cuda``.
+        device_kind: JAX's name of the device, where it is attached.
+        memory_bytes: memory of a device that programs may use.
+        bf16: matrix operations in bfloat16, FLOP/s.
+        fp8: matrix operations in 8-bit floating point, FLOP/s; zero where the chip has none.
+        bandwidth: of the device's memory, bytes/s.
+        link: what one device sends to its neighbours at once, bytes/s, all links in one direction.
+        host_link: what one device gets from its host, bytes/s.
+        kernels: the implementations that programs for it use.
+        topologies: TPU topologies by their number of devices; None for a chip of which any number up to
+            ``MAX_GPUS`` is a topology.
+        options: the compiler's options, which programs are compiled and loaded with.
+        also: other names that JAX has for the same device.
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    memory_bytes: int
+    bf16: float
+    fp8: float
+    bandwidth: float
+    link: float
+    host_link: float
+    kernels: Kernels
+    topologies: Mapping[int, str] | None = None
+    options: Mapping[str, str] = MappingProxyType({})
+    also: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of devices that the chip comes in."""
+        return tuple(range(1, MAX_GPUS + 1)) if self.topologies is None else tuple(self.topologies)
+
+
+MAX_GPUS = 8
+"""GPUs of one host."""
+
+_PLANE = MappingProxyType(
+    {1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+)
+_CUBE = MappingProxyType(
+    {
+        1: "1x1x1",
+        2: "1x2x1",
+        4: "2x2x1",
+        8: "2x2x2",
+        16: "2x2x4",
+        32: "2x4x4",
+        64: "4x4x4",
+        128: "4x4x8",
+        256: "4x8x8",
+    }
+)
+_PAIRS = MappingProxyType({1: "1x1x1", **{2 * count: name for count, name in _CUBE.items() if count < 256}})
+"""Of a chip with two devices."""
+
+_OVERLAP = MappingProxyType(
+    {
+        "xla_tpu_enable_async_all_to_all": "true",
+        "xla_tpu_overlap_compute_collective_tc": "true",
+    }
+)
+"""Attention exchanges heads in parts, while others are computed."""
+
+
+def _splash(image_multiple: int, blocks: tuple[int, int, int] = (1024, 1024, 512)) -> Kernels:
+    """Kernels of a TPU; blocks are queries, keys, and keys that are computed at once."""
+    return Kernels(
+        "splash",
+        "direct",
+        weight_bits=False,
+        image_multiple=image_multiple,
+        attention_blocks=blocks,
+        float32_precision="highest",
+    )
+
+
+CUDNN = Kernels("cudnn", "direct", weight_bits=False, image_multiple=1, float32_precision="highest")
+"""Kernels of an NVIDIA GPU."""
+
+
+def _table(*chips: Chip) -> Mapping[str, Chip]:
+    return MappingProxyType({chip.name: chip for chip in chips})
+
+
+CHIPS = _table(
+    Chip(
+        name="v4",
+        platform="tpu",
+        device_kind="TPU v4",
+        memory_bytes=32 * GIB,
+        bf16=275 * TERA,
+        fp8=0,
+        bandwidth=1228 * GIGA,
+        link=6 * 45 * GIGA,
+        host_link=8 * GIGA,
+        kernels=_splash(128),
+        topologies=_CUBE,
+        options=_OVERLAP,
+    ),
+    Chip(
+        name="v5e",
+        platform="tpu",
+        device_kind="TPU v5 lite",
+        memory_bytes=16 * GIB,
+        bf16=197 * TERA,
+        fp8=0,
+        bandwidth=819 * GIGA,
+        link=4 * 45 * GIGA,
+        host_link=8 * GIGA,
+        kernels=_splash(128),
+        topologies=_PLANE,
+        options=_OVERLAP,
+        also=("TPU v5e",),
+    ),
+    Chip(
+        name="v5p",
+        platform="tpu",
+        device_kind="TPU v5",
+        memory_bytes=95 * GIB,
+        bf16=459 * TERA,
+        fp8=0,
+        bandwidth=2765 * GIGA,
+        link=6 * 90 * GIGA,
+        host_link=16 * GIGA,
+        kernels=_splash(128),
+        topologies=_CUBE,
+        options=_OVERLAP,
+        also=("TPU v5p",),
+    ),
+    Chip(
+        name="v6e",
+        platform="tpu",
+        device_kind="TPU v6 lite",
+        memory_bytes=32 * GIB,
+        bf16=918 * TERA,
+        fp8=0,
+        bandwidth=1640 * GIGA,
+        link=4 * 90 * GIGA,
+        host_link=16 * GIGA,
+        kernels=_splash(256),
+        topologies=_PLANE,
+        options=_OVERLAP,
+        also=("TPU v6e",),
+    ),
+    Chip(
+        name="v7x",
+        platform="tpu",
+        device_kind="TPU7x",
+        memory_bytes=96 * GIB,
+        bf16=1153 * TERA,
+        fp8=2307 * TERA,
+        bandwidth=3690 * GIGA,
+        link=3 * 90 * GIGA,
+        host_link=16 * GIGA,
+        kernels=_splash(256),
+        topologies=_PAIRS,
+        options=_OVERLAP,
+    ),
+    Chip(
+        name="a100",
+        platform="cuda",
+        device_kind="NVIDIA A100-SXM4-80GB",
+        memory_bytes=80 * GIB,
+        bf16=312 * TERA,
+        fp8=0,
+        bandwidth=2039 * GIGA,
+        link=300 * GIGA,
+        host_link=25 * GIGA,
+        kernels=CUDNN,
+    ),
+    Chip(
+        name="l40s",
+        platform="cuda",
+        device_kind="NVIDIA L40S",
+        memory_bytes=45 * GIB,
+        bf16=362 * TERA,
+        fp8=733 * TERA,
+        bandwidth=864 * GIGA,
+        link=25 * GIGA,
+        host_link=25 * GIGA,
+        kernels=CUDNN,
+    ),
+    Chip(
+        name="h100",
+        platform="cuda",
+        device_kind="NVIDIA H100 80GB HBM3",
+        memory_bytes=80 * GIB,
+        bf16=989 * TERA,
+        fp8=1979 * TERA,
+        bandwidth=3350 * GIGA,
+        link=450 * GIGA,
+        host_link=50 * GIGA,
+        kernels=CUDNN,
+    ),
+    Chip(
+        name="h200",
+        platform="cuda",
+        device_kind="NVIDIA H200",
+        memory_bytes=140 * GIB,
+        bf16=989 * TERA,
+        fp8=1979 * TERA,
+        bandwidth=4800 * GIGA,
+        link=450 * GIGA,
+        host_link=50 * GIGA,
+        kernels=CUDNN,
+    ),
+    Chip(
+        name="b200",
+        platform="cuda",
+        device_kind="NVIDIA B200",
+        memory_bytes=179 * GIB,
+        bf16=2250 * TERA,
+        fp8=4500 * TERA,
+        bandwidth=7700 * GIGA,
+        link=900 * GIGA,
+        host_link=50 * GIGA,
+        kernels=CUDNN,
+    ),
+    Chip(
+        name="rtx4090",
+        platform="cuda",
+        device_kind="NVIDIA GeForce RTX 4090",
+        memory_bytes=24 * GIB,
+        bf16=165 * TERA,
+        fp8=330 * TERA,
+        bandwidth=1008 * GIGA,
+        link=12 * GIGA,
+        host_link=25 * GIGA,
+        kernels=CUDNN,
+    ),
+)
+"""All chips, by the names of their targets."""
