@@ -22,8 +22,8 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants.table import variants
 from wanrun.artifact.jax_process import JaxFlags

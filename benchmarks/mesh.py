@@ -26,7 +26,7 @@ from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.targets import resolve_target
+from wanbuild.targets.target import resolve_target
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import cut, jax_mesh, jax_sizes, mesh_text, parse_mesh

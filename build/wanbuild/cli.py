@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
 from wanrun.artifact.mesh import AXES, parse_mesh
@@ -137,7 +138,13 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
 @wanbuild.command("compile", cls=_Building)
 @_ARTIFACT
 @click.option(
-    "--target", "targets", multiple=True, default=["local"], show_default=True, help="local or cpu."
+    "--target",
+    "targets",
+    multiple=True,
+    default=["local"],
+    show_default=True,
+    help="Repeatable: local (this machine's accelerator, or else its CPU), cpu, or a chip that need not be "
+    f"here: {', '.join(CHIPS)}.",
 )
 @click.option(
     "--size", "sizes", type=SIZE, multiple=True, help="Repeatable.  [default: the model's published size]"

@@ -26,7 +26,7 @@ from wanbuild.programs import builder as programs
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.targets import resolve_target
+from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
 from wanrun.loading.executables import read_program

@@ -15,7 +15,6 @@ from helpers.reference_models import relative_error
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.targets import image_multiple
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Kernels
@@ -118,19 +117,3 @@ def test_every_variant_is_here() -> None:
     assert with_media == set(VARIANTS_WITH_MEDIA)
     with_tokens = {name for name in with_media if variants()[name].encoded_images}
     assert with_tokens == set(VARIANTS_WITH_TOKENS)
-
-
-@pytest.mark.parametrize(
-    ("platform", "device_kind", "expected"),
-    [
-        ("cpu", "cpu", 1),
-        ("cuda", "NVIDIA H200", 1),
-        ("tpu", "TPU v4", 128),
-        ("tpu", "TPU v5 lite", 128),
-        ("tpu", "TPU v5p", 128),
-        ("tpu", "TPU v6 lite", 256),
-        ("tpu", "TPU7x", 256),
-    ],
-)
-def test_what_a_target_pads_to(platform: str, device_kind: str, expected: int) -> None:
-    assert image_multiple(platform, device_kind) == expected

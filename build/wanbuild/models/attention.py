@@ -1,15 +1,14 @@
-"""Attention: one function, one signature, an implementation per platform.
+"""Attention: one function, one signature, several forms, of which this module has the one for CPUs.
 
-Axes: B batch, S queries, T keys, N heads, K head dimension. The target determines the implementation when a
-program is built. All implementations compute softmax(q kᵀ / √K) v over the keys, or over the keys that a
-mask, bool (T,), keeps, because a target may need padded keys.
+Axes: B batch, S queries, T keys, N heads, K head dimension. The target determines the form when a program is
+built: see ``wanbuild.models.attention_forms``. All forms compute softmax(q kᵀ / √K) v over the keys, or over
+those that a mask keeps, because keys may be padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -17,17 +16,23 @@ import jax.numpy as jnp
 
 from wanbuild.models.loops import map_leading
 
+Mask = jax.Array | int | None
+"""Which keys count: a bool (T,) whose true ones come first, their number, or None for all of them."""
+
 
 class Attention(Protocol):
-    """An implementation; arguments and results are those of ``BlockedAttention``."""
+    """A form of the attention; arguments and results are those of ``BlockedAttention``."""
 
-    def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
-    ) -> jax.Array: ...
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array: ...
 
     def partial(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None
     ) -> tuple[jax.Array, jax.Array]: ...
+
+
+def key_mask(mask: Mask, num_keys: int) -> jax.Array | None:
+    """Returns a mask as bool (T,); None if all keys count."""
+    return jnp.arange(num_keys) < mask if isinstance(mask, int) else mask
 
 
 SCORES_BYTES = 64 * 2**20
@@ -38,7 +43,7 @@ needs no more memory for scores than for one activation.
 """
 
 
-_MASKED = -1e30
+MASKED = -1e30
 """The score of a masked key where all keys may be masked: infinity would make NaN of those."""
 
 
@@ -52,7 +57,7 @@ def _one_head_partial(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """q (S, K), k and v (T, K) -> float32 (S, K), and the logarithm of the sum, (S, 1)."""
-    out, most, total = _weighted(q, k, v, mask, _MASKED)
+    out, most, total = _weighted(q, k, v, mask, MASKED)
     return out / total, most + jnp.log(total)
 
 
@@ -90,14 +95,14 @@ class BlockedAttention:
     On the CPU backend one head at a time is faster than a batched einsum (BUILD_NOTES.md, "Attention").
     """
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array:
         """Computes attention.
 
         Args:
             q: queries of shape (B, S, N, K).
             k: keys of shape (B, T, N, K).
             v: values of shape (B, T, N, K).
-            mask: bool (T,), true for keys that count; None if all do.
+            mask: which keys count.
 
         Returns:
             An array of q's shape and dtype.
@@ -105,7 +110,7 @@ class BlockedAttention:
         return _by_heads(_one_head, q, k, v, mask)  # type: ignore[no-any-return]
 
     def partial(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None
     ) -> tuple[jax.Array, jax.Array]:
         """Computes attention to a part of the keys, of which all may be masked.
 
@@ -119,12 +124,11 @@ class BlockedAttention:
 blocked_attention = BlockedAttention()
 
 
-def _by_heads(
-    one_head: Callable[..., Any], q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
-) -> Any:
+def _by_heads(one_head: Callable[..., Any], q: jax.Array, k: jax.Array, v: jax.Array, kept: Mask) -> Any:
     """Applies a function of one head, (S, K) and (T, K) to arrays (S, ·), to all heads and query blocks."""
     B, S, N, K = q.shape
     T = k.shape[1]
+    mask = key_mask(kept, T)
     heads = [x.transpose(0, 2, 1, 3).reshape(B * N, -1, K) for x in (q, k, v)]
     blocks, rows = _query_blocks(S, T)
 
@@ -164,5 +168,8 @@ def frame_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return out.astype(q.dtype).reshape(q.shape)
 
 
-ATTENTION: Mapping[str, Attention] = MappingProxyType({"cpu": blocked_attention})
-"""Implementation by the target's platform."""
+def merged(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Merges what ``Attention.partial`` returns for two parts of the keys."""
+    (out_a, sum_a), (out_b, sum_b) = a, b
+    both = jnp.logaddexp(sum_a, sum_b)
+    return out_a * jnp.exp(sum_a - both) + out_b * jnp.exp(sum_b - both), both

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.attention import Attention, frame_attention
+from wanbuild.models.attention import Attention, Mask, frame_attention, merged
 from wanbuild.models.partition import EXCHANGED, RING, mesh_sizes, spec, token_groups
 
 
@@ -92,10 +92,10 @@ class TokenAttention:
         return jax.lax.all_to_all(out, exchanged, 1, 2, tiled=True) if exchanged else out
 
     def _whole(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return self.kernel(q, k, v, self._real(k.shape[1], 1, 0))
+        return self.kernel(q, k, v, self.count if k.shape[1] > self.count else None)
 
-    def _real(self, keys: int, parts: int, part: jax.Array | int) -> jax.Array | None:
-        """Which keys of a part of the tokens are no padding, bool (T,); None if there is none anywhere."""
+    def _real(self, keys: int, parts: int, part: jax.Array | int) -> Mask:
+        """Which keys of a part of the tokens are no padding; None if there is none anywhere."""
         if keys * parts == self.count:
             return None
         return part * keys + jnp.arange(keys) < self.count
@@ -112,12 +112,12 @@ class TokenAttention:
         def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
             k, v, result = carry
             following = [jax.lax.ppermute(x, RING, onward) for x in (k, v)]  # while this part is computed
-            return (*following, _merged(result, attend(number, k, v))), None
+            return (*following, merged(result, attend(number, k, v))), None
 
         nothing = jnp.zeros(q.shape, jnp.float32), jnp.full((*q.shape[:3], 1), -jnp.inf)
         carry, _ = jax.lax.scan(turn, (k, v, nothing), jnp.arange(parts - 1))
         k, v, result = carry
-        out, _ = _merged(result, attend(parts - 1, k, v))
+        out, _ = merged(result, attend(parts - 1, k, v))
         return out.astype(q.dtype)
 
 
@@ -131,13 +131,6 @@ def _to_frames(q: jax.Array, k: jax.Array, v: jax.Array, frames: jax.Array) -> j
     weights = jax.nn.softmax(jnp.where(own, scores * K**-0.5, -jnp.inf), axis=-1).astype(v.dtype)
     out = jnp.einsum("PBNST,PTNK->PBSNK", weights, v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(B, S, N, K)
-
-
-def _merged(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Merges the results for two parts of the keys: float32 (B, S, N, K), and (B, S, N, 1)."""
-    (out_a, sum_a), (out_b, sum_b) = a, b
-    both = jnp.logaddexp(sum_a, sum_b)
-    return out_a * jnp.exp(sum_a - both) + out_b * jnp.exp(sum_b - both), both
 
 
 def _on_each_device(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.components import kind_of
-from wanbuild.models.attention import ATTENTION
+from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import abstract_params, bind, parameter_axes
 from wanbuild.models.partition import PARAMETERS
@@ -116,7 +116,7 @@ class ProgramBuilder:
         donate: tuple[str, ...] = (),
     ) -> ProgramSpec:
         """Makes a program for this builder's mesh; arguments as of ``spec.program``."""
-        return program(name, function, arguments, donate, self._mesh)
+        return program(name, function, arguments, donate, self._mesh, self._kernels)
 
     def _check_shape(self) -> None:
         model, shape = self._model, self._shape
@@ -298,7 +298,7 @@ class ProgramBuilder:
     def _denoising(self, form: str, **rows: jax.ShapeDtypeStruct) -> ProgramSpec:
         """Returns a form of the loop; ``rows`` are the arguments that select its steps."""
         config = self._configs["transformer"]
-        denoiser = Denoiser(self._modules["transformer"], ATTENTION[self._kernels.attention], self._dtype)
+        denoiser = Denoiser(self._modules["transformer"], attention_form(self._kernels), self._dtype)
         latents = jax.ShapeDtypeStruct(self._latents().shape, jnp.dtype(self._options.scheduler_dtype))
         arguments = {
             "transformer": self._weights["transformer"],

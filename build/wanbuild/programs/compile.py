@@ -13,8 +13,8 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import jax_options, profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
-from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
 from wanrun.artifact.jax_process import JaxFlags, using_cache
@@ -104,7 +104,7 @@ class _Compiler:
             # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
             options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
             with using_cache(cache), options:
-                compiled = lower(data, name, donate, self.target.where).compile()
+                compiled = lower(data, name, donate, self.target.where, options=self.target.options).compile()
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
@@ -170,7 +170,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     """
     artifact = request.artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact), JaxFlags("cpu"):
+    with build_lock(artifact), JaxFlags(platforms_of(request.targets)):
         manifest = read_manifest(artifact)
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
@@ -232,7 +232,7 @@ def _compile_target(
     folder = f"executables/{spec.name}"
     built = before.targets.get(spec.name)
     ledger: dict[tuple[str, str], CompiledProgram] = {}
-    if built is not None and built.environment == spec.environment:
+    if built is not None and (built.environment, built.options) == (spec.environment, spec.options):
         folder = built.folder
         ledger = _usable_entries(artifact, before, built)
     elif built is not None:
@@ -260,6 +260,7 @@ def _compile_target(
         folder=folder,
         environment=spec.environment,
         requirements=requirements_of(spec.environment),
+        options=dict(spec.options),
         executables=executables,
         statistics=statistics,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,12 +14,15 @@ from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.targets import TargetSpec
+from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, ProgramSet, aval_text
 from wanrun.artifact.targets import Target
 from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
+
+CUSTOM_CALLS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("__cudnn$fmhaSoftmax",)})
+"""Calls of a platform's libraries that programs may have, though ``jax.export`` promises nothing of them."""
 
 
 def export_program(spec: ProgramSpec, platform: str) -> bytes:
@@ -41,9 +45,10 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
         placed["out_shardings"] = jax.tree.map(lambda leaf: leaf.sharding, spec.outputs)
         # JAX forgets the sharding of an argument that is not read, and a runtime would have to pass it whole.
         placed["keep_unused"] = True
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS.get(platform, ())]
     with jax_options(jax_traceback_in_locations_limit=0), spec.tracing():
-        exported = export.export(jax.jit(by_name, **placed), platforms=[platform])(**arguments)
-        return bytes(exported.serialize())
+        exporting = export.export(jax.jit(by_name, **placed), platforms=[platform], disabled_checks=allowed)
+        return bytes(exporting(**arguments).serialize())
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from wanbuild.programs.compile import build_target
 from wanbuild.programs.export import used_sets
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import with_requirements, write_requirements
-from wanbuild.programs.targets import TargetSpec, resolve_target
 from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanrun.artifact.environment import device_mismatches, host_mismatches
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -47,7 +47,7 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact), JaxFlags("cpu"):
+    with build_lock(artifact), JaxFlags(platforms_of(read_manifest(artifact).targets)):
         manifest = read_manifest(artifact)
         specs = _buildable(artifact, manifest, report)
         for name, spec in specs.items():  # refuse an impossible profile before any is built

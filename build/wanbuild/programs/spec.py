@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from wanbuild.models.loops import sliced_as_bits
 from wanbuild.programs.placement import arrays_placed
+from wanrun.artifact.programs import Kernels
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class ProgramSpec:
         donate: names of donated inputs.
         mesh: the mesh of devices that run it; None for one device.
         results: the abstract outputs with their shardings, where those are not what ``arrays_placed`` says.
+        kernels: the implementations that the program is traced with.
     """
 
     name: str
@@ -33,10 +36,19 @@ class ProgramSpec:
     donate: tuple[str, ...] = ()
     mesh: jax.sharding.Mesh | None = None
     results: Mapping[str, Any] | None = None
+    kernels: Kernels | None = None
 
-    def tracing(self) -> contextlib.AbstractContextManager[Any]:
-        """Sets the mesh, which models ask JAX for."""
-        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Sets what models ask JAX for: the mesh, the precision of float32, and how slices are taken."""
+        with contextlib.ExitStack() as stack:
+            if self.mesh is not None:
+                stack.enter_context(jax.set_mesh(self.mesh))
+            if self.kernels is not None:
+                stack.enter_context(sliced_as_bits(self.kernels.weight_bits))
+                if self.kernels.float32_precision != "default":
+                    stack.enter_context(jax.default_matmul_precision(self.kernels.float32_precision))
+            yield
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -58,6 +70,7 @@ def program(
     arguments: Mapping[str, Any],
     donate: tuple[str, ...] = (),
     mesh: jax.sharding.Mesh | None = None,
+    kernels: Kernels | None = None,
 ) -> ProgramSpec:
     """Makes a program of a function that takes its inputs by name.
 
@@ -68,6 +81,7 @@ def program(
             a sharding get one.
         donate: names of donated inputs.
         mesh: the mesh; None for one device.
+        kernels: the implementations that the program is traced with.
     """
     if mesh is not None:
         with jax.set_mesh(mesh):
@@ -77,4 +91,6 @@ def program(
         return function(**dict(zip(arguments, values, strict=True)))
 
     by_position.__name__ = name
-    return ProgramSpec(name, by_position, tuple(arguments), tuple(arguments.values()), donate, mesh)
+    return ProgramSpec(
+        name, by_position, tuple(arguments), tuple(arguments.values()), donate, mesh, kernels=kernels
+    )

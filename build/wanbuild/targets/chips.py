@@ -8,14 +8,38 @@ cloud.google.com/tpu/docs with the system architecture of each version.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wanrun.artifact.programs import Kernels
 
-GIB = 2**30
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 TERA = 1e12
 GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What XLA's compiler asks of an NVIDIA GPU besides its memory. Source: the CUDA C++ Programming Guide,
+    "Compute Capabilities", and the vendor's white papers.
+
+    Args:
+        capability: its compute capability, major and minor.
+        cores: streaming multiprocessors.
+        lanes: float32 lanes of one.
+        threads: that reside on one at most.
+        shared: bytes of shared memory of one; a block may ask for all but 1 KiB of it.
+        cache: bytes of the second-level cache.
+        clock: GHz.
+    """
+
+    capability: tuple[int, int]
+    cores: int
+    lanes: int
+    threads: int
+    shared: int
+    cache: int
+    clock: float
 
 
 @dataclass(frozen=True)
@@ -37,6 +61,8 @@ class Chip:
             ``MAX_GPUS`` is a topology.
         options: the compiler's options, which programs are compiled and loaded with.
         also: other names that JAX has for the same device.
+        gpu: what XLA asks of a GPU; None for a TPU, whose compiler knows it.
+        host_chips: chips of one host; larger topologies have several hosts, of 2 x 2 chips each.
     """
 
     name: str
@@ -50,8 +76,15 @@ class Chip:
     host_link: float
     kernels: Kernels
     topologies: Mapping[int, str] | None = None
-    options: Mapping[str, str] = MappingProxyType({})
+    options: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    gpu: GpuFacts | None = None
+    host_chips: int = 8
+
+    @property
+    def device_kinds(self) -> list[str]:
+        """JAX's names of the device."""
+        return [self.device_kind, *self.also]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -105,6 +138,10 @@ def _splash(image_multiple: int, blocks: tuple[int, int, int] = (1024, 1024, 512
 CUDNN = Kernels("cudnn", "direct", weight_bits=False, image_multiple=1, float32_precision="highest")
 """Kernels of an NVIDIA GPU."""
 
+_CUBLAS = MappingProxyType({"xla_gpu_enable_triton_gemm": "False"})
+"""Matrix products go to cuBLAS, which chooses its kernel by shape when it runs. XLA's own kernels have to be
+tuned on the GPU: without one, XLA takes tiles of 16 x 8."""
+
 
 def _table(*chips: Chip) -> Mapping[str, Chip]:
     return MappingProxyType({chip.name: chip for chip in chips})
@@ -123,6 +160,7 @@ CHIPS = _table(
         host_link=8 * GIGA,
         kernels=_splash(128),
         topologies=_CUBE,
+        host_chips=4,
         options=_OVERLAP,
     ),
     Chip(
@@ -152,6 +190,7 @@ CHIPS = _table(
         host_link=16 * GIGA,
         kernels=_splash(128),
         topologies=_CUBE,
+        host_chips=4,
         options=_OVERLAP,
         also=("TPU v5p",),
     ),
@@ -182,6 +221,7 @@ CHIPS = _table(
         host_link=16 * GIGA,
         kernels=_splash(256),
         topologies=_PAIRS,
+        host_chips=4,
         options=_OVERLAP,
     ),
     Chip(
@@ -195,6 +235,8 @@ CHIPS = _table(
         link=300 * GIGA,
         host_link=25 * GIGA,
         kernels=CUDNN,
+        options=_CUBLAS,
+        gpu=GpuFacts((8, 0), 108, 64, 2048, shared=164 * KIB, cache=40 * MIB, clock=1.41),
     ),
     Chip(
         name="l40s",
@@ -207,6 +249,8 @@ CHIPS = _table(
         link=25 * GIGA,
         host_link=25 * GIGA,
         kernels=CUDNN,
+        options=_CUBLAS,
+        gpu=GpuFacts((8, 9), 142, 128, 1536, shared=100 * KIB, cache=96 * MIB, clock=2.52),
     ),
     Chip(
         name="h100",
@@ -219,6 +263,8 @@ CHIPS = _table(
         link=450 * GIGA,
         host_link=50 * GIGA,
         kernels=CUDNN,
+        options=_CUBLAS,
+        gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
     ),
     Chip(
         name="h200",
@@ -231,6 +277,8 @@ CHIPS = _table(
         link=450 * GIGA,
         host_link=50 * GIGA,
         kernels=CUDNN,
+        options=_CUBLAS,
+        gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
     ),
     Chip(
         name="b200",
@@ -243,6 +291,8 @@ CHIPS = _table(
         link=900 * GIGA,
         host_link=50 * GIGA,
         kernels=CUDNN,
+        options=_CUBLAS,
+        gpu=GpuFacts((10, 0), 148, 128, 2048, shared=228 * KIB, cache=126 * MIB, clock=1.965),
     ),
     Chip(
         name="rtx4090",
@@ -255,6 +305,8 @@ CHIPS = _table(
         link=12 * GIGA,
         host_link=25 * GIGA,
         kernels=CUDNN,
+        options=_CUBLAS,
+        gpu=GpuFacts((8, 9), 128, 128, 1536, shared=100 * KIB, cache=72 * MIB, clock=2.52),
     ),
 )
 """All chips, by the names of their targets."""

@@ -21,7 +21,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.targets import resolve_target
+from wanbuild.targets.target import resolve_target
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import Manifest, read_manifest

@@ -14,7 +14,7 @@ from helpers.manifests import plain_manifest, plain_program, plain_target
 from wanbuild.programs import export
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.targets import TargetSpec
+from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.environment import ENVIRONMENT_FACTS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.parameters import DtypePolicy

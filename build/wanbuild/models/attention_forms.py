@@ -1,0 +1,30 @@
+"""The forms of the attention by name: a new form is one row."""
+
+from __future__ import annotations
+
+from wanbuild.models.attention import Attention, blocked_attention
+from wanrun.artifact.programs import Kernels
+
+
+def attention_form(kernels: Kernels) -> Attention:
+    """Returns the form of the attention that a target's kernels name.
+
+    A module of Pallas or cuDNN is imported here: programs for a CPU do without.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    match kernels.attention:
+        case "cpu":
+            return blocked_attention
+        case "splash":
+            from wanbuild.models.splash import SplashAttention
+
+            queries, keys, computed_keys = kernels.attention_blocks
+            return SplashAttention(queries, keys, computed_keys)
+        case "cudnn":
+            from wanbuild.models.cudnn import CudnnAttention
+
+            return CudnnAttention()
+        case other:
+            raise ValueError(f"there is no attention {other!r}")

@@ -1,0 +1,179 @@
+"""A target: the machine that programs are compiled for, with its devices, attached or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from wanbuild.devices import open_exactly
+from wanbuild.targets.chips import CHIPS, CUDNN, Chip
+from wanbuild.targets.topology import open_topology
+from wanrun.artifact.environment import device_environment, host_environment
+from wanrun.artifact.mesh import jax_mesh, name_suffix, num_devices
+from wanrun.artifact.programs import Kernels
+from wanrun.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    import jax
+
+ATTACHED = "-local"
+"""What the name of a target ends with that was compiled on its own accelerator."""
+
+_GOOGLE = "0x1ae0"
+"""The PCI vendor of TPUs."""
+
+CPU = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
+"""Kernels of a CPU."""
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """A target that can be compiled here.
+
+    Args:
+        name: its name and folder in the artifact; ``local`` on a CPU host is ``cpu``.
+        platform: JAX's platform name.
+        kernels: the implementations that its programs use.
+        device: the device that programs are lowered for, or the first of the mesh.
+        memory_bytes: the device's memory.
+        environment: every fact that the executables depend on.
+        mesh: devices by axis; empty for one device.
+        devices: the devices of the mesh.
+        options: the compiler's options.
+    """
+
+    name: str
+    platform: str
+    kernels: Kernels
+    device: jax.Device
+    memory_bytes: int
+    environment: dict[str, Any]
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    devices: Sequence[jax.Device] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def reopened(self) -> TargetSpec:
+        """Returns the target with its devices, where JAX may have started anew for another target."""
+        return resolve_target(self.name.removesuffix(name_suffix(self.mesh)), self.mesh)
+
+    @property
+    def programs_for(self) -> tuple[Kernels, Mapping[str, int], Sequence[jax.Device]]:
+        """The last arguments of a ``ProgramBuilder`` for this target."""
+        return self.kernels, self.mesh, self.devices
+
+    @property
+    def where(self) -> jax.Device | jax.sharding.Mesh:
+        """What programs are lowered for."""
+        return jax_mesh(self.mesh, self.devices) or self.device
+
+
+def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) -> TargetSpec:
+    """Returns the target of a name, with its devices.
+
+    Args:
+        name: 'local' for this machine's default device, 'cpu', or a chip of ``CHIPS``, which need not be
+            attached.
+        mesh: devices by axis; empty for one device.
+
+    Raises:
+        UsageError: for an unknown target, one without a device here, a topology that does not exist, or a
+            compiler that is not installed.
+    """
+    if name in CHIPS:
+        return _elsewhere(CHIPS[name], mesh)
+    if name.endswith(ATTACHED):
+        here = resolve_target("local", mesh)
+        if here.name.removesuffix(name_suffix(mesh)) != name:
+            raise UsageError(f"target {name} cannot be compiled here", expected=name, found=here.name)
+        return here
+    if name not in ("local", "cpu"):
+        known = ", ".join(["local", "cpu", *CHIPS])
+        raise UsageError(f"target {name} is not known", expected=f"one of {known}", found=name)
+    platform, count = (attached_platform() if name == "local" else name), num_devices(mesh)
+    try:
+        devices = open_exactly(platform, count)
+    except ArtifactError as error:
+        raise UsageError(
+            f"target {name} cannot be compiled here: {error.what}", found=error.found, remedy=error.remedy
+        ) from None
+    environment = {**host_environment(platform), **device_environment(devices)}
+    if platform != "cpu":
+        return _attached(environment, mesh, devices)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // count
+    full_name = f"cpu{name_suffix(mesh)}"
+    return TargetSpec(full_name, platform, CPU, devices[0], memory, environment, mesh, devices)
+
+
+def attached_platform(root: Path = Path("/")) -> str:
+    """Returns the platform that programs for this machine are compiled for: what JAX_PLATFORMS says, or that
+    of an attached accelerator. JAX itself would start every compiler that is installed, with or without one.
+
+    Args:
+        root: the folder that contains /proc and /sys.
+    """
+    if named := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
+        return named
+    if (root / "proc/driver/nvidia/version").exists():
+        return "cuda"
+    vendors = (root / "sys/bus/pci/devices").glob("*/vendor")
+    return "tpu" if any(file.read_text().strip() == _GOOGLE for file in vendors) else "cpu"
+
+
+def platforms_of(names: Iterable[str]) -> str:
+    """Returns the platforms that JAX has to start for targets of these names, as ``JaxFlags`` takes them."""
+    attached = attached_platform() if any(name.endswith("local") for name in names) else "cpu"
+    return "cpu" if attached == "cpu" else f"{attached},cpu"
+
+
+def _attached(
+    environment: dict[str, Any], mesh: Mapping[str, int], devices: Sequence[jax.Device]
+) -> TargetSpec:
+    """Returns the target of this machine's accelerator, whose compiler may try its kernels on it."""
+    first = devices[0]
+    chip = next((chip for chip in CHIPS.values() if first.device_kind in chip.device_kinds), None)
+    platform = environment["platform"]
+    if chip is None and platform == "tpu":
+        raise UsageError(
+            f"this machine's accelerator ({first.device_kind}) is not a target yet",
+            expected="one of " + ", ".join(kind for chip in CHIPS.values() for kind in chip.device_kinds),
+            remedy="use --target cpu",
+        )
+    name = chip.name if chip is not None else "gpu"
+    limit = (first.memory_stats() or {}).get("bytes_limit", 0)
+    return TargetSpec(
+        f"{name}{ATTACHED}{name_suffix(mesh)}",
+        platform,
+        chip.kernels if chip is not None else CUDNN,
+        first,
+        limit or (chip.memory_bytes if chip is not None else 0),
+        environment,
+        mesh,
+        devices,
+    )
+
+
+def _elsewhere(chip: Chip, mesh: Mapping[str, int]) -> TargetSpec:
+    """Returns the target of a chip that is not attached."""
+    topology = open_topology(chip, num_devices(mesh))
+    devices = topology.devices
+    environment = {
+        **host_environment(chip.platform),
+        **device_environment(devices),
+        "topology": topology.name,
+        "device_kinds": chip.device_kinds,
+    }
+    return TargetSpec(
+        f"{chip.name}{name_suffix(mesh)}",
+        chip.platform,
+        chip.kernels,
+        devices[0],
+        chip.memory_bytes,
+        environment,
+        mesh,
+        devices,
+        chip.options,
+    )
