@@ -123,6 +123,11 @@ _OVERLAP = MappingProxyType(
 """Attention exchanges heads in parts, while others are computed."""
 
 
+_SMALL_TILES = MappingProxyType({"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"})
+"""Stacks of weights keep the tiles in which they come, 8 x 128. For v7x the compiler else prefers 16 x 128,
+and copies all of them in every step."""
+
+
 def _splash(image_multiple: int, blocks: tuple[int, int, int] = (1024, 1024, 512)) -> Kernels:
     """Kernels of a TPU; blocks are queries, keys, and keys that are computed at once."""
     return Kernels(
@@ -222,7 +227,7 @@ CHIPS = _table(
         kernels=_splash(256),
         topologies=_PAIRS,
         host_chips=4,
-        options=_OVERLAP,
+        options=_OVERLAP | _SMALL_TILES,
     ),
     Chip(
         name="a100",

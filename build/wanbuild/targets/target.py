@@ -113,11 +113,12 @@ def attached_platform(root: Path = Path("/")) -> str:
     of an attached accelerator. JAX itself would start every compiler that is installed, with or without one.
 
     Args:
-        root: the folder that contains /proc and /sys.
+        root: the folder that contains /dev, /proc and /sys.
     """
     if named := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
         return named
-    if (root / "proc/driver/nvidia/version").exists():
+    # A container may have only one of them.
+    if any((root / file).exists() for file in ("proc/driver/nvidia/version", "dev/nvidiactl")):
         return "cuda"
     vendors = (root / "sys/bus/pci/devices").glob("*/vendor")
     return "tpu" if any(file.read_text().strip() == _GOOGLE for file in vendors) else "cpu"
