@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from checkpoints import MODELS
@@ -42,7 +42,12 @@ COLUMNS = ("arguments", "temporaries", "outputs", "compile", "operations", "Stab
 def published_manifest(model: str) -> Manifest:
     """Returns the manifest of a published model with the default dtypes, without parameters."""
     variant, repository = MODELS[model]
-    row, configs = variants()[variant], PUBLISHED_MODELS[repository]
+    return manifest_of(variant, PUBLISHED_MODELS[repository])
+
+
+def manifest_of(variant: str, configs: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """Returns the manifest of a model of these configs with the default dtypes, without parameters."""
+    row = variants()[variant]
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
     parsed = {name: kinds[name].parse(config, name) for name, config in configs.items()}
     defaults = Defaults(
