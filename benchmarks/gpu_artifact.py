@@ -1,0 +1,182 @@
+"""The parts of gpu.py that build, check and start artifacts with the commands, as a user does.
+
+As a script it writes a checkpoint: ``python gpu_artifact.py checkpoint JSON``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gpu_bench import HERE, Bench, NotGivenError, ProcessFailedError, manifest_fields
+from gpu_rows import Rows, main
+
+SIZE, FRAMES = "96x64", 9
+PROMPT = "A red fox runs through fresh snow at dawn"
+HEAD_SIZE = 64
+"""Of the toy's transformer: the attention of a GPU takes multiples of 8."""
+START = ("1.3b", "832x480", 81)
+"""The start that is timed: model, size, frames."""
+CPU: Mapping[str, str] = MappingProxyType({"JAX_PLATFORMS": "cpu"})
+
+
+def checkpoint(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Writes a checkpoint: the toy with a head size that GPUs take, or a published model full of zeros."""
+    from checkpoints import ensure_checkpoint
+    from wanbuild.toy.checkpoint import write_toy
+
+    folder, model = Path(arguments["folder"]), arguments["model"]
+    if model == "toy":
+        write_toy(folder, configs={"transformer": {"attention_head_dim": HEAD_SIZE}})
+    else:
+        folder = ensure_checkpoint(folder, model, sparse=True)
+    rows.add("checkpoint", note=str(folder))
+
+
+def make(bench: Bench, folder: Path) -> None:
+    """Makes the toy's artifact with the CPU's programs and golden records."""
+    bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder / "checkpoint"), model="toy")
+    artifact = folder / "artifact"
+    bench.wanbuild("convert", folder / "checkpoint", "--artifact", artifact, **CPU)
+    profile = ("--size", SIZE, "--frames", FRAMES, "--loop", "step")
+    bench.wanbuild("compile", "--artifact", artifact, "--target", "cpu", *profile, **CPU)
+    bench.wanbuild("verify", "--artifact", artifact, "--record", **CPU)
+
+
+def _toy(bench: Bench, name: str) -> Path:
+    """Returns a copy of the toy's artifact with golden records: of the given one, or of one made here."""
+    made = bench.folder / "made"
+    if not (made / "ready").exists():
+        shutil.rmtree(made, ignore_errors=True)
+        if bench.artifact is None:
+            make(bench, made)
+        else:
+            shutil.copytree(bench.artifact, made / "artifact")
+            if not manifest_fields(made / "artifact")["golden"]:
+                bench.wanbuild("verify", "--artifact", made / "artifact", "--record", **CPU)
+        (made / "ready").touch()
+    shutil.copytree(made / "artifact", bench.folder / name / "artifact")
+    return bench.folder / name / "artifact"
+
+
+def _run(bench: Bench, artifact: Path, *words: object) -> dict[str, Any]:
+    """Makes two steps of a video with ``wanrun`` and returns its timings; raises as ``Bench.run``."""
+    timings = artifact.parent / "timing.json"
+    common = ("--artifact", artifact, "--prompt", PROMPT, "--steps", 2, "--timing-json", timings)
+    output = ("--output", artifact.parent / "out.npy", "--overwrite")
+    words = (sys.executable, "-m", "wanrun", *common, *output, *words)
+    bench.run("wanrun", words)
+    return json.loads(timings.read_text())
+
+
+def _cache(timings: Mapping[str, Any]) -> str:
+    return f"{timings['cache_hits']} hits, {timings['cache_misses']} misses in the cache"
+
+
+def _replay(bench: Bench, artifact: Path) -> None:
+    """Replays the golden records, with the target that fits best, and adds how they agree."""
+    outcome = artifact.parent / "verify.json"
+    seconds = bench.wanbuild("verify", "--artifact", artifact, "--json", outcome)
+    agreements = json.loads(outcome.read_text())["profiles"]
+    for profile, agreement in agreements.items():
+        bench.rows.add(f"golden {profile}", seconds, "s", agreement)
+    if not agreements:
+        bench.rows.fail("golden", "no profile with a record can run here")
+
+
+def native(bench: Bench) -> None:
+    """Compiles the toy for this machine, makes a video, and compares with the CPU's golden records."""
+    artifact = _toy(bench, "native")
+    before = manifest_fields(artifact)
+    name, profile = next(iter(before["profiles"].items()))
+    options = profile["options"]
+    words = ["--size", f"{profile['width']}x{profile['height']}", "--frames", profile["num_frames"]]
+    for option in ("dtype", "vae_dtype", "loop"):
+        words += [f"--{option.replace('_', '-')}", options[option]]
+    seconds = bench.wanbuild("compile", "--artifact", artifact, "--target", "local", *words)
+    after = manifest_fields(artifact)["targets"]
+    targets = [key for key in after if bench.smoke or key not in before["targets"]] or list(after)
+    bench.rows.add(f"wanbuild compile {name}", seconds, "s", f"target {', '.join(targets)}")
+    with bench.rows.attempt("wanrun"):
+        timings = _run(bench, artifact, "--target", targets[-1])
+        bench.rows.add("wanrun, 2 steps", timings["total_seconds"], "s", _cache(timings))
+        if timings["cache_misses"] or not timings["cache_hits"]:
+            bench.rows.fail("cache", f"expected hits alone, found {_cache(timings)}")
+    with bench.rows.attempt("golden"):
+        _replay(bench, artifact)
+
+
+def cross(bench: Bench) -> None:
+    """Loads executables that were built on a machine without this chip, and says what happens."""
+    if bench.artifact is None and not bench.smoke:
+        raise NotGivenError("no artifact from elsewhere: give --artifact, made with --make")
+    artifact = _toy(bench, "cross")
+    targets = manifest_fields(artifact)["targets"]
+    elsewhere = [key for key, found in targets.items() if found["environment"]["platform"] != "cpu"]
+    name = bench.target or (elsewhere or [*targets, None])[0]
+    if name not in targets or not (elsewhere or bench.smoke):
+        raise LookupError(f"the artifact has no target {name or 'of a GPU'}: it has {', '.join(targets)}")
+    bench.measure("gpu_device.py", "entries", artifact=str(artifact), target=name)
+    for more in ((), ("--allow-compile",)):
+        what = " ".join(("wanrun --target", name, *more))
+        started = time.monotonic()
+        try:
+            timings = _run(bench, artifact, "--target", name, *more)
+        except ProcessFailedError as error:
+            bench.rows.fail(
+                what, f"exit code {error.code} after {time.monotonic() - started:.0f} s: {error.last}"
+            )
+            continue
+        bench.rows.add(what, timings["total_seconds"], "s", f"exit code 0, {_cache(timings)}")
+        break
+    if not bench.smoke:  # native has replayed them, with the same programs
+        with bench.rows.attempt("golden"):
+            _replay(bench, artifact)
+
+
+def start(bench: Bench) -> None:
+    """Times a start: from the command until the first step could be dispatched, and the restore in it."""
+    model, size, frames = ("toy", SIZE, FRAMES) if bench.smoke else START
+    if bench.smoke:
+        artifact = _toy(bench, "start")
+    else:
+        folder = bench.folder / "start"
+        bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder), model=model)
+        (source,) = folder.glob("checkpoint-*")
+        artifact = folder / "artifact"
+        bench.rows.add("convert", bench.wanbuild("convert", source, "--artifact", artifact), "s")
+        words = ("--size", size, "--frames", frames, "--loop", "step", "--target", "local")
+        seconds = bench.wanbuild("compile", "--artifact", artifact, *words)
+        bench.rows.add(f"wanbuild compile {size}x{frames}", seconds, "s", "with autotuning")
+    for attempt in ("first", "second"):
+        timing = _ready(bench, artifact, size, frames)
+        gigabytes, seconds = timing["restore_bytes"] / 1e9, timing["restore_seconds"]
+        bench.rows.add(
+            f"{model} until ready, {attempt}", timing["process_to_ready_seconds"], "s", _cache(timing)
+        )
+        rate = f"{gigabytes:.2f} GB, {gigabytes / seconds:.2f} GB/s" if seconds else ""
+        bench.rows.add(f"{model} restore, {attempt}", seconds, "s", rate)
+        bench.rows.add(f"{model} executables, {attempt}", timing["executables_seconds"], "s")
+        if bench.smoke:
+            break
+
+
+def _ready(bench: Bench, artifact: Path, size: str, frames: int) -> dict[str, Any]:
+    """Runs ``wanrun`` until it is ready and returns its timings; raises as ``Bench.run``."""
+    result = artifact.parent / "ready.json"
+    words = ["--artifact", artifact, "--size", size, "--frames", frames, "--prompt", PROMPT, "--steps", 2]
+    words += ["--no-embedding-cache", "--output", artifact.parent / "ready.npy"]
+    payload = {"arguments": [str(word) for word in words], "stop": "ready", "result": str(result)}
+    payload["spawned"] = time.monotonic()
+    bench.run("wanrun", [sys.executable, "-P", HERE / "probes.py", "command", json.dumps(payload)])
+    return json.loads(result.read_text())["timing"]
+
+
+if __name__ == "__main__":
+    main(MappingProxyType({"checkpoint": checkpoint}))

@@ -1,0 +1,378 @@
+"""The parts of gpu.py that run the project's programs on the device: ``python gpu_device.py NAME JSON``.
+
+Programs are exported, lowered and compiled as ``wanbuild compile`` does it, for this machine. Their arguments
+are random and made on the device. Only JAX is imported at the top: the ceiling needs nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gpu_rows import Rows, main
+
+Arguments = Mapping[str, Any]
+Call = Callable[..., Any]
+GIGA, TERA = 1e9, 1e12
+MATRICES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (65520, 5120, 13824))
+"""Rows, sums and columns of the ceiling's matrices; the last are of a 14B feed-forward at 832x480x81."""
+SEQUENCES = ((32760, 12), (32760, 40), (75600, 12), (75600, 40))
+"""Tokens and heads of the attentions: 832x480x81 and 1280x720x81, 1.3B and 14B."""
+LARGE = 2**20
+"""Values of an array that is made on the device; smaller ones are cheaper to send than to compile for."""
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -0.03, 0.03)
+
+
+def random_arrays(tree: Any, device: jax.Device) -> Any:
+    """Returns random arrays of a tree of shapes and dtypes: uniform in ±0.03, integers 0."""
+
+    def array(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        dtype, seed = jnp.dtype(leaf.dtype), zlib.crc32(jax.tree_util.keystr(path).encode())
+        if not jnp.issubdtype(dtype, jnp.floating):
+            return jax.device_put(np.zeros(leaf.shape, dtype), device)
+        if leaf.size < LARGE:
+            values = np.random.default_rng(seed).uniform(-0.03, 0.03, leaf.shape)
+            return jax.device_put(values.astype(dtype), device)
+        return _uniform(jax.random.key(seed, impl="rbg"), tuple(leaf.shape), dtype)
+
+    with jax.default_device(device):
+        return jax.block_until_ready(jax.tree_util.tree_map_with_path(array, tree))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of each timing, and the last result."""
+
+    seconds: list[float]
+    result: Any
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def timed(call: Call, make: Call, repeats: int, until: float, calls: int = 1) -> Timed:
+    """Times calls, after one that does not count; fewer if the time is up.
+
+    Args:
+        call: takes the arguments that ``make`` returns, anew for each timing, because some are donated.
+        make: makes the arguments; its time does not count.
+        repeats: timings.
+        until: on time.monotonic(); a timing that would end later is left out, but never all.
+        calls: calls of one timing, of which a call's share is returned.
+    """
+    seconds: list[float] = []
+    for number in range(repeats + 1):
+        arguments = jax.block_until_ready(make())
+        started = time.perf_counter()
+        for _ in range(calls):
+            result = call(**arguments)
+        del arguments
+        jax.block_until_ready(result)
+        seconds.append((time.perf_counter() - started) / calls)
+        if number and time.monotonic() + 1.5 * calls * seconds[-1] > until:
+            break
+    return Timed(seconds[1:], result)
+
+
+def peak_bytes(device: jax.Device) -> int | None:
+    """Returns the most bytes that this process has held on the device; None where JAX does not count them."""
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def ceiling(rows: Rows, arguments: Arguments) -> None:
+    """Matrix products in bfloat16, of which the fastest is the ceiling; and the attention alone."""
+    device, smoke, until = jax.devices()[0], arguments["smoke"], arguments["until"]
+    product = jax.jit(lambda a, b: a @ b)
+    for m, k, n in ((128, 128, 128),) if smoke else MATRICES:
+        what = f"matmul {m}x{k}x{n}"
+        with rows.attempt(what):
+            shapes = {"a": (m, k), "b": (k, n)}
+            found = timed(product, _makes(shapes, device), 5, until, calls=10)
+            best = min(found.seconds)
+            tflops = 2 * m * k * n / best / TERA
+            rows.add(what, best * 1e3, "ms", tflops=tflops, seconds=found.seconds, ceiling=True)
+    how = "xla" if device.platform == "cpu" else "cudnn"
+    attend = jax.jit(functools.partial(jax.nn.dot_product_attention, implementation=how))
+    for tokens, heads in ((64, 2),) if smoke else SEQUENCES:
+        what = f"attention {tokens} tokens, 2 x {heads} heads, {how}"
+        with rows.attempt(what):
+            shapes = dict.fromkeys(("query", "key", "value"), (2, tokens, heads, 128))
+            found = timed(attend, _makes(shapes, device), 5, until)
+            tflops = 4 * 2 * heads * tokens**2 * 128 / found.median / TERA
+            rows.add(what, found.median * 1e3, "ms", tflops=tflops, seconds=found.seconds)
+    if (peak := peak_bytes(device)) is not None:
+        rows.add("peak memory", peak / GIGA, "GB")
+
+
+def _makes(shapes: Mapping[str, tuple[int, ...]], device: jax.Device) -> Call:
+    """Returns a function of the same bfloat16 arrays, for calls that donate nothing."""
+    abstract = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    arrays = random_arrays(abstract, device)
+    return lambda: dict(arrays)
+
+
+def step_flops(config: Any, tokens: int, text_tokens: int, halves: int) -> float:
+    """Returns the operations of a denoising step in matrix products.
+
+    For each of L layers of width D and feed-forward width F, with S tokens and T of the text: projections of
+    self-attention 8 S D², its scores and sums 4 S² D; of cross-attention query and output 4 S D² (keys and
+    values are made before the first step), scores and sums 4 S T D; feed-forward 4 S D F. Then the patches'
+    projections in and out. Both halves of a guidance pair count; norms, modulation, RoPE and timestep do not.
+
+    Args:
+        config: the transformer's config.
+        tokens: S.
+        text_tokens: T.
+        halves: 2 with guidance, else 1.
+    """
+    S, D, F = tokens, config.dim, config.ffn_dim
+    layer = 8 * S * D**2 + 4 * S**2 * D + 4 * S * D**2 + 4 * S * text_tokens * D + 4 * S * D * F
+    ends = 2 * S * D * config.patch_volume * (config.in_channels + config.out_channels)
+    return float(halves * (config.num_layers * layer + ends))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Changed fields of ``BuildOptions`` and of the target's ``Kernels``."""
+
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, the seconds to compile it, and the bytes of one call: arguments, outputs, temporaries."""
+
+    call: Call
+    seconds: float
+    nbytes: int
+
+
+class Programs:
+    """Compiles a model's programs for this machine.
+
+    Args:
+        model: one of ``checkpoints.MODELS``, or ``toy``.
+        choice: what differs from the defaults. The toy's convolutions are direct, as on every GPU.
+    """
+
+    def __init__(self, model: str, choice: Choice) -> None:
+        import msgspec
+
+        from compile_memory import manifest_of, published_manifest
+        from wanbuild.programs.options import BuildOptions
+        from wanbuild.programs.targets import resolve_target
+        from wanbuild.toy.configs import TOY_VARIANTS
+        from wanrun.artifact.jax_process import JaxFlags
+
+        toy = "wan2.1-t2v" if model == "toy" else None
+        target = resolve_target("local")
+        kernels = {**choice.kernels, **({"convolution": "direct"} if toy else {})}
+        self.target = dataclasses.replace(target, kernels=msgspec.structs.replace(target.kernels, **kernels))
+        self.device = target.device
+        self._flags = JaxFlags(target.platform)  # held until the process ends
+        self._manifest = manifest_of(toy, TOY_VARIANTS[toy].configs) if toy else published_manifest(model)
+        self._options = BuildOptions(**choice.options)
+
+    def builder(self, width: int, height: int, frames: int) -> Any:
+        """Returns the builder of a profile with guidance."""
+        from wanbuild.programs.builder import ProgramBuilder
+        from wanbuild.programs.options import Shape
+
+        shape = Shape(width, height, frames, 1, True)
+        return ProgramBuilder(self._manifest, shape, self._options, *self.target.programs_for)
+
+    @property
+    def config(self) -> Any:
+        """The transformer's config."""
+        from wanbuild.components import kind_of
+
+        data = self._manifest.configs["transformer"]
+        return kind_of("transformer", data["_class_name"]).parse(data, "transformer")
+
+    def compile(self, spec: Any) -> Compiled:
+        """Compiles a program.
+
+        Raises:
+            MemoryError: if a call needs more than JAX may use of the device's memory.
+        """
+        from wanbuild.programs.export import export_program
+        from wanrun.loading.jax_cache import lower
+
+        data = export_program(spec, self.target.platform)
+        lowered = lower(data, spec.name, spec.donate, self.target.where)
+        started = time.perf_counter()
+        compiled = lowered.compile()
+        seconds = time.perf_counter() - started
+        memory: Any = compiled.memory_analysis()
+        used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        used += memory.output_size_in_bytes - memory.alias_size_in_bytes
+        limit = (self.device.memory_stats() or {}).get("bytes_limit")
+        if limit is not None and used > limit:
+            raise MemoryError(
+                f"{spec.name} needs {used / GIGA:.1f} GB, and JAX may use {limit / GIGA:.1f} GB"
+            )
+        return Compiled(compiled, seconds, used)
+
+    def report(self, rows: Rows, what: str, compiled: Compiled, found: Timed, **facts: Any) -> None:
+        """Adds the rows of one program.
+
+        Raises:
+            ArithmeticError: if its result is not finite.
+        """
+        note = f"median of {len(found.seconds)}; arguments + temporaries {compiled.nbytes / GIGA:.2f} GB"
+        rows.add(what, found.median, "s", note, seconds=found.seconds, **facts)
+        rows.add(f"{what}: compile", compiled.seconds, "s")
+        if (peak := peak_bytes(self.device)) is not None:
+            rows.add(f"{what}: peak memory", peak / GIGA, "GB", "of this process so far")
+        for leaf in jax.tree.leaves(found.result):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
+                raise ArithmeticError("the result is not finite")
+
+
+def step(rows: Rows, arguments: Arguments) -> None:
+    """The denoising step of one model, with guidance, at each size."""
+    model = arguments["model"]
+    programs = Programs(model, Choice("default"))
+    rows.add("kernels", note=", ".join(f"{k} {v}" for k, v in _fields(programs.target.kernels).items()))
+    weights: Any = None
+    for size in arguments["sizes"]:
+        what = "step {} {}x{}x{}".format(model, *size)
+        with rows.attempt(what):
+            builder = programs.builder(*size)
+            spec, before = builder.denoise_step(), builder.prepare()
+            compiled, prepare = programs.compile(spec), programs.compile(before)
+            abstract = dict(zip(before.inputs, before.arguments, strict=True))
+            if weights is None:
+                weights = _weights(rows, model, abstract["transformer"], programs.device)
+            embeddings = random_arrays(abstract["embeddings"], programs.device)
+            given = {"transformer": weights, **prepare.call(transformer=weights, embeddings=embeddings)}
+            rest = {name: a for name, a in zip(spec.inputs, spec.arguments, strict=True) if name not in given}
+            make = _fresh(given, random_arrays(rest, programs.device))
+            found = timed(compiled.call, make, arguments["repeats"], arguments["until"])
+            config = programs.config
+            tokens = int(np.prod(config.grid(builder.latent_shape)))
+            flops = step_flops(config, tokens, embeddings.shape[1], 2)
+            tflops = flops / found.median / TERA
+            programs.report(rows, what, compiled, found, tflops=tflops, flops=flops)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.structs.asdict(record)
+
+
+def _weights(rows: Rows, model: str, abstract: Any, device: jax.Device) -> Any:
+    started = time.perf_counter()
+    weights = random_arrays(abstract, device)
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+    rows.add(f"weights {model}", nbytes / GIGA, "GB", f"made in {time.perf_counter() - started:.1f} s")
+    return weights
+
+
+def _fresh(given: Mapping[str, Any], copied: Any) -> Call:
+    """Returns a function of arguments of which some, those that may be donated, are copied for each call."""
+    return lambda: {**given, **jax.tree.map(jnp.copy, copied)}
+
+
+VAE_CHOICES = (
+    Choice("default"),
+    Choice("TF32 products", kernels={"float32_precision": "default"}),
+    Choice("bfloat16", {"vae_dtype": "bfloat16"}),
+)
+
+
+def decode(rows: Rows, arguments: Arguments) -> None:
+    """The VAE's decode with each choice, at each size."""
+    for choice in VAE_CHOICES[:1] if arguments["smoke"] else VAE_CHOICES:
+        programs = Programs(arguments["model"], choice)
+        for size in arguments["sizes"]:
+            what = "decode {}x{}x{}, {}".format(*size, choice.label)
+            with rows.attempt(what):
+                spec = programs.builder(*size).decode_video()
+                compiled = programs.compile(spec)
+                given = random_arrays(dict(zip(spec.inputs, spec.arguments, strict=True)), programs.device)
+                make = functools.partial(dict, given)
+                found = timed(compiled.call, make, arguments["repeats"], arguments["until"])
+                programs.report(rows, what, compiled, found)
+
+
+def entries(rows: Rows, arguments: Arguments) -> None:
+    """Loads the executables of a target, which may have been built elsewhere, past every check of wanrun.
+
+    An entry that is not under the key that JAX asks for here is loaded under that key all the same. A loader
+    that crashes ends this process: the last row names the program.
+    """
+    from wanrun.artifact.environment import open_devices
+    from wanrun.artifact.jax_process import JaxFlags
+    from wanrun.artifact.manifest import read_manifest
+    from wanrun.loading.executables import check_entry
+
+    artifact = Path(arguments["artifact"])
+    manifest = read_manifest(artifact)
+    target = manifest.targets[arguments["target"]]
+    device = open_devices(target.environment["platform"])[0]
+    built, here = target.environment, device.client.platform_version
+    rows.add("built for", note=f"{built['device_kind']}: {built['platform_version']}")
+    rows.add("found", note=f"{device.device_kind}: {here}")
+    with JaxFlags(built["platform"]):
+        for profile, found in target.executables.items():
+            programs = manifest.programs(target, manifest.profiles[profile])
+            for name, entry in found.items():
+                with rows.attempt(f"load {name}"):
+                    check_entry(artifact, target, name, entry)
+                    _load(rows, artifact, target, name, programs[name], entry, device)
+
+
+def _load(
+    rows: Rows, artifact: Path, target: Any, name: str, program: Any, entry: Any, device: jax.Device
+) -> None:
+    """Loads one executable under the key that JAX has for it here.
+
+    Raises:
+        LookupError: if JAX does not take it.
+    """
+    from wanrun.artifact.jax_process import using_cache
+    from wanrun.loading.executables import read_program
+    from wanrun.loading.jax_cache import asked_key, cached, lower
+
+    data = read_program(artifact, name, program)
+    lowered = lower(data, name, program.donated, device, options=target.options)
+    with tempfile.TemporaryDirectory() as folder:
+        with using_cache(Path(folder), write=False):
+            key = asked_key(lowered)
+        if key is None:
+            raise LookupError("JAX does not say under which key it looks for the entry")
+        same = "the same key" if key == entry.file else "another key"
+        rows.add(f"load {name}", note=f"{same}; the loader did not return", begun=True)
+        Path(folder, key).write_bytes((artifact / target.folder / entry.file).read_bytes())
+        started = time.perf_counter()
+        with using_cache(Path(folder), write=False):
+            loaded = cached(lowered)
+        if loaded is None:
+            raise LookupError(f"{same}, and JAX does not take the entry")
+        rows.add(f"load {name}", (time.perf_counter() - started) * 1e3, "ms", f"{same}; loaded")
+
+
+if __name__ == "__main__":
+    main(MappingProxyType({"ceiling": ceiling, "step": step, "decode": decode, "entries": entries}))
