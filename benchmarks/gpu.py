@@ -9,6 +9,7 @@ It runs from a checkout and needs no network. Each part runs in processes of its
 crashes or exceeds its time becomes a row with the reason, and the others go on. Weights are random, in the
 shapes of the published models, and made on the device; those of a start are zeros on the disk.
 
+device     what JAX sees; always measured
 ceiling    matrix products in bfloat16, and cuDNN's attention alone
 cross      executables that were built elsewhere: past wanrun's checks, through wanrun, and golden records
 native     a toy built here: hits, and agreement with the golden records of a CPU
@@ -77,6 +78,11 @@ COMMANDS = (
 """The packages that wanbuild and wanrun need."""
 
 
+def device(bench: Bench) -> None:
+    """The device that JAX sees, without which nothing of JAX is measured."""
+    bench.measure("gpu_device.py", "device")
+
+
 def ceiling(bench: Bench) -> None:
     """Matrix products in bfloat16, and the attention alone."""
     bench.measure("gpu_device.py", "ceiling")
@@ -128,6 +134,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
+    "device": Part(device, ("jax",), 10, 60),
     "ceiling": Part(ceiling, ("jax",), 20, 60),
     "cross": Part(cross, COMMANDS, 30, 100),
     "native": Part(native, COMMANDS, 40, 150),
@@ -148,6 +155,8 @@ def run_parts(bench: Bench, names: Sequence[str], budget: float, missing: Sequen
         for name in names:
             part, left = PARTS[name], deadline - time.monotonic()
             lacking = [package for package in part.needs if package in missing]
+            if "jax" in part.needs and outcomes.get("device", {}).get("state") in ("failed", "left out"):
+                lacking.append("a GPU that JAX can use")
             if lacking:
                 outcomes[name] = _left_out(f"missing: {', '.join(lacking)}")
             elif left < part.least and not bench.smoke:
@@ -231,9 +240,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--make", type=Path, metavar="DIR", help="make the toy artifact, and measure nothing")
     options = parser.parse_args()
-    options.part = options.part.split(",") if options.part else list(SMOKE_PARTS if options.smoke else PARTS)
-    if unknown := [name for name in options.part if name not in PARTS]:
+    named = options.part.split(",") if options.part else list(SMOKE_PARTS if options.smoke else PARTS)
+    if unknown := [name for name in named if name not in PARTS]:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    options.part = list(dict.fromkeys(["device", *named]))
     if options.make is not None and (options.target is None or options.make.exists()):
         parser.error("--make needs --target, and a folder that does not exist yet")
     return options

@@ -90,9 +90,23 @@ def _replay(bench: Bench, artifact: Path) -> None:
         bench.rows.fail("golden", "no profile with a record can run here")
 
 
+def only_cpu(rows: Rows, arguments: Mapping[str, Any]) -> None:
+    """Leaves only the targets of CPUs in an artifact's manifest; the next build removes the others' files."""
+    from wanbuild.programs.export import used_sets
+    from wanrun.artifact.manifest import read_manifest
+
+    artifact = Path(arguments["artifact"])
+    manifest = read_manifest(artifact)
+    kept = {name: one for name, one in manifest.targets.items() if one.environment["platform"] == "cpu"}
+    sets = used_sets(manifest.program_sets, kept)
+    manifest.changed(targets=kept, program_sets=sets).write(artifact)
+
+
 def native(bench: Bench) -> None:
     """Compiles the toy for this machine, makes a video, and compares with the CPU's golden records."""
     artifact = _toy(bench, "native")
+    if _elsewhere(artifact):  # or they might be replayed instead of what is compiled here
+        bench.measure("gpu_artifact.py", "only_cpu", artifact=str(artifact))
     before = manifest_fields(artifact)
     name, profile = next(iter(before["profiles"].items()))
     options = profile["options"]
@@ -112,16 +126,21 @@ def native(bench: Bench) -> None:
         _replay(bench, artifact)
 
 
+def _elsewhere(artifact: Path) -> list[str]:
+    """Returns the targets of an artifact that are not a CPU's."""
+    targets = manifest_fields(artifact)["targets"]
+    return [name for name, target in targets.items() if target["environment"]["platform"] != "cpu"]
+
+
 def cross(bench: Bench) -> None:
     """Loads executables that were built on a machine without this chip, and says what happens."""
     if bench.artifact is None and not bench.smoke:
         raise NotGivenError("no artifact from elsewhere: give --artifact, made with --make")
     artifact = _toy(bench, "cross")
-    targets = manifest_fields(artifact)["targets"]
-    elsewhere = [key for key, found in targets.items() if found["environment"]["platform"] != "cpu"]
-    name = bench.target or (elsewhere or [*targets, None])[0]
-    if name not in targets or not (elsewhere or bench.smoke):
-        raise LookupError(f"the artifact has no target {name or 'of a GPU'}: it has {', '.join(targets)}")
+    elsewhere = ["cpu"] if bench.smoke else _elsewhere(artifact)
+    name = bench.target or next(iter(elsewhere), "of a GPU")
+    if name not in elsewhere:
+        raise LookupError(f"the artifact has no target {name}: it has {', '.join(elsewhere) or 'none'}")
     bench.measure("gpu_device.py", "entries", artifact=str(artifact), target=name)
     for more in ((), ("--allow-compile",)):
         what = " ".join(("wanrun --target", name, *more))
@@ -179,4 +198,4 @@ def _ready(bench: Bench, artifact: Path, size: str, frames: int) -> dict[str, An
 
 
 if __name__ == "__main__":
-    main(MappingProxyType({"checkpoint": checkpoint}))
+    main(MappingProxyType({"checkpoint": checkpoint, "only_cpu": only_cpu}))

@@ -317,6 +317,20 @@ def decode(rows: Rows, arguments: Arguments) -> None:
                 programs.report(rows, what, compiled, found)
 
 
+def device(rows: Rows, arguments: Arguments) -> None:
+    """The device that JAX prefers; it must be a GPU, except in a smoke run.
+
+    Raises:
+        RuntimeError: if it is another.
+    """
+    first = jax.devices()[0]
+    limit = (first.memory_stats() or {}).get("bytes_limit")
+    rows.add("device", limit and limit / GIGA, "GB", first.device_kind, platform=first.platform)
+    rows.add("platform", note=" ".join(first.client.platform_version.split()))
+    if first.platform != "gpu" and not arguments["smoke"]:
+        raise RuntimeError(f"JAX sees no GPU: its default device is {first.device_kind}")
+
+
 def entries(rows: Rows, arguments: Arguments) -> None:
     """Loads the executables of a target, which may have been built elsewhere, past every check of wanrun.
 
@@ -375,4 +389,8 @@ def _load(
 
 
 if __name__ == "__main__":
-    main(MappingProxyType({"ceiling": ceiling, "step": step, "decode": decode, "entries": entries}))
+    main(
+        MappingProxyType(
+            {"device": device, "ceiling": ceiling, "step": step, "decode": decode, "entries": entries}
+        )
+    )
