@@ -14,7 +14,7 @@ ceiling    matrix products in bfloat16, and cuDNN's attention alone
 cross      executables that were built elsewhere: past wanrun's checks, through wanrun, and golden records
 native     a toy built here: hits, and agreement with the golden records of a CPU
 step-*     the denoising step with guidance at 832x480x81 and 1280x720x81, and the memory
-decode     the VAE's decode at these sizes, with several precisions
+decode     the VAE's decode at these sizes, and in other precisions at the first
 torch      a plain transformer block with scaled_dot_product_attention, eager and compiled
 start      wanrun from its start until it is ready, with the 1.3B model, and the restore in it
 
@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -53,7 +54,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from gpu_artifact import cross, make, native, start
-from gpu_bench import Bench, NotGivenError, machine
+from gpu_bench import Bench, NotGivenError, ProcessFailedError, machine
 from gpu_rows import reason
 
 SIZES = ((832, 480, 81), (1280, 720, 81))
@@ -79,8 +80,16 @@ COMMANDS = (
 
 
 def device(bench: Bench) -> None:
-    """The device that JAX sees, without which nothing of JAX is measured."""
+    """The device that JAX sees, without which nothing of JAX is measured.
+
+    Where wanbuild takes this machine for one without an accelerator, JAX_PLATFORMS tells it.
+    """
     bench.measure("gpu_device.py", "device")
+    found = {row["what"]: row for row in bench.rows.read() if not row["failed"]}
+    sees_gpu = found.get("device", {}).get("platform") == "gpu"
+    if sees_gpu and found.get("local target", {}).get("note") == "cpu" and "JAX_PLATFORMS" not in os.environ:
+        bench.environment["JAX_PLATFORMS"] = "cuda,cpu"
+        bench.rows.add("JAX_PLATFORMS", note="set to cuda,cpu: without it wanbuild's target local is the CPU")
 
 
 def ceiling(bench: Bench) -> None:
@@ -252,9 +261,10 @@ def _options() -> argparse.Namespace:
 def make_artifact(bench: Bench, options: argparse.Namespace) -> None:
     """Makes the toy artifact with the CPU's target, golden records and the target of another machine."""
     bench.begin("make", time.monotonic() + options.budget)
-    make(bench, bench.folder)
-    words = ("--target", options.target, "--size", "96x64", "--frames", 9, "--loop", "step")
-    bench.wanbuild("compile", "--artifact", bench.folder / "artifact", *words)
+    try:
+        make(bench, bench.folder, options.target)
+    except (ProcessFailedError, TimeoutError) as error:
+        raise SystemExit(f"no artifact was made: {error}") from None
     shutil.move(bench.folder / "artifact", options.make)
     print(f"made {options.make}")
 

@@ -39,14 +39,21 @@ def checkpoint(rows: Rows, arguments: Mapping[str, Any]) -> None:
     rows.add("checkpoint", note=str(folder))
 
 
-def make(bench: Bench, folder: Path) -> None:
-    """Makes the toy's artifact with the CPU's programs and golden records."""
+def make(bench: Bench, folder: Path, target: str | None = None) -> None:
+    """Makes the toy's artifact with the CPU's programs and golden records, and those of another target.
+
+    Raises:
+        ProcessFailedError: if a command fails.
+        TimeoutError: if there is no time left.
+    """
     bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder / "checkpoint"), model="toy")
     artifact = folder / "artifact"
     bench.wanbuild("convert", folder / "checkpoint", "--artifact", artifact, **CPU)
     profile = ("--size", SIZE, "--frames", FRAMES, "--loop", "step")
     bench.wanbuild("compile", "--artifact", artifact, "--target", "cpu", *profile, **CPU)
     bench.wanbuild("verify", "--artifact", artifact, "--record", **CPU)
+    if target is not None:
+        bench.wanbuild("compile", "--artifact", artifact, "--target", target, *profile)
 
 
 def _toy(bench: Bench, name: str) -> Path:
@@ -141,7 +148,7 @@ def cross(bench: Bench) -> None:
     name = bench.target or next(iter(elsewhere), "of a GPU")
     if name not in elsewhere:
         raise LookupError(f"the artifact has no target {name}: it has {', '.join(elsewhere) or 'none'}")
-    bench.measure("gpu_device.py", "entries", artifact=str(artifact), target=name)
+    bench.measure("gpu_entries.py", "entries", artifact=str(artifact), target=name)
     for more in ((), ("--allow-compile",)):
         what = " ".join(("wanrun --target", name, *more))
         started = time.monotonic()

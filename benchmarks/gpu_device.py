@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +35,14 @@ LARGE = 2**20
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.uniform(key, shape, dtype, -0.03, 0.03)
+    """Uniform in ±0.03; a stack is made layer by layer, because one may have more than 2**31 values."""
+
+    def part(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, jnp.float32, -0.03, 0.03).astype(dtype)
+
+    if len(shape) < 3:
+        return part(key, shape)
+    return jax.lax.map(lambda key: part(key, shape[1:]), jax.random.split(key, shape[0]))
 
 
 def random_arrays(tree: Any, device: jax.Device) -> Any:
@@ -180,7 +185,7 @@ class Programs:
 
         from compile_memory import manifest_of, published_manifest
         from wanbuild.programs.options import BuildOptions
-        from wanbuild.programs.targets import resolve_target
+        from wanbuild.targets.target import resolve_target
         from wanbuild.toy.configs import TOY_VARIANTS
         from wanrun.artifact.jax_process import JaxFlags
 
@@ -219,7 +224,8 @@ class Programs:
         from wanrun.loading.jax_cache import lower
 
         data = export_program(spec, self.target.platform)
-        lowered = lower(data, spec.name, spec.donate, self.target.where)
+        target = self.target
+        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options)
         started = time.perf_counter()
         compiled = lowered.compile()
         seconds = time.perf_counter() - started
@@ -303,10 +309,10 @@ VAE_CHOICES = (
 
 
 def decode(rows: Rows, arguments: Arguments) -> None:
-    """The VAE's decode with each choice, at each size."""
+    """The VAE's decode at each size, and with each other choice at the first."""
     for choice in VAE_CHOICES[:1] if arguments["smoke"] else VAE_CHOICES:
         programs = Programs(arguments["model"], choice)
-        for size in arguments["sizes"]:
+        for size in arguments["sizes"][: None if choice is VAE_CHOICES[0] else 1]:
             what = "decode {}x{}x{}, {}".format(*size, choice.label)
             with rows.attempt(what):
                 spec = programs.builder(*size).decode_video()
@@ -327,70 +333,15 @@ def device(rows: Rows, arguments: Arguments) -> None:
     limit = (first.memory_stats() or {}).get("bytes_limit")
     rows.add("device", limit and limit / GIGA, "GB", first.device_kind, platform=first.platform)
     rows.add("platform", note=" ".join(first.client.platform_version.split()))
+    try:
+        from wanbuild.targets.target import attached_platform
+    except ImportError as error:
+        rows.add("local target", note=f"not known: {error}")
+    else:
+        rows.add("local target", note=attached_platform())
     if first.platform != "gpu" and not arguments["smoke"]:
         raise RuntimeError(f"JAX sees no GPU: its default device is {first.device_kind}")
 
 
-def entries(rows: Rows, arguments: Arguments) -> None:
-    """Loads the executables of a target, which may have been built elsewhere, past every check of wanrun.
-
-    An entry that is not under the key that JAX asks for here is loaded under that key all the same. A loader
-    that crashes ends this process: the last row names the program.
-    """
-    from wanrun.artifact.environment import open_devices
-    from wanrun.artifact.jax_process import JaxFlags
-    from wanrun.artifact.manifest import read_manifest
-    from wanrun.loading.executables import check_entry
-
-    artifact = Path(arguments["artifact"])
-    manifest = read_manifest(artifact)
-    target = manifest.targets[arguments["target"]]
-    device = open_devices(target.environment["platform"])[0]
-    built, here = target.environment, device.client.platform_version
-    rows.add("built for", note=f"{built['device_kind']}: {built['platform_version']}")
-    rows.add("found", note=f"{device.device_kind}: {here}")
-    with JaxFlags(built["platform"]):
-        for profile, found in target.executables.items():
-            programs = manifest.programs(target, manifest.profiles[profile])
-            for name, entry in found.items():
-                with rows.attempt(f"load {name}"):
-                    check_entry(artifact, target, name, entry)
-                    _load(rows, artifact, target, name, programs[name], entry, device)
-
-
-def _load(
-    rows: Rows, artifact: Path, target: Any, name: str, program: Any, entry: Any, device: jax.Device
-) -> None:
-    """Loads one executable under the key that JAX has for it here.
-
-    Raises:
-        LookupError: if JAX does not take it.
-    """
-    from wanrun.artifact.jax_process import using_cache
-    from wanrun.loading.executables import read_program
-    from wanrun.loading.jax_cache import asked_key, cached, lower
-
-    data = read_program(artifact, name, program)
-    lowered = lower(data, name, program.donated, device, options=target.options)
-    with tempfile.TemporaryDirectory() as folder:
-        with using_cache(Path(folder), write=False):
-            key = asked_key(lowered)
-        if key is None:
-            raise LookupError("JAX does not say under which key it looks for the entry")
-        same = "the same key" if key == entry.file else "another key"
-        rows.add(f"load {name}", note=f"{same}; the loader did not return", begun=True)
-        Path(folder, key).write_bytes((artifact / target.folder / entry.file).read_bytes())
-        started = time.perf_counter()
-        with using_cache(Path(folder), write=False):
-            loaded = cached(lowered)
-        if loaded is None:
-            raise LookupError(f"{same}, and JAX does not take the entry")
-        rows.add(f"load {name}", (time.perf_counter() - started) * 1e3, "ms", f"{same}; loaded")
-
-
 if __name__ == "__main__":
-    main(
-        MappingProxyType(
-            {"device": device, "ceiling": ceiling, "step": step, "decode": decode, "entries": entries}
-        )
-    )
+    main(MappingProxyType({"device": device, "ceiling": ceiling, "step": step, "decode": decode}))

@@ -99,6 +99,27 @@ def test_the_time_and_what_is_missing_leave_parts_out(measured: Callable[..., di
     assert "of the budget were left" in outcomes["late"]["note"]
 
 
+def test_without_a_gpu_only_torch_is_tried(
+    gpu: ModuleType, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def device(bench: Bench) -> None:
+        raise RuntimeError("JAX sees no GPU")
+
+    def torch(bench: Bench) -> None:
+        bench.rows.add("block", 1.0, "ms")
+
+    parts = {"device": (device, ("jax",)), "step": (device, ("jax", "flax")), "torch": (torch, ("torch",))}
+    table = {name: gpu.Part(run, needs, 0.1, 20) for name, (run, needs) in parts.items()}
+    monkeypatch.setattr(gpu, "PARTS", table)
+    outcomes = gpu.run_parts(bench, list(table), 60, ())
+    assert {name: outcome["state"] for name, outcome in outcomes.items()} == {
+        "device": "failed",
+        "step": "left out",
+        "torch": "done",
+    }
+    assert outcomes["step"]["note"] == "missing: a GPU that JAX can use"
+
+
 def test_an_interrupted_run_keeps_what_was_measured(measured: Callable[..., dict[str, Any]]) -> None:
     def interrupted(bench: Bench) -> None:
         bench.rows.add("first", 1.0, "s")
@@ -126,6 +147,23 @@ def test_rows_of_a_process_that_crashed_say_where(bench: Bench, monkeypatch: pyt
     assert "(exit code -6)" in bench.rows.read()[2]["note"]
 
 
+@pytest.mark.parametrize(
+    "local, told", [("cpu", "cuda,cpu"), ("cuda", None), ("not known: no msgspec", None)]
+)
+def test_wanbuild_is_told_of_a_gpu_that_only_jax_sees(
+    gpu: ModuleType, bench: Bench, monkeypatch: pytest.MonkeyPatch, local: str, told: str | None
+) -> None:
+    def measure(script: str, name: str) -> None:
+        bench.rows.add("device", 100.0, "GB", "NVIDIA H200", platform="gpu")
+        bench.rows.add("local target", note=local)
+
+    monkeypatch.delenv("JAX_PLATFORMS")
+    bench.environment.pop("JAX_PLATFORMS", None)
+    monkeypatch.setattr(bench, "measure", measure)
+    gpu.device(bench)
+    assert bench.environment.get("JAX_PLATFORMS") == told
+
+
 @pytest.mark.slow
 def test_a_smoke_run_comes_to_its_end(toy_artifact: Path, tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--artifact", toy_artifact]
@@ -143,7 +181,7 @@ def test_a_smoke_run_comes_to_its_end(toy_artifact: Path, tmp_path: Path) -> Non
     written = (tmp_path / "found.json").read_text()
     assert (table + line).endswith("\n" + written)
     parts = json.loads(written)["parts"]
-    assert list(parts) == ["ceiling", "cross", "native", "step-1.3b", "decode", "torch", "start"]
+    assert list(parts) == ["device", "ceiling", "cross", "native", "step-1.3b", "decode", "torch", "start"]
     assert {name: part for name, part in parts.items() if part["state"] != "done" and name != "torch"} == {}
     notes = {row["what"]: row["note"] for part in parts.values() for row in part["rows"]}
     assert notes["load denoise_step"] == "the same key; loaded"
