@@ -72,6 +72,14 @@ def _toy(bench: Bench, name: str) -> Path:
     return bench.folder / name / "artifact"
 
 
+def _own_toy(bench: Bench, name: str) -> Path:
+    """Returns the same without targets from elsewhere, which might be chosen instead of this machine's."""
+    artifact = _toy(bench, name)
+    if _elsewhere(artifact):
+        bench.measure("gpu_artifact.py", "only_cpu", artifact=str(artifact))
+    return artifact
+
+
 def _run(bench: Bench, artifact: Path, *words: object) -> dict[str, Any]:
     """Makes two steps of a video with ``wanrun`` and returns its timings; raises as ``Bench.run``."""
     timings = artifact.parent / "timing.json"
@@ -111,9 +119,7 @@ def only_cpu(rows: Rows, arguments: Mapping[str, Any]) -> None:
 
 def native(bench: Bench) -> None:
     """Compiles the toy for this machine, makes a video, and compares with the CPU's golden records."""
-    artifact = _toy(bench, "native")
-    if _elsewhere(artifact):  # or they might be replayed instead of what is compiled here
-        bench.measure("gpu_artifact.py", "only_cpu", artifact=str(artifact))
+    artifact = _own_toy(bench, "native")
     before = manifest_fields(artifact)
     name, profile = next(iter(before["profiles"].items()))
     options = profile["options"]
@@ -170,7 +176,7 @@ def start(bench: Bench) -> None:
     """Times a start: from the command until the first step could be dispatched, and the restore in it."""
     model, size, frames = ("toy", SIZE, FRAMES) if bench.smoke else START
     if bench.smoke:
-        artifact = _toy(bench, "start")
+        artifact = _own_toy(bench, "start")
     else:
         folder = bench.folder / "start"
         bench.measure("gpu_artifact.py", "checkpoint", folder=str(folder), model=model)

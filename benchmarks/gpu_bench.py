@@ -114,16 +114,14 @@ class Bench:
         fraction = {
             "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
         }
-        failed = None
+        words = [sys.executable, HERE / script, name, json.dumps(arguments)]
         try:
-            self.run(
-                f"{script} {name}", [sys.executable, HERE / script, name, json.dumps(arguments)], **fraction
-            )
+            try:
+                self.run(f"{script} {name}", words, **fraction)
+            finally:  # an interrupt too leaves what was measured
+                self.rows.extend(written.read())
         except ProcessFailedError as error:
-            failed = error
-        self.rows.extend(written.read())
-        if failed is not None:
-            self.rows.fail(name, str(failed))
+            self.rows.fail(name, str(error))
 
 
 def machine() -> dict[str, Any]:
