@@ -1,0 +1,117 @@
+"""Targets by name: the table of chips, topologies without a chip, and what ends in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from wanbuild.targets import topology
+from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
+from wanbuild.targets.topology import COMPILERS, open_topology
+from wanrun.artifact.environment import check_environment
+from wanrun.errors import UsageError
+
+TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
+GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]
+
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="without the extra tpu")
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None or importlib.util.find_spec("nvidia") is None,
+    reason="without the extra cuda13",
+)
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_figures_of_a_chip(chip: Chip) -> None:
+    """Of the right order: bytes and not gigabytes, operations of one device and not of a host."""
+    assert 16e9 <= chip.memory_bytes <= 200e9
+    assert 150e12 <= chip.bf16 <= 2500e12 and chip.fp8 in (0, pytest.approx(2 * chip.bf16, rel=0.02))
+    assert 8e11 <= chip.bandwidth <= 1e13 and chip.host_link <= chip.bandwidth / 20
+    assert 1e10 <= chip.link <= 1e12
+    assert chip.counts[0] == 1 and list(chip.counts) == sorted(chip.counts)
+    assert chip.counts[-1] == (8 if chip.platform == "cuda" else 256)
+    assert (chip.gpu is None) == (chip.topologies is not None)
+    assert chip.kernels.image_multiple == {"v6e": 256, "v7x": 256}.get(
+        chip.name, 1 if chip.platform == "cuda" else 128
+    )
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", TPUS)
+def test_every_topology_of_a_tpu_opens(name: str) -> None:
+    chip = CHIPS[name]
+    for count in chip.counts:
+        opened = open_topology(chip, count)
+        assert {device.device_kind for device in opened.devices} == {chip.device_kind}
+        assert len(opened.devices) == (2 if (name, count) == ("v7x", 1) else count)
+    one_host = open_topology(chip, 8 if chip.host_chips == 8 or name == "v7x" else 4)
+    assert {device.process_index for device in one_host.devices} == {0}
+    assert "TPU_ACCELERATOR_TYPE" not in os.environ  # which would tell libtpu a lie about this host
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", GPUS)
+def test_every_topology_of_a_gpu_opens(name: str) -> None:
+    for count in (1, 8):
+        opened = open_topology(CHIPS[name], count)
+        assert [device.device_kind for device in opened.devices] == [CHIPS[name].device_kind] * count
+        assert {device.process_index for device in opened.devices} == {0}
+
+
+@needs_libtpu
+def test_a_target_without_its_chip() -> None:
+    spec = resolve_target("v5e", {"data": 2, "context": 2})
+    assert (spec.name, spec.platform, len(spec.devices)) == ("v5e-data2-context2", "tpu", 4)
+    assert spec.environment["topology"] == "v5e:2x2"
+    assert spec.environment["device_kinds"] == ["TPU v5 lite", "TPU v5e"]
+    assert spec.environment["device_count"] == 4
+    assert spec.options == CHIPS["v5e"].options and spec.kernels == CHIPS["v5e"].kernels
+    check_environment(spec.environment)
+    assert spec.reopened().name == spec.name
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "line"),
+    [
+        ("v9", {}, "target v9 is not known; expected one of local, cpu, v4, v5e"),
+        ("v5e", {"context": 3}, "v5e does not come with 3 devices; expected one of 1, 2, 4, 8"),
+        ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
+        ("h200", {"context": 16}, "h200 does not come with 16 devices; expected one of 1, 2, 3"),
+    ],
+)
+def test_what_is_no_target(name: str, mesh: dict[str, int], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve_target(name, mesh)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["v5e", "h200"])
+def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(topology, "_installed", lambda package: False)
+    extra, packages = COMPILERS[CHIPS[name].platform]
+    with pytest.raises(UsageError) as caught:
+        resolve_target(name)
+    assert f"found no {packages[0]}; pip install 'wanrun[build,{extra}]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_platform_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert attached_platform(tmp_path) == "cpu"
+    tpu = tmp_path / "sys/bus/pci/devices/0000:00:04.0/vendor"
+    tpu.parent.mkdir(parents=True)
+    tpu.write_text("0x8086\n")
+    assert attached_platform(tmp_path) == "cpu"
+    tpu.write_text("0x1ae0\n")
+    assert attached_platform(tmp_path) == "tpu"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert attached_platform(tmp_path) == "cuda"
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert attached_platform(tmp_path) == platforms_of(["local", "v5e"]) == "cpu"
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    assert platforms_of(["local"]) == "cuda,cpu" and platforms_of(["cpu", "h200"]) == "cpu"
