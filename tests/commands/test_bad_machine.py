@@ -55,7 +55,7 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
     packages = read_manifest(artifact).targets["cpu"].environment["packages"]
     edit_environment(
         artifact,
-        packages={**packages, "jaxlib": "0.4.1", "libtpu": "0.0.1"},
+        packages={**packages, "jaxlib": "0.4.1", "jax": "0.4.2", "libtpu": "0.0.1"},
         cpu_features=["warp_drive"],
         device_kind="TPU v9",
         device_count=8,
@@ -64,12 +64,13 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
     install = f"(pip install -r {artifact / 'requirements.txt'}, or run wanbuild compile)"
     for mismatch in (
         f"package jaxlib: expected 0.4.1, found {packages['jaxlib']} {install}",
-        f"package libtpu: expected 0.0.1, found None {install}",
+        f"package jax: expected 0.4.2, found {packages['jax']} {install}",
         "CPU features: expected warp_drive, found a CPU without them",
         "device kind: expected TPU v9, found cpu",
         "device count: expected 8, found 1",
     ):
         assert mismatch in line
+    assert "libtpu" not in line  # which no program of a CPU depends on
 
 
 @pytest.mark.parametrize(

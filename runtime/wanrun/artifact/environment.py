@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.address_space import check_address_space
+from wanrun.artifact.attached import ROOT, WORDS, attached
+from wanrun.artifact.cpu import cpu_features
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.errors import ArtifactError, Mismatch, UsageError
 
@@ -33,6 +35,11 @@ DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
 )
 """The facts about devices, with the remedy for a mismatch of each."""
 
+COMPILERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
+)
+"""The packages that compile for a platform. Those of other platforms are not in its keys."""
+
 ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
     {
         "platform": str,
@@ -45,38 +52,11 @@ ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
         "platform_version": str,
     }
 )
-"""The facts in every target's environment, with their types; a CPU target also has cpu_features."""
+"""The facts in every target's environment, with their types.
 
-CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
-CPU_FEATURE_NAMES = frozenset(
-    {"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"}
-)
-
-
-def cpu_features() -> tuple[str, ...]:
-    """Returns the instruction-set features of this CPU, from /proc/cpuinfo; empty if there is no such file.
-
-    Executables for CPUs use the build host's features, but the device kind is only "cpu". An executable with
-    an instruction that the CPU lacks would end the process with SIGILL.
-    """
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ()
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            features = value.split()
-            return tuple(
-                sorted(
-                    feature
-                    for feature in set(features)
-                    if feature.startswith(CPU_FEATURE_PREFIXES)
-                    or feature in CPU_FEATURE_NAMES
-                    or name.strip() == "Features"
-                )
-            )
-    return ()
+A CPU target also has cpu_features. A target that was built without its chip, for a topology, has topology and
+device_kinds: all of JAX's names of that chip.
+"""
 
 
 def usable_cores() -> int:
@@ -84,10 +64,10 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def package_versions() -> dict[str, str]:
-    """Returns the versions of the packages in the cache's key."""
+def package_versions(platform_name: str) -> dict[str, str]:
+    """Returns the versions of the packages in a platform's keys: JAX, and the platform's own compiler."""
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    for name in ("libtpu", "jax-cuda13-pjrt", "jax-cuda12-pjrt"):
+    for name in COMPILERS.get(platform_name, ()):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -100,7 +80,7 @@ def host_environment(platform_name: str) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "platform": platform_name,
         "machine": platform.machine(),
-        "packages": package_versions(),
+        "packages": package_versions(platform_name),
         "variables": {name: os.environ.get(name, "") for name in KEY_VARIABLES},
         "zstandard": _has_package("zstandard"),
     }
@@ -122,9 +102,22 @@ def check_environment(environment: Mapping[str, Any]) -> None:
     for name, kind in ENVIRONMENT_FACTS.items():
         if not isinstance(environment.get(name), kind):
             raise ValueError(f"{name} of a target's environment is {environment.get(name)!r}")
-    features = environment.get("cpu_features", [])
-    if not isinstance(features, list) or any(not isinstance(feature, str) for feature in features):
-        raise ValueError(f"cpu_features of a target's environment is {features!r}")
+    for name in ("cpu_features", "device_kinds"):
+        texts = environment.get(name, [])
+        if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} of a target's environment is {texts!r}")
+    if not isinstance(environment.get("topology", ""), str):
+        raise ValueError(f"topology of a target's environment is {environment['topology']!r}")
+
+
+def built_elsewhere(environment: Mapping[str, Any]) -> bool:
+    """Whether a target was built without its chip, so that its executables have never run."""
+    return "topology" in environment
+
+
+def device_kinds(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns JAX's names of the devices that a target was built for; a native one has one."""
+    return tuple(dict.fromkeys([environment["device_kind"], *environment.get("device_kinds", ())]))
 
 
 def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -137,26 +130,43 @@ def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
     }
 
 
-def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismatch]:
+def _no_chip(built: Mapping[str, Any], root: Path) -> Mismatch | None:
+    """Returns the mismatch of a machine without such an accelerator, or with another one, as far as the
+    system shows it."""
+    there, word = attached(built["platform"], root), WORDS.get(built["platform"], built["platform"])
+    if there is None:
+        return Mismatch("platform", built["platform"], f"no {word}", "run on a machine that has one")
+    kinds = device_kinds(built)
+    if there.kinds and not set(there.kinds) & set(kinds):
+        return Mismatch("device kind", kinds[0], ", ".join(there.kinds), DEVICE_REMEDIES["device_kind"])
+    return None
+
+
+def host_mismatches(built: Mapping[str, Any], requirements: Path, root: Path = ROOT) -> list[Mismatch]:
     """Compares a target's environment with this host, without importing jax.
 
     Args:
         built: the target's environment.
         requirements: its requirements file, for the remedy.
+        root: the root of the files in which the system describes its devices.
 
     Returns:
-        A mismatch for each fact that differs.
+        A mismatch for each fact that differs; one alone where the chip is another or missing.
     """
+    if (other := _no_chip(built, root)) is not None:
+        return [other]
     found = host_environment(built["platform"])
     install = f"pip install -r {shlex.quote(str(requirements))}"
     mismatches: list[Mismatch] = []
-    if built["machine"] != found["machine"]:
+    # Code for a chip is the same whatever CPU is beside it.
+    if built["machine"] != found["machine"] and not built_elsewhere(built):
         mismatches.append(
             Mismatch(
                 "machine", built["machine"], found["machine"], "compile a target on this kind of machine"
             )
         )
-    for name in sorted(built["packages"].keys() | found["packages"].keys()):
+    compared = {"jax", "jaxlib", *COMPILERS.get(built["platform"], ())}
+    for name in sorted(compared & (built["packages"].keys() | found["packages"].keys())):
         expected, actual = built["packages"].get(name), found["packages"].get(name)
         if expected != actual:
             command = install if expected else f"pip uninstall {name}"
@@ -186,13 +196,29 @@ def host_mismatches(built: Mapping[str, Any], requirements: Path) -> list[Mismat
     return mismatches
 
 
-def device_mismatches(built: Mapping[str, Any], devices: Sequence[jax.Device]) -> list[Mismatch]:
-    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs."""
+def device_mismatches(
+    built: Mapping[str, Any], devices: Sequence[jax.Device], needed: int = 1
+) -> list[Mismatch]:
+    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs.
+
+    Of a target that was built without its chip, JAX's names of the device are compared, and whether there are
+    enough. The compiler says another platform_version without a device.
+
+    Args:
+        built: the target's environment.
+        devices: all that JAX sees.
+        needed: the devices of the target's mesh.
+    """
     found = device_environment(devices)
+    if not built_elsewhere(built):
+        wrong = [(name, built[name]) for name in DEVICE_REMEDIES if built[name] != found[name]]
+    else:
+        kinds = device_kinds(built)
+        wrong = [("device_kind", " or ".join(kinds))] if found["device_kind"] not in kinds else []
+        wrong += [("device_count", f"at least {needed}")] if found["device_count"] < needed else []
     return [
-        Mismatch(name.replace("_", " "), built[name], found[name], remedy)
-        for name, remedy in DEVICE_REMEDIES.items()
-        if built[name] != found[name]
+        Mismatch(name.replace("_", " "), expected, found[name], DEVICE_REMEDIES[name])
+        for name, expected in wrong
     ]
 
 
@@ -203,8 +229,10 @@ def forced_cpu_devices() -> int:
     return int(count[1]) if count else 1
 
 
-def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
+def unusable_devices(built: Mapping[str, Any], needed: int = 1) -> list[Mismatch]:
     """Returns the mismatches of devices, for an error that lists those of the host too.
+
+    Arguments as of ``device_mismatches``.
 
     XLA ends the process if it does not know a flag. So if the flags differ from those of the build, XLA is
     not started, and only the number of CPU devices that the flags ask for is compared.
@@ -216,7 +244,7 @@ def unusable_devices(built: Mapping[str, Any]) -> list[Mismatch]:
             return []
         return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
     try:
-        return device_mismatches(built, open_devices(platform_name))
+        return device_mismatches(built, open_devices(platform_name), needed)
     except ArtifactError as error:
         return [Mismatch("platform", platform_name, error.found, str(error.remedy))]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wanrun.artifact.environment import host_mismatches, unusable_devices
+from wanrun.artifact.environment import built_elsewhere, host_mismatches, unusable_devices
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
@@ -74,12 +75,27 @@ class SelectedTarget:
         target: its record in the manifest.
         mismatches: the host's facts that differ; empty for a target that fits.
         mesh: devices by axis of its programs' mesh; empty for one device.
+        others: why other targets of the profile do not fit, one short text each; none if it was named.
+        refusal: why its executables, which were built elsewhere, are not used; empty if they are.
     """
 
     name: str
     target: Target
     mismatches: tuple[Mismatch, ...]
     mesh: Sizes = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    refusal: str = ""
+
+    @property
+    def built_elsewhere(self) -> bool:
+        """Whether its executables were built without their chip, and have never run."""
+        return built_elsewhere(self.target.environment)
+
+    @property
+    def reason(self) -> str:
+        """The target and its first mismatch, short: ``v5e (platform tpu, found no TPU)``."""
+        first = self.mismatches[0]
+        return f"{self.name} ({first.what} {first.expected}, found {first.found})"
 
 
 def select_target(
@@ -99,8 +115,8 @@ def select_target(
         allow_compile: whether a target that does not fit may be used, by compiling again.
 
     Raises:
-        ArtifactError: if no target fits, listing every mismatch of the nearest one; or if the named target or
-            the profile's executables are not built.
+        ArtifactError: if no target fits, listing every mismatch of the nearest one and a reason for each
+            other one; or if the named target or the profile's executables are not built.
     """
     if name == "local":
         name = None
@@ -110,34 +126,49 @@ def select_target(
             expected="one of " + (", ".join(sorted(manifest.targets)) or "none"),
             remedy=f"run wanbuild compile --target {name}",
         )
-    candidates = [
-        SelectedTarget(
-            key,
-            target,
-            tuple(host_mismatches(target.environment, artifact / target.requirements.file)),
-            manifest.program_sets[target.program_set].mesh,
-        )
-        for key, target in sorted(manifest.targets.items())
-        if name in (None, key) and manifest.programs(target, profile)
-    ]
+    candidates = [one for one in _candidates(manifest, artifact, profile) if name in (None, one.name)]
     if not candidates:
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target", remedy="run wanbuild compile"
         )
     best = min(candidates, key=lambda one: _order(one, profile))
+    others = tuple(one.reason for one in candidates if one.mismatches and one is not best)
     if best.mismatches and not allow_compile:
-        devices = unusable_devices(best.target.environment)
-        raise artifact_mismatch(f"target {best.name}", [*best.mismatches, *devices])
+        raise _unfit(best, others)
     if profile.name not in best.target.executables and not allow_compile:
         raise ArtifactError(
             f"profile {profile.name} is not compiled for target {best.name}", remedy="run wanbuild compile"
         )
-    return best
+    return replace(best, others=others)
 
 
-def _order(one: SelectedTarget, profile: Profile) -> tuple[int, bool, int]:
+def _candidates(manifest: Manifest, artifact: Path, profile: Profile) -> Iterator[SelectedTarget]:
+    """Yields the targets that have a profile's programs, compared with this host."""
+    for key, target in sorted(manifest.targets.items()):
+        if manifest.programs(target, profile):
+            differs = host_mismatches(target.environment, artifact / target.requirements.file)
+            yield SelectedTarget(key, target, tuple(differs), manifest.program_sets[target.program_set].mesh)
+
+
+def _unfit(best: SelectedTarget, others: Sequence[str]) -> ArtifactError:
+    """Returns the error of the nearest target that does not fit; the others follow with a reason each."""
+    mismatches = [*best.mismatches]
+    if not _without_chip(best):
+        mismatches += unusable_devices(best.target.environment, num_devices(best.mesh))
+    error = artifact_mismatch(f"target {best.name}", mismatches)
+    if not others:
+        return error
+    return ArtifactError(error.what, remedy=f"nor do others fit: {', '.join(others)}")
+
+
+def _without_chip(one: SelectedTarget) -> bool:
+    """Whether this machine has no such chip, so that JAX cannot open one."""
+    return any(fact.what in ("platform", "device kind") for fact in one.mismatches)
+
+
+def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int]:
     """What fits comes first, then what has the profile. All devices of a CPU are the same cores, so one is
-    preferred there; of accelerators, all."""
+    preferred there; of accelerators, all. A chip that is not there is farther than anything else."""
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
-    return len(one.mismatches), profile.name not in one.target.executables, fewer
+    return _without_chip(one), len(one.mismatches), profile.name not in one.target.executables, fewer

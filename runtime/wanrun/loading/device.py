@@ -83,7 +83,7 @@ def open_device(
         UsageError: if the processes cannot share the mesh.
         ClusterError: if JAX cannot connect the processes.
     """
-    count = num_devices(selected.mesh)
+    count = needed = num_devices(selected.mesh)
     if company is not None:
         from wanrun.cluster.jax_service import local_devices, start_jax
 
@@ -97,7 +97,7 @@ def open_device(
             if company is not None:
                 start_jax(company)
             devices = open_devices(platform, count, alone=company is None)
-        mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices)
+        mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices, needed)
         if mismatches and not allow_compile:
             raise artifact_mismatch(f"target {selected.name}", mismatches)
         mesh = jax_mesh(selected.mesh, devices)
@@ -112,8 +112,8 @@ def open_device(
     except BaseException:
         flags.release()
         raise
-    foreign = bool(mismatches or selected.mismatches)
+    foreign = bool(mismatches or selected.mismatches or selected.refusal)
     if foreign:
-        reasons = "; ".join(map(str, [*selected.mismatches, *mismatches]))
+        reasons = "; ".join(filter(None, map(str, [*selected.mismatches, *mismatches, selected.refusal])))
         warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
     return OpenDevice(ours[0], foreign, flags, mesh, company)

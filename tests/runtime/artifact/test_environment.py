@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
 
-from wanrun.artifact.environment import importing_jax, open_devices, unusable_devices
+from helpers.manifests import ENVIRONMENT
+from wanrun.artifact.environment import (
+    check_environment,
+    device_mismatches,
+    host_environment,
+    host_mismatches,
+    importing_jax,
+    open_devices,
+    unusable_devices,
+)
 from wanrun.errors import ArtifactError, Mismatch
 
 OPEN = """
@@ -117,3 +131,58 @@ def test_other_errors_are_not_those_of_variables(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     with pytest.raises(ValueError, match="ours"), importing_jax():
         raise ValueError("ours")
+
+
+def devices(kind: str, count: int) -> list[Any]:
+    client = SimpleNamespace(platform_version="a driver")
+    return [SimpleNamespace(device_kind=kind, client=client)] * count
+
+
+FACTS = {**ENVIRONMENT, "platform": "tpu", "device_kind": "TPU v5 lite", "device_count": 8}
+ELSEWHERE = {**FACTS, "topology": "v5e:2x4", "device_kinds": ["TPU v5 lite", "TPU v5e"]}
+
+
+@pytest.mark.parametrize(
+    ("built", "kind", "count", "expected"),
+    [
+        (FACTS, "TPU v5e", 8, ["device kind", "platform version"]),
+        (ELSEWHERE, "TPU v5e", 8, []),
+        (ELSEWHERE, "TPU v5 lite", 4, []),
+        (ELSEWHERE, "TPU v5 lite", 3, ["device count"]),
+        (ELSEWHERE, "TPU v6 lite", 8, ["device kind"]),
+    ],
+)
+def test_devices_of_a_target_that_was_built_elsewhere(
+    built: Mapping[str, Any], kind: str, count: int, expected: list[str]
+) -> None:
+    """Any name of the chip, and as many as the mesh has; the compiler's own version is not compared."""
+    found = device_mismatches(built, devices(kind, count), needed=4)
+    assert [one.what for one in found] == expected
+    if expected == ["device count"]:
+        assert (found[0].expected, found[0].found) == ("at least 4", 3)
+
+
+@pytest.mark.parametrize(
+    ("platform_name", "others"), [("cpu", ["libtpu", "jax-cuda13-pjrt"]), ("cuda", ["libtpu"])]
+)
+def test_packages_of_other_platforms_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch, platform_name: str, others: list[str]
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platform_name)
+    real = importlib.metadata.version
+    installed = {"libtpu": "0.0.1", "jax-cuda13-pjrt": "0.7"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or real(name))
+    built = {**host_environment(platform_name), "device_kind": "a", "topology": "1x1x1"}
+    assert not set(others) & built["packages"].keys()
+    packages = {**built["packages"], **dict.fromkeys(others, "9")}
+    assert host_mismatches({**built, "packages": packages}, Path("r.txt")) == []
+    own = {"jaxlib": "9"} if platform_name == "cpu" else {"jaxlib": "9", "jax-cuda13-pjrt": "9"}
+    found = host_mismatches({**built, "packages": {**packages, **own}}, Path("r.txt"))
+    assert {one.what for one in found} == {f"package {name}" for name in own}
+
+
+@pytest.mark.parametrize("facts", [{"topology": 3}, {"topology": "1", "device_kinds": "cpu"}])
+def test_facts_of_another_type(facts: Mapping[str, Any]) -> None:
+    check_environment({**ENVIRONMENT, "topology": "1", "device_kinds": ["cpu"]})
+    with pytest.raises(ValueError, match="of a target's environment is"):
+        check_environment({**ENVIRONMENT, **facts})

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from helpers.manifests import ENVIRONMENT
 from wanrun.artifact import select
+from wanrun.artifact.environment import host_mismatches
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
@@ -130,7 +132,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             return [Mismatch(fact, "a", "b", "mend it") for fact in mismatches[environment["named"]]]
 
         monkeypatch.setattr(select, "host_mismatches", differing)
-        monkeypatch.setattr(select, "unusable_devices", lambda environment: [])
+        monkeypatch.setattr(select, "unusable_devices", lambda environment, needed: [])
         return SimpleNamespace(
             targets=targets,
             programs=lambda target, profile: target.programs,
@@ -191,3 +193,36 @@ def test_a_target_without_the_profile_s_programs_is_none(machine: Any) -> None:
     manifest.targets["b"].programs = False
     with pytest.raises(ArtifactError, match="has no executables for any target; run wanbuild compile"):
         select_target(manifest, HERE, PROFILE)
+
+
+def test_others_are_told_with_a_reason_each(machine: Any) -> None:
+    manifest = machine(cpu=[], v5e=["platform"], v6e=["device kind", "package libtpu"])
+    found = select_target(manifest, HERE, PROFILE)
+    assert (found.name, found.others) == (
+        "cpu",
+        ("v5e (platform a, found b)", "v6e (device kind a, found b)"),
+    )
+    assert select_target(manifest, HERE, PROFILE, "cpu").others == ()
+    with pytest.raises(ArtifactError) as caught:
+        select_target(manifest, HERE, PROFILE, "v5e")
+    assert (
+        str(caught.value)
+        == "target v5e was not built for this machine: platform: expected a, found b (mend it)"
+    )
+
+
+def test_a_chip_that_is_not_there_is_farther_than_packages(machine: Any) -> None:
+    manifest = machine(cpu=["package jax", "package jaxlib"], v5e=["platform"])
+    with pytest.raises(ArtifactError) as caught:
+        select_target(manifest, HERE, PROFILE)
+    assert str(caught.value) == (
+        "target cpu was not built for this machine: package jax: expected a, found b (mend it); "
+        "package jaxlib: expected a, found b (mend it); nor do others fit: v5e (platform a, found b)"
+    )
+
+
+def test_a_reason_is_the_system_s(tmp_path: Path) -> None:
+    """On this host without an accelerator, whatever packages are installed."""
+    built = {**ENVIRONMENT, "platform": "tpu", "device_kind": "TPU v5 lite", "machine": "another"}
+    (found,) = host_mismatches(built, HERE, tmp_path)
+    assert str(found) == "platform: expected tpu, found no TPU (run on a machine that has one)"

@@ -27,7 +27,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     devices: list[OpenDevice] = []
 
     def call(host: Sequence[Mismatch] = (), device: Sequence[Mismatch] = (), allow: bool = False) -> Any:
-        monkeypatch.setattr(device_module, "device_mismatches", lambda environment, devices: list(device))
+        monkeypatch.setattr(device_module, "device_mismatches", lambda *facts: list(device))
         warnings: list[str] = []
         timings = Timings()
         selected = SelectedTarget("local", TARGET, tuple(host))
