@@ -26,7 +26,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "loading",
             "text media denoising",
             "generation",
-            "jobs",
+            "jobs replay",
             "cli",
             "__main__",
         ),

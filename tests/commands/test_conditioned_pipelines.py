@@ -17,12 +17,12 @@ from helpers.damage import linked
 from helpers.pictures import picture, pictures
 from wanbuild.programs.builder import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.pipeline import Pipeline, load
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Media
+from wanrun.replay.samples import sample_media
 from wanrun.timing import Timings
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,6 @@ from wanbuild.hub.repository import locate_source
 from wanbuild.models.params import bind
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
-from wanbuild.toy.media import sample_media
 from wanbuild.variants.table import variant_named
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -40,6 +39,7 @@ from wanrun.generation.options import leading_latents
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Inputs, Media
+from wanrun.replay.samples import sample_media
 from wanrun.text.prompt import clean_prompt
 
 PROMPT = "A red fox runs through fresh snow at dawn, 4K &amp; slow motion"

@@ -9,106 +9,30 @@ recorded tolerance.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import numpy as np
 
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.staging import build_lock, build_running, remove_unlisted
-from wanbuild.toy.media import sample_media
-from wanrun.artifact.environment import open_devices, usable_cores
+from wanrun.artifact.environment import open_devices
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
-from wanrun.denoising.schedule import boundary_between
-from wanrun.errors import ArtifactError, VerificationError
-from wanrun.files import check_digest, digest_found, read_bounded, replace_file, sha256_of
-from wanrun.generation.options import has_guidance
-from wanrun.loading.executables import check_entry, read_program
+from wanrun.errors import ArtifactError
+from wanrun.files import check_digest, digest_found, replace_file, sha256_of
+from wanrun.loading.entries import check_entry, read_program
+from wanrun.replay.golden import Golden, compare, read_golden, replayed
 from wanrun.text.embeddings import ArtifactEmbeddings
-
-PROMPT = "A red fox runs through fresh snow at dawn."
-NEGATIVE_PROMPT = "blurry"
-SEED = 20_240_817
-STEPS = 2
-GUIDANCE_SCALE = 5.0
-"""Of a profile with guidance, where the artifact's own scale turns it off."""
-SAMPLES = 256
-
-MAX_GOLDEN_BYTES = 2**20
-"""Of a recorded result, which has some kilobytes."""
 
 MAX_SMALL_BYTES = 2**30
 """Of a tokenizer, a record or a file of requirements; the largest, UMT5's tokenizer, has 17 MB."""
 
 COPY = "copy the artifact again or rebuild it"
 
-TOLERANCES: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Relative error allowed on another kind of machine, by compute dtype.
-
-Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 latents by about 1e-2. Both bounds
-leave a factor of five to ten. A wrong weight or program changes the latents by more than 1e-1.
-"""
-
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Golden:
-    """The recorded result of one profile.
-
-    Args:
-        latents_sha256: digest of the final latents' bytes.
-        frames_sha256: digest of the frames' bytes.
-        samples: evenly spaced values of the final latents.
-        machine: environment of the machine: device, CPU features, package versions and number of cores.
-        tolerance: relative error allowed on another kind of machine.
-    """
-
-    latents_sha256: str
-    frames_sha256: str
-    samples: tuple[float, ...]
-    machine: Mapping[str, Any]
-    tolerance: float
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "prompt": PROMPT,
-            "negative_prompt": NEGATIVE_PROMPT,
-            "seed": SEED,
-            "steps": STEPS,
-            "latents_sha256": self.latents_sha256,
-            "frames_sha256": self.frames_sha256,
-            "samples": list(self.samples),
-            "machine": dict(self.machine),
-            "tolerance": self.tolerance,
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Golden:
-        """Raises ValueError for what is no such record."""
-        return msgspec.convert(data, cls)
-
-
-def read_golden(path: Path) -> Golden:
-    """Reads a recorded result, whose digest was checked.
-
-    Raises:
-        ArtifactError: if it is something else.
-    """
-    try:
-        return Golden.from_json(msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(
-            f"{path} is no recorded result", found=str(error), remedy="run wanbuild verify --record"
-        ) from None
 
 
 def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
@@ -194,28 +118,8 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
 def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
     """Runs one profile from the fixed seed."""
     environment = select_target(manifest, artifact, profile).target.environment
-    boundary = boundary_between(manifest, STEPS)  # each expert has a step, whatever the shift
-    scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
     with open_profile(artifact, profile) as pipeline:
-        result = pipeline.generate(
-            PROMPT,
-            NEGATIVE_PROMPT,
-            guidance_scale=scale,
-            seed=SEED,
-            num_steps=STEPS,
-            boundary=boundary,
-            media=sample_media(manifest, profile),
-        )
-    flat = result.latents.reshape(-1)
-    samples = flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
-    return Golden(
-        sha256_of(result.latents.tobytes()),
-        sha256_of(result.frames.tobytes()),
-        tuple(float(value) for value in samples),
-        # The number of cores may decide the order in which partial sums are added.
-        {**environment, "cores": usable_cores()},
-        TOLERANCES[profile.options.dtype],
-    )
+        return replayed(pipeline, environment)
 
 
 def record(artifact: Path, report: Report) -> None:
@@ -250,38 +154,6 @@ def record(artifact: Path, report: Report) -> None:
         manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
         manifest.write(artifact)
         remove_unlisted(artifact, manifest)
-
-
-def compare(expected: Golden, found: Golden) -> str:
-    """Compares a replay with the record, and returns how they agree, for a report.
-
-    Raises:
-        VerificationError: if they do not agree.
-    """
-    if expected.machine == found.machine:
-        for what in ("latents_sha256", "frames_sha256"):
-            if getattr(expected, what) != getattr(found, what):
-                raise VerificationError(
-                    f"{what} differs from golden/ on the same kind of machine",
-                    expected=getattr(expected, what),
-                    found=getattr(found, what),
-                    remedy="the artifact does not compute what it did; rebuild it or record again",
-                )
-        return "digests equal"
-    reference, values = np.asarray(expected.samples), np.asarray(found.samples)
-    if reference.shape != values.shape:
-        raise VerificationError(
-            "golden/ has another number of samples", expected=reference.size, found=values.size
-        )
-    error = float(np.linalg.norm(values - reference) / np.linalg.norm(reference))
-    if not error <= expected.tolerance:
-        raise VerificationError(
-            "the latents differ from golden/ by more than another kind of machine explains",
-            expected=f"at most {expected.tolerance:g} relative",
-            found=f"{error:.2e}",
-            remedy="compare with the reference: wanbuild verify --source",
-        )
-    return f"recorded on another kind of machine, relative difference {error:.1e}"
 
 
 def replay(artifact: Path, report: Report) -> dict[str, str]:

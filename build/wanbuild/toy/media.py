@@ -1,119 +1,11 @@
-"""Random images and videos for testing an artifact: never constant or square, and fixed by a seed."""
+"""Writes random images and videos as files."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from wanbuild.variants.table import variant_named
-from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input, MediaOption
-from wanrun.media.types import MEDIA_KINDS, Media
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-_CELL = 16  # pixels of a blob: an encoder mostly drops finer detail
-
-
-def sample_image(width: int, height: int, seed: int) -> Image.Image:
-    """Returns an RGB image of coloured blobs."""
-    return sample_video(width, height, 1, seed)[0]
-
-
-def sample_video(width: int, height: int, frames: int, seed: int) -> list[Image.Image]:
-    """Returns RGB frames of coloured blobs that change; no two frames or seeds are alike."""
-    from PIL import Image
-
-    rng = np.random.default_rng((seed, width, height))
-    shape = (height // _CELL + 2, width // _CELL + 2, 3)
-    first, second = (rng.integers(0, 256, shape).astype(np.float64) for _ in range(2))
-    pictures = []
-    for turn in np.linspace(0, np.pi, frames, endpoint=False):
-        blend = first * np.cos(turn) ** 2 + second * np.sin(turn) ** 2
-        picture = Image.fromarray(blend.astype(np.uint8))
-        pictures.append(picture.resize((width, height), Image.Resampling.BICUBIC))
-    return pictures
-
-
-def sample_mask(width: int, height: int, frames: int) -> list[Image.Image]:
-    """Returns RGB frames of a white box that moves over black: part of each frame is on, no pixel always."""
-    from PIL import Image
-
-    masks = []
-    for frame in range(frames):
-        mask = np.zeros((height, width, 3), np.uint8)
-        left = (width // 2) * frame // max(frames, 1)
-        mask[height // 4 : height // 4 + height // 2, left : left + width // 3] = 255
-        masks.append(Image.fromarray(mask))
-    return masks
-
-
-def sample_media(
-    manifest: Manifest,
-    profile: Profile,
-    *,
-    mode: str | None = None,
-    without: Collection[str] = (),
-    seed: int = 0,
-) -> Media | None:
-    """Returns all inputs of a model besides the prompt.
-
-    Args:
-        manifest: the artifact's manifest.
-        profile: sizes and frames. Images have another size; a video for VACE has the profile's.
-        mode: Animate's mode; None: its default. There is one window, whose last frames are padded.
-        without: names of optional inputs to leave out.
-        seed: seed of the pictures.
-
-    Returns:
-        The media; None for a model without any, or if all are left out.
-    """
-    inputs = manifest.model.task.inputs
-    wanted = {
-        name
-        for name, item in inputs.items()
-        if item.mode in (None, mode) and (item.required or name not in without)
-    }
-    if not wanted:
-        return None
-    variant = variant_named(manifest.model.variant, Path("the artifact"))
-    frames = variant.sample_frames(profile.num_frames)
-    size = profile.width, profile.height
-    given = _samples(wanted, size, frames, profile.num_references, _face_size(inputs), seed)
-    return Media(**given, mode=mode)
-
-
-def _face_size(inputs: Mapping[MediaOption, Input]) -> int:
-    """Pixels of a side of the face video; 0 for a model that takes none."""
-    return inputs["face_video"].size or 0 if "face_video" in inputs else 0
-
-
-def _samples(
-    names: Collection[str], size: tuple[int, int], frames: int, references: int, face: int, seed: int
-) -> dict[str, Any]:
-    """Returns media by option, in the order of ``MEDIA_KINDS``."""
-    other = (size[0] * 5 // 4 + 3, size[1] + 5)
-    given: dict[str, Any] = {}
-    for number, name in enumerate(MEDIA_KINDS):
-        own = seed * len(MEDIA_KINDS) + number
-        if name not in names:
-            continue
-        if name == "reference_image":
-            given[name] = tuple(sample_image(*other, own + 100 * index) for index in range(references))
-        elif name in ("mask", "mask_video"):
-            given[name] = sample_mask(*size, frames)
-        elif name == "face_video":
-            given[name] = sample_video(face + 8, face + 4, frames, own)
-        elif MEDIA_KINDS[name] == "an image":
-            given[name] = sample_image(*other, own)
-        else:
-            given[name] = sample_video(*size, frames, own)
-    return given
+from wanrun.replay.samples import samples
 
 
 def write_samples(
@@ -128,7 +20,7 @@ def write_samples(
         frames: frames per video.
         face: approximate width and height of a face video.
     """
-    for name, sample in _samples(names, size, frames, 1, face, seed=0).items():
+    for name, sample in samples(names, size, frames, 1, face, seed=0).items():
         if name == "reference_image":
             (sample,) = sample
         target = folder / name if isinstance(sample, list) else folder

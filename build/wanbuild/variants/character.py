@@ -133,10 +133,6 @@ class Character(Variant):
     def ways(self) -> Sequence[Way]:
         return [(mode, {"mode": mode}) for mode in MODES.names]
 
-    def sample_frames(self, num_frames: int) -> int:
-        """Returns fewer frames than a window, so that its last frames are padded."""
-        return max(1, num_frames - 2)
-
 
 ROWS = (
     Character(

@@ -256,7 +256,3 @@ class Variant:
     def ways(self) -> Sequence[Way]:
         """Returns the ways to use a model: each mode, with and without optional inputs; the last has all."""
         return [("", {})]
-
-    def sample_frames(self, num_frames: int) -> int:
-        """Returns the number of frames of the videos that test a profile."""
-        return num_frames

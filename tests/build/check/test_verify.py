@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, one_error
-from wanbuild.check.verify import Golden, check_files, check_spelling, check_unlisted, read_golden
+from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
@@ -211,27 +210,6 @@ def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
     finally:
         path.unlink()
         lock.unlink()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"[]", b"\xff", b'{"latents_sha256": 3}', b"[" * 100_000, bytes(2**20 + 1)],
-    ids=["empty", "no fields", "a list", "no text", "another type", "deep", "large"],
-)
-def test_a_recorded_result_that_is_none(tmp_path: Path, content: bytes) -> None:
-    """As an artifact may have it whose maker signs it."""
-    (tmp_path / "golden.json").write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"is no recorded result; found .*; run wanbuild verify"):
-        read_golden(tmp_path / "golden.json")
-    (tmp_path / "golden.json").unlink()
-    with pytest.raises(ArtifactError, match="No such file"):
-        read_golden(tmp_path / "golden.json")
-
-
-def test_a_recorded_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    golden = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2, "machine": "x86_64"}, 1e-4)
-    (tmp_path / "golden.json").write_text(json.dumps(golden.as_json()))
-    assert read_golden(tmp_path / "golden.json") == golden
 
 
 def test_another_spelling_of_the_manifest(whole: Path) -> None:

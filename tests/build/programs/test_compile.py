@@ -23,9 +23,9 @@ from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import resolve_target
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.media import sample_media
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError, VerificationError
+from wanrun.replay.samples import sample_media
 
 PROFILE = "96x64x9-b1-cfg"
 REPOSITORY = Path(__file__).parents[3]

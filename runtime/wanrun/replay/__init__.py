@@ -1,0 +1,1 @@
+"""Makes an artifact's recorded videos again, and compares."""

@@ -1,0 +1,177 @@
+"""The recorded result of a profile: two steps from a fixed seed, one step for each of two experts.
+
+On the kind of machine that recorded it, a replay has equal digests; elsewhere its samples agree within the
+recorded tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wanrun.artifact.environment import usable_cores
+from wanrun.denoising.schedule import boundary_between
+from wanrun.errors import ArtifactError, VerificationError
+from wanrun.files import read_bounded, sha256_of
+from wanrun.generation.options import has_guidance
+from wanrun.generation.pipeline import Pipeline
+from wanrun.loading.agreement import LEVELS, TOLERANCES, levels_apart, most_levels, relative_error
+from wanrun.replay.samples import sample_media
+
+PROMPT = "A red fox runs through fresh snow at dawn."
+NEGATIVE_PROMPT = "blurry"
+SEED = 20_240_817
+STEPS = 2
+GUIDANCE_SCALE = 5.0
+"""Of a profile with guidance, where the artifact's own scale turns it off."""
+SAMPLES = 256
+
+MAX_GOLDEN_BYTES = 2**20
+"""Of a recorded result, which has some kilobytes."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The recorded result of one profile.
+
+    Args:
+        latents_sha256: digest of the final latents' bytes.
+        frames_sha256: digest of the frames' bytes.
+        samples: evenly spaced values of the final latents.
+        machine: environment of the machine: device, CPU features, package versions and number of cores.
+        tolerance: relative error allowed on another kind of machine.
+        frame_samples: evenly spaced values of the frames, 0 to 255; empty in an old record.
+    """
+
+    latents_sha256: str
+    frames_sha256: str
+    samples: tuple[float, ...]
+    machine: Mapping[str, Any]
+    tolerance: float
+    frame_samples: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt": PROMPT,
+            "negative_prompt": NEGATIVE_PROMPT,
+            "seed": SEED,
+            "steps": STEPS,
+            "latents_sha256": self.latents_sha256,
+            "frames_sha256": self.frames_sha256,
+            "samples": list(self.samples),
+            "frame_samples": list(self.frame_samples),
+            "machine": dict(self.machine),
+            "tolerance": self.tolerance,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Golden:
+        """Raises ValueError for what is no such record."""
+        return msgspec.convert(data, cls)
+
+
+def read_golden(path: Path) -> Golden:
+    """Reads a recorded result, whose digest was checked.
+
+    Raises:
+        ArtifactError: if it is something else.
+    """
+    try:
+        return Golden.from_json(msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} is no recorded result", found=str(error), remedy="run wanbuild verify --record"
+        ) from None
+
+
+def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | None = None) -> Golden:
+    """Runs a pipeline's loaded profile from the fixed seed.
+
+    Args:
+        pipeline: the pipeline; no stored embedding is used.
+        environment: the facts about the machine.
+        loop: the form of the loop; None for the pipeline's own.
+    """
+    manifest, profile = pipeline.manifest, pipeline.profile
+    scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
+    result = pipeline.generate(
+        PROMPT,
+        NEGATIVE_PROMPT,
+        guidance_scale=scale,
+        seed=SEED,
+        num_steps=STEPS,
+        boundary=boundary_between(manifest, STEPS),  # each expert has a step, whatever the shift
+        loop=loop,
+        media=sample_media(manifest, profile),
+    )
+    return Golden(
+        sha256_of(result.latents.tobytes()),
+        sha256_of(result.frames.tobytes()),
+        tuple(float(value) for value in _sampled(result.latents)),
+        # The number of cores may decide the order in which partial sums are added.
+        {**environment, "cores": usable_cores()},
+        TOLERANCES[profile.options.dtype],
+        tuple(int(value) for value in _sampled(result.frames)),
+    )
+
+
+def _sampled(array: np.ndarray) -> np.ndarray:
+    flat = array.reshape(-1)
+    return flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
+
+
+def compare(expected: Golden, found: Golden) -> str:
+    """Compares a replay with the record, and returns how they agree, for a report.
+
+    Raises:
+        VerificationError: if they do not agree.
+    """
+    if expected.machine == found.machine:
+        for what in ("latents_sha256", "frames_sha256"):
+            if getattr(expected, what) != getattr(found, what):
+                raise VerificationError(
+                    f"{what} differs from golden/ on the same kind of machine",
+                    expected=getattr(expected, what),
+                    found=getattr(found, what),
+                    remedy="the artifact does not compute what it did; rebuild it or record again",
+                )
+        return "digests equal"
+    reference, values = np.asarray(expected.samples), np.asarray(found.samples)
+    if reference.shape != values.shape:
+        raise VerificationError(
+            "golden/ has another number of samples", expected=reference.size, found=values.size
+        )
+    error = relative_error(reference, values)
+    if not error <= expected.tolerance:
+        raise VerificationError(
+            "the latents differ from golden/ by more than another kind of machine explains",
+            expected=f"at most {expected.tolerance:g} relative",
+            found=f"{error:.2e}",
+            remedy="compare with the reference: wanbuild verify --source",
+        )
+    _compare_frames(expected, found)
+    return f"recorded on another kind of machine, relative difference {error:.1e}"
+
+
+def _compare_frames(expected: Golden, found: Golden) -> None:
+    """Compares the frames, if the record has any of their values.
+
+    Raises:
+        VerificationError: if they do not agree.
+    """
+    reference, values = (np.asarray(one.frame_samples, np.float64) for one in (expected, found))
+    if not reference.size:
+        return
+    most, difference = most_levels(expected.tolerance), levels_apart(reference, values)
+    if not difference <= most:
+        raise VerificationError(
+            "the frames differ from golden/ by more than another kind of machine explains",
+            expected=f"at most {most:.3g} of {LEVELS} levels",
+            found=f"{difference:.3g}",
+            remedy="compare with the reference: wanbuild verify --source",
+        )

@@ -1,0 +1,73 @@
+"""The recorded result of a profile: as it is written, read and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wanrun.errors import ArtifactError, VerificationError
+from wanrun.replay.golden import Golden, compare, read_golden, relative_error
+
+HERE = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2}, 1e-4, (0, 128, 255))
+ELSEWHERE = dataclasses.replace(HERE, machine={"cores": 4}, latents_sha256="2" * 64, frames_sha256="3" * 64)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"\xff", b'{"latents_sha256": 3}', b"[" * 100_000, bytes(2**20 + 1)],
+    ids=["empty", "no fields", "a list", "no text", "another type", "deep", "large"],
+)
+def test_a_recorded_result_that_is_none(tmp_path: Path, content: bytes) -> None:
+    """As an artifact may have it whose maker signs it."""
+    (tmp_path / "golden.json").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"is no recorded result; found .*; run wanbuild verify"):
+        read_golden(tmp_path / "golden.json")
+    (tmp_path / "golden.json").unlink()
+    with pytest.raises(ArtifactError, match="No such file"):
+        read_golden(tmp_path / "golden.json")
+
+
+def test_a_recorded_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    golden = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2, "machine": "x86_64"}, 1e-4)
+    (tmp_path / "golden.json").write_text(json.dumps(golden.as_json()))
+    assert read_golden(tmp_path / "golden.json") == golden
+
+
+def test_a_record_without_values_of_frames_is_read(tmp_path: Path) -> None:
+    old = {name: value for name, value in HERE.as_json().items() if name != "frame_samples"}
+    (tmp_path / "golden.json").write_text(json.dumps(old))
+    golden = read_golden(tmp_path / "golden.json")
+    assert golden == dataclasses.replace(HERE, frame_samples=())
+    assert "relative difference 0.0e+00" in compare(golden, ELSEWHERE)
+
+
+def test_on_the_same_machine_digests_are_compared() -> None:
+    assert compare(HERE, HERE) == "digests equal"
+    for what in ("latents_sha256", "frames_sha256"):
+        with pytest.raises(VerificationError, match=f"{what} differs from golden/"):
+            compare(HERE, dataclasses.replace(HERE, **{what: "4" * 64}))
+
+
+def test_elsewhere_values_are_compared() -> None:
+    assert "relative difference 0.0e+00" in compare(HERE, ELSEWHERE)
+    near = dataclasses.replace(ELSEWHERE, samples=(0.50001, -1.0), frame_samples=(1, 127, 254))
+    assert "relative difference 8.9e-06" in compare(HERE, near)
+    for samples in ((0.501, -1.0), (math.nan, -1.0), (0.5,)):
+        with pytest.raises(VerificationError, match=r"the latents differ|number of samples"):
+            compare(HERE, dataclasses.replace(ELSEWHERE, samples=samples))
+
+
+@pytest.mark.parametrize("frames", [(0, 128, 251), (), (0, 128)])
+def test_frames_that_differ(frames: tuple[int, ...]) -> None:
+    with pytest.raises(VerificationError, match=r"the frames differ .* at most 1\.03 of 255 levels"):
+        compare(HERE, dataclasses.replace(ELSEWHERE, frame_samples=frames))
+
+
+def test_a_relative_error() -> None:
+    assert relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
+    assert math.isnan(relative_error(np.zeros(2), np.zeros(2)))  # and so at most nothing
