@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -89,6 +89,24 @@ def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of the toy, float32 throughout, with the profile 96x64x9-b1-cfg. Not to be changed."""
     return shared(tmp_path_factory, "artifact", lambda folder: build_artifact(toy_checkpoint, folder))
+
+
+@pytest.fixture(scope="session")
+def golden(toy_artifact: Path) -> dict[str, Any]:
+    """What the toy artifact makes of the recorded result's prompt. Not to be changed."""
+    from helpers.elsewhere import record
+
+    return record(toy_artifact)
+
+
+@pytest.fixture
+def elsewhere(artifact: Path, golden: dict[str, Any]) -> Path:
+    """The toy artifact with a recorded result and one target, whose executables have not run here."""
+    from helpers.elsewhere import build_elsewhere, put_golden
+
+    put_golden(artifact, golden)
+    build_elsewhere(artifact)
+    return artifact
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "trace_events",
             "timing console",
             "artifact",
-            "cluster",
+            "cluster trust",
             "loading",
             "text media denoising",
             "generation",

@@ -82,6 +82,12 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Compile programs without a fitting executable, into the user's cache.",
 )
 @click.option(
+    "--retune",
+    is_flag=True,
+    help="Compile the programs on this machine too, and keep those that are faster in the user's cache, for "
+    "later runs.",
+)
+@click.option(
     "--verify",
     type=click.Choice(["fast", "sha256"]),
     default="fast",
@@ -179,9 +185,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     names = {row.name for row in rows()} - {"prompt"}
     given = {name: value for name, value in options.items() if name in names and value not in (None, ())}
     how = RunOptions(**{name: value for name, value in options.items() if name not in names})
-    if how.distributed or any(
-        value is not None for value in (how.coordinator, how.num_processes, how.process_id)
-    ):
+    if _of_several(how):
         from wanrun.jobs.several import plan_of_several
 
         with plan_of_several(artifact, how, given, timings) as (plan, how, company):
@@ -228,6 +232,7 @@ def _run(
         from wanrun.generation.pipeline import load
         from wanrun.jobs.batch import tracing
 
+    _try_ahead(artifact, how, plan, timings, batch)
     draft, low, first = plan.jobs[0].draft, how.memory == "low", None
     with contextlib.suppress(UsageError):  # reported in the job's turn
         first = plan.inputs_of(plan.jobs[0])
@@ -241,6 +246,7 @@ def _run(
         num_references=profile.num_references,
         target=how.target,
         allow_compile=how.allow_compile,
+        retune=how.retune,
         verify=how.verify,
         memory=how.memory,
         transfer=how.transfer,
@@ -262,3 +268,23 @@ def _run(
             pipeline.warmup(timings)
         with tracing(how.trace):
             batch.run(pipeline)
+
+
+def _try_ahead(artifact: Path, how: RunOptions, plan: Plan, timings: Timings, batch: Batch) -> None:
+    """Tries executables that were built elsewhere of all profiles of the prompts, before one is loaded."""
+    profiles = {job.draft.profile.name: job.draft.profile for job in plan.jobs}
+    if len(profiles) == 1 or _of_several(how):
+        return
+    from wanrun.generation.opening import Opening
+    from wanrun.loading.policy import LoadPolicy
+
+    policy = LoadPolicy(allow_compile=how.allow_compile, weights=how.weights)
+    Opening(artifact, {"target": how.target}, policy, timings, batch.warn, print_error).try_ahead(
+        profiles.values()
+    )
+
+
+def _of_several(how: RunOptions) -> bool:
+    """Whether the options ask for a run of several processes."""
+    numbers = (how.coordinator, how.num_processes, how.process_id)
+    return how.distributed or any(value is not None for value in numbers)

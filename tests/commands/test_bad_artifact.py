@@ -30,7 +30,7 @@ from wanbuild.cli import wanbuild
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.files import sha256_of
-from wanrun.loading.executables import check_entry
+from wanrun.loading.entries import check_entry
 
 
 def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path) -> None:

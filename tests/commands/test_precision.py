@@ -29,7 +29,7 @@ from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
-from wanrun.loading.executables import read_program
+from wanrun.loading.entries import read_program
 
 pytestmark = pytest.mark.slow
 

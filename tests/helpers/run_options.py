@@ -17,6 +17,7 @@ _DEFAULTS = RunOptions(
     overwrite=False,
     target=None,
     allow_compile=False,
+    retune=False,
     verify="fast",
     memory="auto",
     transfer="auto",

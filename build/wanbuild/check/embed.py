@@ -64,6 +64,7 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
         guidance=profile.guidance,
         num_references=profile.num_references,
         embeddings="none",
+        tuned=False,
         lazy=lazy,
     )
 

@@ -25,7 +25,7 @@ from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
-from wanrun.loading.executables import read_program
+from wanrun.loading.entries import read_program
 from wanrun.loading.jax_cache import lower
 from wanrun.temporary import temporary_folder
 

@@ -23,7 +23,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
-from wanrun.loading.executables import MAX_PROGRAM_BYTES
+from wanrun.loading.entries import MAX_PROGRAM_BYTES
 
 Report = Callable[[str], None]
 

@@ -9,35 +9,29 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 from msgspec import structs
 
-from wanrun.artifact.export_age import age_warning
-from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import select_profile, select_target
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.steps import OnStep
 from wanrun.generation.arguments import array_of, check_objects, folder_of, sorted_out, texts_of
 from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
-from wanrun.generation.options import check_latents, has_guidance, resolve_loop, resolve_options
+from wanrun.generation.opening import Opening
+from wanrun.generation.options import check_latents, resolve_options
 from wanrun.generation.request import Request
 from wanrun.generation.result import Result
-from wanrun.generation.session import Session, check_profile, first_expert
+from wanrun.generation.session import Session
 from wanrun.generation.shared import Shared
-from wanrun.generation.together import agree_on_generation, together
+from wanrun.generation.together import agree_on_generation
 from wanrun.generation.turns import Turns
-from wanrun.loading.buffers import Memory
-from wanrun.loading.device import open_device
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.policy import LoadChoices, ProfileChoices
+from wanrun.loading.policy import LoadChoices
 from wanrun.media.types import Inputs, Media
-from wanrun.timing import Recorder, Timings
+from wanrun.timing import Timings
 
 if TYPE_CHECKING:
     from wanrun.cluster.company import Company
@@ -137,6 +131,30 @@ class Pipeline:
         with self._turns.call():
             return self._shared.weights.weights(name)
 
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """The facts about where programs run, as of a target's environment."""
+        return self._opened.environment
+
+    def load_executables(self) -> None:
+        """Loads every executable of the loaded profile, whether or not a generation needs it.
+
+        Raises:
+            ArtifactError: if one cannot be loaded.
+        """
+        with self._call(None):
+            for loading in self._session.programs.request(programs=self._session.programs):
+                loading.result()
+
+    def encoded_at_lengths(self, prompt: str) -> dict[int, np.ndarray]:
+        """Encodes a prompt with each of the artifact's text encoder programs that it fits.
+
+        Returns:
+            Its embedding (tokens of the prompt, text_dim) by the length of the program, shortest first.
+        """
+        with self._call(None) as timings, self._text(timings):
+            return self._session.text.at_lengths(prompt)
+
     def decode(self, latents: np.ndarray, timings: Timings | None = None) -> np.ndarray:
         """Decodes normalised float32 latents (B, C, T, h, w) to uint8 frames (B, F, H, W, 3), one by one."""
         latents = array_of(latents)
@@ -192,6 +210,14 @@ class Pipeline:
                 self._session.warm_up_text()
             with self._device(timings):
                 self._session.warm_up(timings)
+
+    def retune(self) -> None:
+        """Compares the programs that loading has compiled here with the artifact's executables.
+
+        Of the two forms of the loop only the form of ``load`` is compared, and the text encoder is not.
+        """
+        with self._call(self.timings) as timings, self._device(timings):
+            self._session.warm_up(timings)
 
     def generate(
         self,
@@ -361,40 +387,13 @@ def load(
     folder, timings = folder_of(artifact), Timings() if timings is None else timings
     prompts = None if prompts is None else texts_of(prompts)
     wanted, policy = sorted_out(choices)
-    with timings.phase("manifest"):
-        manifest = read_manifest(folder)
-        profile = _wanted_profile(manifest, folder, wanted)
-        selected = select_target(manifest, folder, profile, wanted.get("target"), policy.allow_compile)
-    if old := age_warning(folder, manifest.program_sets[selected.target.program_set]):
-        warn(old)
-    check_profile(folder, profile, selected, policy)
-    resolve_loop(profile, policy.loop)
-    policy = together(company, manifest, selected.name, profile, policy, prompts, inputs)
-    ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
+    opening = Opening(folder, wanted, policy, timings, warn, report, company)
     with ExitStack() as undo:
-        # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
-        if not (policy.lazy or policy.low_memory or selected.mesh):
-            ahead[expert] = Memory(manifest.components[expert])
-            ahead[expert].touch_ahead()  # while jax is imported
-            undo.callback(ahead[expert].stop)
-        device = open_device(selected, policy.allow_compile, timings, warn, company)
-        undo.callback(device.close)
-        opened = OpenedArtifact(folder, manifest, selected, device, policy, Recorder(), warn, report)
+        opened, profile, ahead = opening.open(prompts, inputs, undo)
         pipeline = Pipeline(Shared.of(opened, ahead), profile, timings)
         undo.callback(pipeline.close)
         pipeline.start(prompts, inputs)
+        if policy.retune:
+            pipeline.retune()
         undo.pop_all()
     return pipeline
-
-
-def _wanted_profile(manifest: Manifest, artifact: Path, wanted: ProfileChoices) -> Profile:
-    guidance = wanted.get("guidance")
-    return select_profile(
-        manifest,
-        artifact,
-        wanted.get("size"),
-        wanted.get("num_frames"),
-        wanted.get("num_videos", 1),
-        has_guidance(manifest) if guidance is None else guidance,
-        wanted.get("num_references", 0),
-    )

@@ -22,7 +22,7 @@ from wanrun.generation.options import latents_shape, loop_forms, resolve_loop
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.shared import Shared
 from wanrun.generation.wiring import check_wiring
-from wanrun.loading.executables import check_entries
+from wanrun.loading.entries import check_entries
 from wanrun.loading.futures import unfinished, when_done
 from wanrun.loading.machine import Machine
 from wanrun.loading.placement import Division, Placement, choose_placement

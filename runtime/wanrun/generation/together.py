@@ -38,12 +38,13 @@ def together(
     """
     if company is None:
         return policy
-    if policy.allow_compile:
-        raise UsageError(
-            f"{field('allow_compile')} is not possible with several processes",
-            expected="a target that fits every host",
-            remedy="run wanbuild compile, and leave it out",
-        )
+    for name in ("allow_compile", "retune"):
+        if getattr(policy, name):
+            raise UsageError(
+                f"{field(name)} is not possible with several processes",
+                expected="a target that fits every host",
+                remedy="run wanbuild compile, and leave it out",
+            )
     # A prompt that one host alone has encoded before would not be encoded by all.
     if policy.embeddings == "all":
         policy = replace(policy, embeddings="artifact")

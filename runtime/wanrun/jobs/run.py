@@ -18,6 +18,7 @@ class RunOptions:
     overwrite: bool
     target: str | None
     allow_compile: bool
+    retune: bool
     verify: str
     memory: str
     transfer: str

@@ -7,133 +7,65 @@ arguments).compile()``. The build runs this once with an empty cache; the runtim
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.environment import host_environment
 from wanrun.artifact.export_age import unreadable
 from wanrun.artifact.jax_process import using_cache
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import NEEDED
 from wanrun.artifact.programs import Profile, Program
-from wanrun.artifact.targets import Executable, Target
-from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import canonical_json, check_digest, digest_found, read_bounded, sha256_of, user_cache
-from wanrun.loading.jax_cache import UnreadableProgramError, asked_key, cached, lower
+from wanrun.artifact.staged import SPREAD
+from wanrun.artifact.targets import Executable
+from wanrun.errors import ArtifactError
+from wanrun.files import check_digest, digest_found
+from wanrun.loading.agreement import TOLERANCES
+from wanrun.loading.entries import RECOMPILE, check_entry, overlay_folder, overlay_path, read_program
+from wanrun.loading.jax_cache import OtherEntryError, UnreadableProgramError, asked_key, cached, lower
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.signature import check_signature
+from wanrun.loading.tuning import Contest, Outcome, keep_tuned, read_tuned, tuned_file, tuned_options
 from wanrun.temporary import temporary_folder
+from wanrun.timing import now
 
 if TYPE_CHECKING:
     import jax
     import jax.stages
 
-MAX_PROGRAM_BYTES = 2**30
-"""Of a serialized program, which holds no weights: the largest are some megabytes."""
-
 _NOT_WRITTEN = "Error writing persistent compilation cache entry"
 """The words of JAX's warning."""
 
-RECOMPILE = "copy the artifact again, or run wanbuild compile"
 
+def is_tuned(name: str, program: Program) -> bool:
+    """Whether ``--retune`` compares a program.
 
-def check_entries(artifact: Path, target: Target, profile: str) -> None:
-    """Checks that every cache entry of a profile exists and has its recorded size.
-
-    Raises:
-        ArtifactError: naming the first entry that is missing or has another size.
+    The bits of embeddings, which are cached, are those of the artifact's text encoder. Programs that spread
+    weights run once.
     """
-    for name, entry in sorted(target.executables.get(profile, {}).items()):
-        path = artifact / target.folder / entry.file
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise ArtifactError(
-                f"the executable of {name} for profile {profile} is missing: {path}",
-                remedy=RECOMPILE,
-            ) from None
-        if size != entry.nbytes:
-            raise ArtifactError(
-                f"the executable of {name} for profile {profile} is damaged: {path}",
-                expected=f"{entry.nbytes} bytes",
-                found=f"{size} bytes",
-                remedy=RECOMPILE,
-            )
+    return NEEDED[0] not in program.inputs and not name.startswith(SPREAD)
 
 
-def check_entry(artifact: Path, target: Target, name: str, entry: Executable) -> None:
-    """Checks a cache entry's digest before the entry is loaded, because it holds machine code.
-
-    Raises:
-        ArtifactError: if the entry is missing or differs.
-    """
-    path = artifact / target.folder / entry.file
-    what, remedy = f"the executable of {name} is damaged: {path}", RECOMPILE
-    check_digest(digest_found(path, entry.nbytes), entry.sha256, what, remedy)
-
-
-def read_program(artifact: Path, name: str, program: Program) -> bytes:
-    """Reads a serialized program and checks its digest.
-
-    Raises:
-        ArtifactError: if the program is missing or differs.
-    """
-    path = artifact / program.file
-    try:
-        data = read_bounded(path, MAX_PROGRAM_BYTES)
-    except OSError as error:
-        raise ArtifactError(
-            f"program {name} cannot be read: {path}: {error.strerror}", remedy="copy the artifact again"
-        ) from None
-    check_digest(sha256_of(data), program.sha256, f"program {name} is damaged: {path}", RECOMPILE)
-    return data
-
-
-def overlay_folder(manifest: Manifest, target: str) -> Path:
-    """Returns the user's cache folder in which ``--allow-compile`` keeps compiled programs.
-
-    Each kind of host has its own folder: machines may share a home, and the cache key ignores the CPU model.
-
-    Raises:
-        UsageError: if the folder cannot be written.
-    """
-    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
-    digest = manifest.content_digest.removeprefix("sha256:")
-    folder = user_cache() / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"compiled programs cannot be kept in {folder}",
-            found=error.strerror,
-            remedy="set XDG_CACHE_HOME to a folder that can be written",
-        ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"compiled programs cannot be kept in {folder}",
-            expected="a writable folder",
-            remedy="set XDG_CACHE_HOME to another",
-        )
-    return folder
+def tolerance_of(profile: Profile) -> float:
+    """Returns the relative error that is allowed between two executables of a profile's programs."""
+    return max(TOLERANCES[dtype] for dtype in (profile.options.dtype, profile.options.vae_dtype))
 
 
 class LoadedProgram:
     """An executable that takes its inputs by name.
 
     Args:
-        compiled: the executable.
+        compiled: the executable, or another function of such arguments.
         inputs: argument names in order.
     """
 
-    def __init__(self, compiled: jax.stages.Compiled, inputs: Sequence[str]) -> None:
+    def __init__(self, compiled: Callable[..., Any], inputs: Sequence[str]) -> None:
         self._compiled, self.inputs = compiled, tuple(inputs)
 
     def __call__(self, **arguments: Any) -> Any:
@@ -167,6 +99,7 @@ class Executables:
         self._lock = threading.Lock()
         self._data: dict[_Distinct, bytes] = {}  # checked, not loaded yet
         self._loaded: dict[_Distinct, Future[LoadedProgram]] = {}
+        self._trusted: set[str] = set()  # profiles
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")  # JAX's cache is process-wide
         self._closed = False
 
@@ -224,13 +157,19 @@ class Executables:
         with self._opened.recorder.phase("executables", name):
             if data is None:  # the profile is not checked yet
                 data = read_program(self._opened.folder, name, program)
+            if (tuned := self._from_tuned(profile, name, data, program)) is not None:
+                return LoadedProgram(tuned, program.inputs)
             try:
                 compiled = self._load_entry(profile, name, data, program)
             except ArtifactError as error:
                 if not self._opened.policy.allow_compile:
                     raise
                 compiled = self._from_overlay(name, data, program, error.what)
-        return LoadedProgram(compiled, program.inputs)
+                return LoadedProgram(compiled, program.inputs)
+        loaded = LoadedProgram(compiled, program.inputs)
+        if self._opened.policy.retune and is_tuned(name, program):
+            return self._contest(profile, name, data, program, loaded)
+        return loaded
 
     def _check_open(self) -> None:
         """Raises CancelledError after ``close``, when JAX's flags may have changed."""
@@ -248,13 +187,16 @@ class Executables:
             yield
 
     def _entry(self, profile: Profile, name: str) -> Executable:
-        """Returns a program's cache entry after checking it."""
+        """Returns a program's cache entry after checking it, and that it may be used on this chip."""
         entry = self._target.executables.get(profile.name, {}).get(name)
         if entry is None:
             raise ArtifactError(
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
+        if profile.name not in self._trusted:
+            self._opened.check_trust(profile)
+            self._trusted.add(profile.name)
         check_entry(self._opened.folder, self._target, name, entry)
         return entry
 
@@ -262,7 +204,7 @@ class Executables:
         """Loads the executable from the artifact's cache."""
         entry = self._entry(profile, name)  # check again just before loading
         path = self._opened.folder / self._target.folder / entry.file
-        if self._opened.device.company is not None:
+        if self._opened.device.company is not None or self._opened.selected.built_elsewhere:
             return self._from_alias(name, data, program, path, entry)
         try:
             with self._using(path.parent, write=False):
@@ -275,9 +217,10 @@ class Executables:
     ) -> jax.stages.Compiled:
         """Loads the executable from a copy of its entry, under the key that JAX has for it in this process.
 
-        The key of a program contains the numbers of its devices. The build had one process; in a run of
-        several the devices of the second and later ones have other numbers, at least on CPUs. The executable
-        is the same: JAX gives it the devices when it opens it.
+        The key of a program contains the numbers of its devices, and the compiler's text about itself. The
+        build had one process; in a run of several the devices of the second and later ones have other
+        numbers, at least on CPUs. And a compiler without its chip calls itself by another name. The
+        executable is the same: JAX gives it the devices when it opens it.
         """
         lowered = self._lower(name, data, program)
         with temporary_folder(Path(tempfile.gettempdir())) as folder:
@@ -297,13 +240,74 @@ class Executables:
                 RECOMPILE,
             )
             with self._using(folder, write=False):
-                return self._from_cache(lowered, name, key)
+                compiled = cached(lowered, key)
+        if compiled is None:
+            raise ArtifactError(
+                f"JAX cannot load the executable of {name} on this device: {path}",
+                expected="an executable for it",
+                found="an entry of another chip or compiler, or none at all",
+                remedy=RECOMPILE,
+            )
+        self._opened.recorder.count_cache(hits=1)
+        return compiled
 
-    def _lower(self, name: str, data: bytes, program: Program) -> jax.stages.Lowered:
+    def _from_tuned(
+        self, profile: Profile, name: str, data: bytes, program: Program
+    ) -> jax.stages.Compiled | None:
+        """Loads what an earlier ``--retune`` has kept in the user's cache; None if that is nothing."""
+        entry, policy = self._target.executables.get(profile.name, {}).get(name), self._opened.policy
+        if entry is None or not policy.tuned or policy.retune or self._opened.device.company is not None:
+            return None
+        overlay = overlay_path(self._opened.manifest, self._opened.selected.name)
+        record = read_tuned(tuned_file(overlay, program, entry))
+        if record is None:
+            return None
+        options = tuned_options(self._target.options)
+        with contextlib.suppress(OtherEntryError), self._using(overlay, write=False):
+            compiled = cached(self._lower(name, data, program, options), record.file)
+            self._opened.recorder.count_cache(hits=int(compiled is not None))
+            return compiled
+        return None  # another device's
+
+    def _contest(
+        self, profile: Profile, name: str, data: bytes, program: Program, built: LoadedProgram
+    ) -> LoadedProgram:
+        """Compiles a program here, to be compared with the artifact's executable at the first call."""
+        overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
+        path = tuned_file(overlay, program, self._entry(profile, name))
+        options = tuned_options(self._target.options)
+        with temporary_folder(overlay) as folder:
+            with using_cache(folder):
+                self._check_open()
+                compiled = self._lower(name, data, program, options).compile()
+            (file,) = folder.glob("*-cache")
+            entry = file.read_bytes()
+
+        def decided(outcome: Outcome) -> None:
+            times = f"{outcome.seconds:.3g} s a call here, {outcome.built_seconds:.3g} s as it was built"
+            if outcome.better:
+                keep_tuned(path, file.name, entry, outcome.seconds, outcome.built_seconds)
+                said = f"kept in {overlay}"
+            else:
+                path.unlink(missing_ok=True)
+                differs = outcome.difference and f"differs {outcome.difference}, so "
+                said = f"{differs}the artifact's is used"
+            self._opened.report(f"retuned {name}: {times}; {said}")
+
+        here = LoadedProgram(compiled, program.inputs)
+        weights, tolerance = self._opened.manifest.components.keys(), tolerance_of(profile)
+        contest = Contest(built, here, weights, tolerance, decided)
+        return LoadedProgram(contest, program.inputs)
+
+    def _lower(
+        self, name: str, data: bytes, program: Program, options: Mapping[str, str] | None = None
+    ) -> jax.stages.Lowered:
+        """Lowers a program with the target's options, or with others."""
         programs, components = self._opened.program_set, self._opened.manifest.components
+        options = self._target.options if options is None else options
         check = partial(check_signature, name, program, components, programs.kernels.weight_bits)
         try:
-            return lower(data, name, program.donated, self._opened.device.where, check, self._target.options)
+            return lower(data, name, program.donated, self._opened.device.where, check, options)
         except UnreadableProgramError as error:
             folder = self._opened.folder
             raise unreadable(folder, programs, name, error.reader, error.found) from error
@@ -332,7 +336,9 @@ class Executables:
             with using_cache(folder), warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 self._check_open()
+                start = now()
                 compiled = self._lower(name, data, program).compile()
+                seconds = now() - start
             # JAX warns of an entry that it cannot write, and its first part stays.
             failed = [str(one.message) for one in said if _NOT_WRITTEN in str(one.message)]
             for entry in () if failed else folder.iterdir():
@@ -341,5 +347,5 @@ class Executables:
         kept = f"kept in {overlay}"
         if failed:
             kept = f"which cannot be {kept}: {failed[0].rpartition('] ')[2]}"
-        self._opened.warn(f"compiled {name}, {kept}: {reason}")
+        self._opened.warn(f"compiled {name} in {seconds:.1f} s, {kept}: {reason}")
         return compiled

@@ -19,6 +19,10 @@ from wanrun.loading.policy import LoadPolicy
 from wanrun.timing import Recorder
 
 
+def trust_all(profile: Profile) -> None:
+    """Trusts the executables of a profile: they were compiled where they run."""
+
+
 @dataclass(frozen=True)
 class OpenedArtifact:
     """An artifact, one of its targets, and an open device.
@@ -32,6 +36,8 @@ class OpenedArtifact:
         recorder: passes loading times on to the timings of running generations.
         warn: receives warnings.
         report: receives decisions, such as the placement of experts.
+        check_trust: raises ArtifactError for a profile whose executables were built elsewhere and have not
+            been found right on this chip: see ``wanrun.trust``.
     """
 
     folder: Path
@@ -42,6 +48,7 @@ class OpenedArtifact:
     recorder: Recorder
     warn: Callable[[str], None]
     report: Callable[[str], None]
+    check_trust: Callable[[Profile], None] = trust_all
 
     @property
     def target(self) -> Target:
@@ -51,14 +58,16 @@ class OpenedArtifact:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Facts about where executables run: the target's, or this machine's if it compiles programs."""
+        """Facts about where executables run: the target's, or this machine's if it compiles programs.
+
+        Of a target that was built elsewhere, those of devices are this machine's.
+        """
         environment = self.selected.target.environment
-        if not self.device.foreign:
+        if self.device.foreign:
+            environment = host_environment(environment["platform"])
+        elif not self.selected.built_elsewhere:
             return environment
-        return {
-            **host_environment(environment["platform"]),
-            **device_environment(self.device.devices),
-        }
+        return {**environment, **device_environment(self.device.devices)}
 
     def programs(self, profile: Profile) -> Mapping[str, Program]:
         """Returns a profile's programs for this target, by name."""

@@ -35,6 +35,10 @@ class LoadPolicy:
             ('all'), the 'artifact' ones, or 'none'.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
         lazy: load nothing before it is used.
+        retune: compile the profile's programs here too, and keep those that are faster than the artifact's.
+        tuned: use what an earlier ``retune`` has kept.
+        trial: use executables that were built elsewhere and have not been tried on this chip. It is for the
+            trial itself: see ``wanrun.trust``.
 
     Raises:
         UsageError: for an unknown choice, or weights that do not exist.
@@ -51,6 +55,9 @@ class LoadPolicy:
     embeddings: str = "all"
     weights: str | None = None
     lazy: bool = False
+    retune: bool = False
+    tuned: bool = True
+    trial: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -90,6 +97,9 @@ class PolicyChoices(TypedDict, total=False):
     embeddings: str
     weights: str | None
     lazy: bool
+    retune: bool
+    tuned: bool
+    trial: bool
 
 
 class ProfileChoices(TypedDict, total=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,14 @@ class TextBackend(Protocol):
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Encodes ids and mask, int32 (P, L), to embeddings (P, L, D) in the compute dtype."""
+
+    def at_lengths(self, ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields one prompt's embedding (length, D) by each program that it fits, with the program's length.
+
+        Args:
+            ids: int32 (L,).
+            mask: int32 (L,).
+        """
 
     def warm_up(self) -> None:
         """Runs the encoder once at every length that it has a program for."""
@@ -89,13 +97,20 @@ class ArtifactTextEncoder:
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         embeddings: list[np.ndarray] = []
         for one, keep in zip(ids, mask, strict=True):
-            length = self._length(int(keep.sum()))
-            encode = self._programs.bound(self._names[length])
-            rows = np.asarray(encode(ids=one[None, :length], mask=keep[None, :length])["embeddings"])[0]
+            rows = self._encoded(self._length(int(keep.sum())), one, keep)
             padded = np.zeros((len(one), rows.shape[1]), rows.dtype)
-            padded[:length] = rows
+            padded[: len(rows)] = rows
             embeddings.append(padded)
         return np.stack(embeddings)
+
+    def _encoded(self, length: int, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        encode = self._programs.bound(self._names[length])
+        return np.asarray(encode(ids=ids[None, :length], mask=mask[None, :length])["embeddings"])[0]
+
+    def at_lengths(self, ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        for length in self._names:
+            if length >= mask.sum():
+                yield length, self._encoded(length, ids, mask)
 
     def warm_up(self) -> None:
         """Executes every program once."""
@@ -161,6 +176,9 @@ class TorchBackend:
         (encoder,) = self.request()
         with self._running:  # torch has its own threads, and compiles in the first call
             return np.asarray(encoder.result().encode(ids, mask))
+
+    def at_lengths(self, ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        yield len(ids), self(ids[None], mask[None])[0]
 
     def warm_up(self) -> None:
         """Compiles the encoder's blocks."""

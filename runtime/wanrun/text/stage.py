@@ -12,6 +12,7 @@ from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.programs import Programs
 from wanrun.text.backends import TextBackend, embedding_stores, text_backend, text_programs
 from wanrun.text.encoder import PromptEncoder
+from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
 from wanrun.timing import Timings
 
@@ -63,6 +64,19 @@ class TextStage:
         """Runs the encoder once at every length that it has a program for."""
         self.backend.warm_up()
         self.spare()
+
+    def at_lengths(self, prompt: str) -> dict[int, np.ndarray]:
+        """Encodes a prompt with each program that it fits.
+
+        Args:
+            prompt: the prompt.
+
+        Returns:
+            Its embedding (tokens of the prompt, D) by the length of the program, shortest first.
+        """
+        tokens = self.tokenizer([clean_prompt(prompt)])
+        (own,) = tokens.lengths
+        return {length: rows[:own] for length, rows in self.backend.at_lengths(tokens.ids[0], tokens.mask[0])}
 
     def blank(self, prompts: int) -> np.ndarray:
         """Returns zero embeddings, for a warm-up of the stages after this one."""

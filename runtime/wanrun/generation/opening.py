@@ -1,0 +1,165 @@
+"""Opens an artifact for a profile: chooses the target, checks it, and opens the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wanrun.artifact.environment import device_environment
+from wanrun.artifact.export_age import age_warning
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import SelectedTarget, select_profile, select_target
+from wanrun.errors import ArtifactError
+from wanrun.generation.options import has_guidance, resolve_loop
+from wanrun.generation.session import check_profile, first_expert
+from wanrun.generation.together import together
+from wanrun.loading.buffers import Memory
+from wanrun.loading.device import open_device
+from wanrun.loading.opened import OpenedArtifact
+from wanrun.loading.policy import LoadPolicy, ProfileChoices
+from wanrun.media.types import Inputs
+from wanrun.timing import Recorder, Timings
+from wanrun.trust.trust import Trust
+
+if TYPE_CHECKING:
+    from wanrun.cluster.company import Company
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is opened, and how.
+
+    Args:
+        folder: the artifact's folder.
+        wanted: chooses the profile and the target.
+        policy: the options of loading.
+        timings: where the times are recorded.
+        warn: receives warnings.
+        report: receives decisions.
+        company: the processes that share the target's mesh; None for this one alone.
+    """
+
+    folder: Path
+    wanted: ProfileChoices
+    policy: LoadPolicy
+    timings: Timings
+    warn: Tell
+    report: Tell
+    company: Company | None = None
+
+    def open(
+        self, prompts: Sequence[str] | None, inputs: Inputs | None, undo: ExitStack
+    ) -> tuple[OpenedArtifact, Profile, dict[str, Memory]]:
+        """Opens the artifact.
+
+        Args:
+            prompts: the prompts of the first generation, on which all processes agree.
+            inputs: its images and videos.
+            undo: closes what is opened.
+
+        Returns:
+            The artifact, the wanted profile, and memory that is allocated ahead, by component.
+
+        Raises:
+            ArtifactError, UsageError, ClusterError: as ``wanrun.load``.
+        """
+        folder, timings = self.folder, self.timings
+        with timings.phase("manifest"):
+            manifest = read_manifest(folder)
+            profile = wanted_profile(manifest, folder, self.wanted)
+            selected = self._selected(manifest, profile)
+        if old := age_warning(folder, manifest.program_sets[selected.target.program_set]):
+            self.warn(old)
+        check_profile(folder, profile, selected, self.policy)
+        resolve_loop(profile, self.policy.loop)
+        policy = together(self.company, manifest, selected.name, profile, self.policy, prompts, inputs)
+        trust = Trust(folder, manifest, selected, policy.weights, policy.trial)
+        if refusal := self._refusal(trust, profile):
+            selected = replace(selected, refusal=refusal)
+        ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
+        # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
+        if not (policy.lazy or policy.low_memory or selected.mesh):
+            ahead[expert] = Memory(manifest.components[expert])
+            ahead[expert].touch_ahead()  # while jax is imported
+            undo.callback(ahead[expert].stop)
+        device = open_device(selected, policy.allow_compile, timings, self.warn, self.company)
+        undo.callback(device.close)
+        if not device.foreign:
+            trust.check_device(profile, device_environment(device.devices))
+        opened = OpenedArtifact(
+            folder, manifest, selected, device, policy, Recorder(), self.warn, self.report, trust.check
+        )
+        return opened, profile, ahead
+
+    def try_ahead(self, profiles: Iterable[Profile]) -> None:
+        """Tries the executables of profiles that a run loads later, when it has the device.
+
+        Raises:
+            ArtifactError: if some are refused, unless they may be compiled.
+        """
+        manifest = read_manifest(self.folder)
+        for profile in profiles:
+            try:
+                selected = select_target(
+                    manifest, self.folder, profile, self.wanted.get("target"), self.policy.allow_compile
+                )
+            except ArtifactError:
+                continue  # told in the profile's turn
+            self._refusal(Trust(self.folder, manifest, selected, self.policy.weights), profile)
+
+    def _selected(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
+        """Chooses the target, and reports why others do not fit."""
+        selected = select_target(
+            manifest, self.folder, profile, self.wanted.get("target"), self.policy.allow_compile
+        )
+        if selected.others:
+            self.report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
+        return selected
+
+    def _refusal(self, trust: Trust, profile: Profile) -> str:
+        """Tries executables that were built elsewhere; why they are not used, empty if they are.
+
+        Raises:
+            ArtifactError: if they are refused and may not be compiled here.
+        """
+        if not trust.needed or trust.selected.mismatches:
+            return ""
+        if self.company is not None:
+            raise ArtifactError(
+                f"target {trust.selected.name} was built without its chip, and several processes do not try "
+                "executables",
+                expected="a target that was compiled on these chips",
+                remedy="run wanbuild compile --target local on them",
+            )
+        try:
+            with self.timings.phase("trial"):
+                trust.establish(profile, self.report)
+        except ArtifactError as error:
+            if not self.policy.allow_compile:
+                raise
+            return f"{error.what}; found {error.found}"
+        return ""
+
+
+def wanted_profile(manifest: Manifest, artifact: Path, wanted: ProfileChoices) -> Profile:
+    """Returns the profile that the keywords of ``load`` choose.
+
+    Raises:
+        ArtifactError: if there is none.
+    """
+    guidance = wanted.get("guidance")
+    return select_profile(
+        manifest,
+        artifact,
+        wanted.get("size"),
+        wanted.get("num_frames"),
+        wanted.get("num_videos", 1),
+        has_guidance(manifest) if guidance is None else guidance,
+        wanted.get("num_references", 0),
+    )

@@ -1,0 +1,1 @@
+"""Whether executables that were built without their chip do on this chip what the artifact recorded."""

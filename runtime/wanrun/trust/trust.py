@@ -1,0 +1,154 @@
+"""Decides whether a target's executables may be used on the chip of this machine.
+
+A native target was compiled on its chip. The executables of a target that was built elsewhere are tried
+before this process opens the device, once for each chip, driver and profile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wanrun.artifact.attached import ROOT
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import SelectedTarget
+from wanrun.errors import ArtifactError
+from wanrun.errors import field as option
+from wanrun.trust.trial import run_trial
+from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, read_verdict, trial_facts, verdict_file
+
+Try = Callable[[list[str]], Verdict]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Trusts a target's executables, profile by profile.
+
+    Args:
+        artifact: the artifact's folder.
+        manifest: its manifest.
+        selected: the target.
+        weights: a folder or URL of the weights instead of the artifact's.
+        trial: whether this is the trial itself, which uses what nobody has tried.
+        attempt: tries executables, given the arguments of ``run_trial``.
+        root: the root of the files in which the system describes its devices.
+    """
+
+    artifact: Path
+    manifest: Manifest
+    selected: SelectedTarget
+    weights: str | None = None
+    trial: bool = False
+    attempt: Try = field(default=run_trial)
+    root: Path = ROOT
+
+    @property
+    def needed(self) -> bool:
+        """Whether a trial is needed at all."""
+        return self.selected.built_elsewhere and not self.trial
+
+    def facts(self, profile: Profile) -> dict[str, Any]:
+        """Returns what a verdict about a profile is about."""
+        return trial_facts(self.manifest, self.selected, profile, self.root)
+
+    def establish(self, profile: Profile, report: Callable[[str], None]) -> None:
+        """Tries a profile's executables, unless a verdict is kept. JAX must not have opened the device yet.
+
+        Args:
+            profile: the profile.
+            report: is told that a trial begins, and how it ends.
+
+        Raises:
+            ArtifactError: if they are refused, or cannot be tried.
+            UsageError: if a verdict cannot be kept.
+        """
+        if not self.needed:
+            return
+        facts, name = self.facts(profile), self.selected.name
+        verdict = read_verdict(facts)
+        if verdict is None:
+            if profile.name not in self.manifest.golden:
+                raise self._error(
+                    f"of profile {profile.name} cannot be checked",
+                    expected="a recorded result",
+                    found="none in golden/",
+                    remedy="run wanbuild verify --record where another target of this profile runs, or "
+                    f"compile here with {option('allow_compile')}",
+                )
+            report(
+                f"checking the executables on this chip: target {name}, profile {profile.name}, "
+                "in a process of their own"
+            )
+            start = time.monotonic()
+            verdict = self._tried(profile)
+            if verdict.passed:
+                report(f"the executables are right: {verdict.reason} ({time.monotonic() - start:.0f} s)")
+            if verdict.keep:
+                keep_verdict(facts, verdict)
+        if not verdict.passed:
+            raise self._refusal(facts, verdict)
+
+    def _tried(self, profile: Profile) -> Verdict:
+        arguments = ["--artifact", str(self.artifact), "--target", self.selected.name]
+        arguments += ["--profile", profile.name]
+        if self.weights is not None:
+            arguments += ["--weights", self.weights]
+        return self.attempt(arguments)
+
+    def check(self, profile: Profile) -> None:
+        """Checks that a profile's executables are trusted, without trying them.
+
+        Raises:
+            ArtifactError: if there is no verdict, or a refusal.
+        """
+        if not self.needed:
+            return
+        facts = self.facts(profile)
+        verdict = read_verdict(facts)
+        if verdict is None:
+            raise self._error(
+                f"of profile {profile.name} have not been checked on this chip",
+                remedy="load this profile first in a process of its own",
+            )
+        if not verdict.passed:
+            raise self._refusal(facts, verdict)
+
+    def check_device(self, profile: Profile, found: Mapping[str, Any]) -> None:
+        """Compares the open device with that of the trial; drops the verdict if it is another.
+
+        Args:
+            profile: the profile.
+            found: the facts of ``device_environment``.
+
+        Raises:
+            ArtifactError: if it is another.
+        """
+        if not self.needed:
+            return
+        facts = self.facts(profile)
+        verdict = read_verdict(facts)
+        if verdict is None:  # somebody has removed it meanwhile
+            return
+        for name, tried in verdict.device.items():
+            if tried != found[name]:
+                drop_verdict(facts)
+                raise self._error(
+                    f"were checked on another {name.replace('_', ' ')}",
+                    expected=tried,
+                    found=found[name],
+                    remedy="run it again: they are checked again then",
+                )
+
+    def _refusal(self, facts: Mapping[str, Any], verdict: Verdict) -> ArtifactError:
+        again = "run it again"
+        if verdict.keep:
+            again = f"remove {verdict_file(facts)} to check them again"
+        remedy = f"compile here with {option('allow_compile')}, or {again}"
+        return self._error("cannot be used on this chip", found=verdict.reason, remedy=remedy)
+
+    def _error(self, what: str, **parts: Any) -> ArtifactError:
+        return ArtifactError(f"the executables of target {self.selected.name} {what}", **parts)

@@ -1,0 +1,129 @@
+"""What came of trying executables on a chip, kept in the user's cache: one small file for each trial."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from wanrun.artifact.attached import ROOT, attached
+from wanrun.artifact.environment import package_versions
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import SelectedTarget
+from wanrun.errors import unwritable
+from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of, user_cache
+
+MAX_VERDICT_BYTES = 2**16
+"""Of a verdict's file, which has about one kilobyte."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What came of a trial.
+
+    Attributes:
+        outcome: whether the executables may be used.
+        reason: why not, or how the results agree, in one line.
+        device_kind: JAX's name of the device that they were tried on; empty if it was not opened.
+        platform_version: JAX's text about its driver and compiler.
+        facts: what the verdict is about.
+        keep: whether it says something of the executables. A trial that could not begin does not.
+    """
+
+    outcome: Literal["passed", "refused"]
+    reason: str
+    device_kind: str = ""
+    platform_version: str = ""
+    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    keep: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether the executables may be used."""
+        return self.outcome == "passed"
+
+    @property
+    def device(self) -> dict[str, str]:
+        """JAX's facts about the device of the trial, by name."""
+        return {"device_kind": self.device_kind, "platform_version": self.platform_version}
+
+    def encoded(self) -> bytes:
+        """The bytes of the verdict's file."""
+        return msgspec.json.encode(self)
+
+
+def decoded_verdict(data: bytes) -> Verdict | None:
+    """Reads a verdict; None for what is none."""
+    try:
+        return msgspec.json.decode(data, type=Verdict)
+    except (ValueError, RecursionError):
+        return None
+
+
+def trial_facts(
+    manifest: Manifest, selected: SelectedTarget, profile: Profile, root: Path = ROOT
+) -> dict[str, Any]:
+    """Returns what a verdict is about, all of it known without JAX.
+
+    The content digest does not cover executables and recorded results, so they are told besides.
+
+    Args:
+        manifest: the artifact's manifest.
+        selected: the chosen target.
+        profile: the profile.
+        root: the root of the files in which the system describes its devices.
+    """
+    platform_name = selected.target.environment["platform"]
+    there = attached(platform_name, root)
+    golden, entries = manifest.golden.get(profile.name), selected.target.executables.get(profile.name, {})
+    return {
+        "content_digest": manifest.content_digest,
+        "target": selected.name,
+        "profile": profile.name,
+        "executables": sha256_of(canonical_json({name: one.sha256 for name, one in entries.items()})),
+        "golden": None if golden is None else golden.sha256,
+        "packages": package_versions(platform_name),
+        "driver": "" if there is None else there.driver,
+        "chip": [] if there is None else list(there.chips),
+    }
+
+
+def verdict_file(facts: Mapping[str, Any]) -> Path:
+    """Returns where the verdict about these facts is kept.
+
+    Raises:
+        RuntimeError: if the user has no home.
+    """
+    return user_cache() / "verdicts" / f"{sha256_of(canonical_json(facts))}.json"
+
+
+def read_verdict(facts: Mapping[str, Any]) -> Verdict | None:
+    """Returns the kept verdict about these facts; None if there is none, or the file is damaged."""
+    try:
+        found = decoded_verdict(read_bounded(verdict_file(facts), MAX_VERDICT_BYTES))
+    except OSError:
+        return None
+    return found if found is not None and found.facts == facts else None
+
+
+def keep_verdict(facts: Mapping[str, Any], verdict: Verdict) -> None:
+    """Writes a verdict about these facts.
+
+    Raises:
+        UsageError: if the cache cannot be written.
+    """
+    path = verdict_file(facts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, msgspec.structs.replace(verdict, facts=facts).encoded())
+    except OSError as error:
+        raise unwritable(f"the verdict {path}", error, "set XDG_CACHE_HOME to a folder") from None
+
+
+def drop_verdict(facts: Mapping[str, Any]) -> None:
+    """Removes the verdict about these facts, so that the next run tries again."""
+    with contextlib.suppress(OSError):
+        verdict_file(facts).unlink()

@@ -1,0 +1,215 @@
+"""wanrun with executables that were built without their chip: never a wrong video, and one line."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from helpers.damage import PROFILE, Refused
+from helpers.elsewhere import (
+    TARGET,
+    build_elsewhere,
+    entry_of,
+    impostor,
+    put_executable,
+    put_golden,
+    with_breakpoints,
+)
+from helpers.fake_pipeline import Run, run_here
+from helpers.manifests import with_profiles
+from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.select import select_target
+from wanrun.errors import ArtifactError
+from wanrun.files import user_cache
+from wanrun.generation.pipeline import load
+from wanrun.trust import trial
+from wanrun.trust.verdict import Verdict, keep_verdict, trial_facts
+
+pytestmark = pytest.mark.slow
+
+CHECKING = (
+    f"checking the executables on this chip: target {TARGET}, profile {PROFILE}, in a process of their own"
+)
+Make = Callable[..., Run]
+
+
+@pytest.fixture
+def make(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Make:
+    """Makes a video of an artifact here."""
+
+    def call(artifact: Path, *options: object) -> Run:
+        given = ["--prompt", "a fox", "--steps", 2, "--overwrite", "--output", tmp_path / "o.npy"]
+        return run_here(capsys, artifact, *given, *options)
+
+    return call
+
+
+def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a run that starts a child."""
+    monkeypatch.setattr(trial, "CHILD", (sys.executable, "-c", "raise SystemExit('started')"))
+
+
+def dies(monkeypatch: pytest.MonkeyPatch, said: Verdict) -> None:
+    """Takes the place of the child: it is ended by a signal when it has come so far."""
+    code = f"import os, sys; open(sys.argv[-1], 'wb').write({said.encoded()!r}); os.abort()"
+    monkeypatch.setattr(trial, "CHILD", (sys.executable, "-c", code))
+
+
+LOADING = Verdict(
+    outcome="refused", reason="while they were loaded", device_kind="cpu", platform_version="cpu"
+)
+
+
+LOADED = msgspec.structs.replace(LOADING, outcome="passed")
+
+
+def keep(artifact: Path, verdict: Verdict) -> None:
+    """Keeps a verdict about the artifact's profile."""
+    manifest = read_manifest(artifact)
+    profile = manifest.profiles[PROFILE]
+    keep_verdict(trial_facts(manifest, select_target(manifest, artifact, profile), profile), verdict)
+
+
+def verdicts() -> list[Path]:
+    return sorted((user_cache() / "verdicts").glob("*.json"))
+
+
+def test_what_is_right_is_used_and_remembered(
+    make: Make, toy_artifact: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make(toy_artifact).code == 0
+    native = np.load(tmp_path / "o.npy")
+    first = make(elsewhere)
+    assert (first.code, first.err[0]) == (0, CHECKING)
+    assert first.err[1].startswith("the executables are right: ") and len(first.err) == 2
+    assert np.array_equal(np.load(tmp_path / "o.npy"), native)
+    without_child(monkeypatch)
+    second = make(elsewhere)
+    assert (second.code, second.err) == (0, [])
+    (kept,) = verdicts()
+    kept.write_bytes(b"{")  # counts as none
+    third = make(elsewhere)
+    assert (third.code, third.err[0]) == (3, CHECKING) and "started" in third.err[1]
+
+
+def test_a_wrong_one_is_refused_or_compiled_around(
+    make: Make, elsewhere: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_executable(elsewhere, "prepare", impostor(elsewhere, "prepare", tmp_path / "compiled"))
+    done = make(elsewhere)
+    assert (done.code, done.err[0], len(done.err)) == (3, CHECKING, 2) and not (tmp_path / "o.npy").exists()
+    error = f"error: the executables of target {TARGET} cannot be used on this chip; found the latents"
+    assert done.err[1].startswith(error)
+    (kept,) = verdicts()
+    assert done.err[1].endswith(f"compile here with --allow-compile, or remove {kept} to check them again")
+    without_child(monkeypatch)  # a refusal is kept
+    assert refused(elsewhere) == done.err[1]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the breakpoints are of x86")
+def test_one_that_ends_its_process(make: Make, elsewhere: Path) -> None:
+    put_executable(elsewhere, "prepare", with_breakpoints(entry_of(elsewhere, "prepare")))
+    done = make(elsewhere)
+    assert done.code == 3
+    assert (
+        "found SIGTRAP ended the process that tried them, while they made the recorded video" in done.err[1]
+    )
+
+
+def test_one_that_ends_its_loader(make: Make, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies(monkeypatch, LOADING)
+    done = make(elsewhere)
+    assert done.code == 3 and len(done.err) == 2
+    assert "found SIGABRT ended the process that tried them, while they were loaded; compile" in done.err[1]
+
+
+@pytest.mark.parametrize("why", ["crash", "no record"])
+def test_what_is_refused_may_be_compiled(
+    elsewhere: Path, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """From the StableHLO, with the seconds; the next process finds it in the user's cache."""
+    dies(monkeypatch, LOADING)
+    if why == "no record":
+        put_golden(elsewhere, None)
+    for misses in (1, 0):
+        warnings: list[str] = []
+        with load(elsewhere, lazy=True, allow_compile=True, warn=warnings.append) as pipeline:
+            (loading,) = pipeline._session.programs.request(programs=["prepare"])
+            loading.result()
+        assert warnings[0].startswith(
+            "the artifact's executables are not used, its programs are compiled here: the executables of"
+        )
+        assert ("SIGABRT ended" in warnings[0]) == (why == "crash")
+        assert [line.startswith("compiled prepare in ") for line in warnings[1:]] == [True] * misses
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"device_kind": "TPU v9", "device_kinds": ["TPU v9"]}, "device kind: expected TPU v9, found cpu"),
+        ({"variables": {"XLA_FLAGS": "--xla_x=1"}}, "variable XLA_FLAGS: expected '--xla_x=1', found ''"),
+    ],
+)
+def test_another_chip(
+    make: Make, artifact: Path, golden: dict[str, Any], facts: dict[str, Any], reason: str
+) -> None:
+    put_golden(artifact, golden)
+    build_elsewhere(artifact, **facts)
+    done = make(artifact)
+    assert done.code == 3 and reason in done.err[-1] and verdicts() == []
+
+
+def test_too_few_devices(make: Make, elsewhere: Path) -> None:
+    manifest = read_manifest(elsewhere)
+    target = manifest.targets[TARGET]
+    old = manifest.program_sets[target.program_set]
+    wide = msgspec.structs.replace(old, mesh={"data": 2})
+    target = msgspec.structs.replace(target, program_set=wide.key)
+    manifest.changed(program_sets={wide.key: wide}, targets={TARGET: target}).write(elsewhere)
+    keep(elsewhere, LOADED)  # a child would have as many devices as it needs
+    done = make(elsewhere)
+    assert done.code == 3 and "device count: expected at least 2, found 1" in done.err[0]
+
+
+def test_another_device_than_that_of_the_trial(make: Make, elsewhere: Path) -> None:
+    keep(elsewhere, msgspec.structs.replace(LOADED, platform_version="old"))
+    done = make(elsewhere)
+    assert done.code == 3 and verdicts() == []
+    (line,) = done.err
+    assert line.endswith(
+        "platform version; expected old; found cpu; run it again: they are checked again then"
+    )
+
+
+def test_beside_a_native_target_this_one_is_not_chosen(
+    make: Make, artifact: Path, golden: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both fit; and one of another chip is told with its reason."""
+    put_golden(artifact, golden)
+    build_elsewhere(artifact, beside=True, variables={"XLA_FLAGS": "--xla_x=1"})
+    without_child(monkeypatch)
+    done = make(artifact)
+    assert (done.code, done.err) == (
+        0,
+        [f"target cpu; others do not fit: {TARGET} (variable XLA_FLAGS '--xla_x=1', found '')"],
+    )
+
+
+def test_a_second_profile_that_was_not_checked_is_refused(elsewhere: Path) -> None:
+    """This process has the device: another one cannot try the executables now."""
+    manifest = read_manifest(elsewhere)
+    first = manifest.profiles[PROFILE]
+    second = msgspec.structs.replace(first, guidance=False, index=1)
+    with_profiles(manifest, [first, second]).write(elsewhere)
+    keep(elsewhere, LOADED)
+    why = f"of profile {second.name} have not been checked on this chip"
+    with load(elsewhere, guidance=True, lazy=True) as pipeline, pytest.raises(ArtifactError, match=why):
+        pipeline._shared.executables.check(second)
+    assert len(verdicts()) == 1

@@ -1,0 +1,154 @@
+"""Artifacts with a target that was built elsewhere, or looks so: its chip is this CPU."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from helpers.damage import PROFILE, own
+from helpers.manifests import programs_of
+from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.record import ListedFile
+from wanrun.artifact.targets import Executable
+from wanrun.files import sha256_of
+
+TARGET = "v9"
+"""The target that looks as if it had been built elsewhere."""
+
+BREAKPOINT = b"\xcc"
+"""An instruction of x86 that ends the process with SIGTRAP."""
+
+
+def put_golden(artifact: Path, golden: Mapping[str, Any] | None) -> None:
+    """Gives the artifact this recorded result of its profile; None: no result."""
+    manifest = read_manifest(artifact)
+    if golden is None:
+        manifest.changed(golden={}).write(artifact)
+        return
+    data = json.dumps(golden).encode()
+    own(artifact, "golden")
+    (artifact / "golden").mkdir(exist_ok=True)
+    file = f"golden/{sha256_of(data)[:12]}.json"
+    (artifact / file).write_bytes(data)
+    manifest.changed(golden={PROFILE: ListedFile(file=file, sha256=sha256_of(data))}).write(artifact)
+
+
+def record(artifact: Path) -> dict[str, Any]:
+    """Runs the artifact's profile on its CPU target; returns the result to record."""
+    from wanrun.generation.pipeline import load
+    from wanrun.replay.golden import replayed
+
+    with load(artifact, embeddings="none", target="cpu") as pipeline:
+        return replayed(pipeline, pipeline.environment).as_json()
+
+
+def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:
+    """Makes the CPU target one that was built without its chip, under names that JAX has not.
+
+    Args:
+        artifact: its folder, with a manifest of its own.
+        beside: whether the CPU target stays as well.
+        facts: other facts of the environment.
+    """
+    own(artifact, "executables")
+    manifest = read_manifest(artifact)
+    target = manifest.targets["cpu"]
+    said = {"topology": "cpu:1", "device_kinds": ["cpu", "CPU v9"], "platform_version": "a compiler"}
+    entries = {}
+    for name, entry in target.executables[PROFILE].items():
+        entries[name] = msgspec.structs.replace(entry, file=f"jit_{name}-elsewhere-cache")
+        path = artifact / target.folder / entry.file
+        (path.with_name(entries[name].file)).write_bytes(path.read_bytes())
+        if not beside:
+            path.unlink()
+    changed = msgspec.structs.replace(
+        target, environment={**target.environment, **said, **facts}, executables={PROFILE: entries}
+    )
+    targets = {TARGET: changed, **({"cpu": target} if beside else {})}
+    manifest.changed(targets=targets).write(artifact)
+
+
+def put_executable(artifact: Path, name: str, data: bytes) -> None:
+    """Gives the target other bytes as a program's executable, with a digest that fits."""
+    manifest = read_manifest(artifact)
+    target = manifest.targets[TARGET]
+    entries = dict(target.executables[PROFILE])
+    entry = entries[name]
+    (artifact / target.folder / entry.file).write_bytes(data)
+    entries[name] = Executable(entry.file, len(data), sha256_of(data))
+    changed = msgspec.structs.replace(target, executables={PROFILE: entries})
+    manifest.changed(targets={**manifest.targets, TARGET: changed}).write(artifact)
+
+
+def entry_of(artifact: Path, name: str) -> bytes:
+    """The bytes of a program's executable."""
+    target = read_manifest(artifact).targets[TARGET]
+    return (artifact / target.folder / target.executables[PROFILE][name].file).read_bytes()
+
+
+def impostor(artifact: Path, name: str, folder: Path) -> bytes:
+    """Compiles another program of the same signature: all its outputs are one number, made of all inputs.
+
+    Args:
+        artifact: its folder.
+        name: the program.
+        folder: an empty one.
+
+    Returns:
+        The bytes of its entry in JAX's cache.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from wanrun.artifact.jax_process import JaxFlags, using_cache
+    from wanrun.loading.jax_cache import lower
+
+    record = programs_of(read_manifest(artifact), PROFILE, TARGET)[name]
+    real = jax.export.deserialize(bytearray((artifact / record.file).read_bytes()))
+
+    def other(**inputs: Any) -> Any:
+        total = sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(inputs))
+        made = [jnp.full(one.shape, total % 200).astype(one.dtype) for one in real.out_avals]
+        return jax.tree.unflatten(real.out_tree, made)
+
+    _, given = jax.tree.unflatten(real.in_tree, real.in_avals)
+    other.__name__ = name
+    data = jax.export.export(jax.jit(other), platforms=["cpu"])(**given).serialize()
+    folder.mkdir()
+    with JaxFlags("cpu"), using_cache(folder):
+        lower(bytes(data), name, record.donated, jax.devices("cpu")[0]).compile()
+    (entry,) = folder.glob("*-cache")
+    return entry.read_bytes()
+
+
+def with_breakpoints(entry: bytes) -> bytes:
+    """An entry of JAX's cache whose machine code is breakpoints alone: it loads, and ends who calls it."""
+    import zstandard
+
+    data = bytearray(zstandard.ZstdDecompressor().decompress(entry, max_output_size=2**30))
+    found, start = 0, data.find(b"\x7fELF")
+    while start >= 0:
+        found += _fill_code(data, start)
+        start = data.find(b"\x7fELF", start + 4)
+    assert found
+    return zstandard.ZstdCompressor().compress(bytes(data))
+
+
+def _fill_code(data: bytearray, start: int) -> int:
+    """Fills the executable sections of an object file with breakpoints; returns how many there are."""
+    offset, size, count = (
+        struct.unpack_from("<Q", data, start + 40)[0],
+        *struct.unpack_from("<HH", data, start + 58),
+    )
+    found = 0
+    for number in range(count):
+        _, _, flags, _, begin, length = struct.unpack_from("<IIQQQQ", data, start + offset + number * size)
+        if flags & 4:  # SHF_EXECINSTR
+            data[start + begin : start + begin + length] = BREAKPOINT * length
+            found += length > 0
+    return found

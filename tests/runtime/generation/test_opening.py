@@ -1,0 +1,80 @@
+"""What is opened for a profile, and what of it is tried before."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from helpers.damage import PROFILE
+from helpers.manifests import with_profiles
+from wanrun.artifact.manifest import read_manifest
+from wanrun.cluster.company import Company
+from wanrun.errors import ArtifactError
+from wanrun.generation.opening import Opening, wanted_profile
+from wanrun.loading.policy import LoadPolicy
+from wanrun.timing import Timings
+from wanrun.trust import trial
+from wanrun.trust.verdict import Verdict
+
+PASSED = Verdict(outcome="passed", reason="", device_kind="cpu", platform_version="cpu")
+
+
+def opening(artifact: Path, lines: list[str], company: object = None, **policy: Any) -> Opening:
+    company = cast(Company, company)
+    return Opening(artifact, {}, LoadPolicy(**policy), Timings(), lines.append, lines.append, company)
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the place of the child: it finds everything right."""
+    code = f"import sys; open(sys.argv[-1], 'wb').write({PASSED.encoded()!r})"
+    monkeypatch.setattr(trial, "CHILD", (sys.executable, "-c", code))
+
+
+@pytest.mark.usefixtures("passing")
+def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
+    manifest = read_manifest(elsewhere)
+    first = manifest.profiles[PROFILE]
+    second = msgspec.structs.replace(first, guidance=False, index=1)
+    golden = dict.fromkeys((PROFILE, second.name), manifest.golden[PROFILE])
+    with_profiles(manifest.changed(golden=golden), [first, second]).write(elsewhere)
+    lines: list[str] = []
+    opening(elsewhere, lines).try_ahead([first, second])
+    assert [line.partition(",")[0] for line in lines[::2]] == [
+        "checking the executables on this chip: target v9"
+    ] * 2
+    del lines[:]
+    with contextlib.ExitStack() as undo:
+        opened, profile, _ = opening(elsewhere, lines, lazy=True).open(None, None, undo)
+        opened.check_trust(second)
+        assert profile == first and opened.environment["platform_version"] == "cpu" and lines == []
+
+
+class Company2:
+    """Two processes that agree on everything."""
+
+    def agree_on_artifact(self, facts: object) -> None:
+        pass
+
+    agree_on_request = agree_on_artifact
+
+
+def test_several_processes_try_nothing(elsewhere: Path) -> None:
+    with contextlib.ExitStack() as undo, pytest.raises(ArtifactError) as caught:
+        opening(elsewhere, [], Company2()).open(None, None, undo)
+    assert str(caught.value) == (
+        "target v9 was built without its chip, and several processes do not try executables; "
+        "expected a target that was compiled on these chips; run wanbuild compile --target local on them"
+    )
+
+
+def test_the_wanted_profile(elsewhere: Path) -> None:
+    manifest = read_manifest(elsewhere)
+    assert wanted_profile(manifest, elsewhere, {}).name == PROFILE
+    with pytest.raises(ArtifactError, match="no profile is built for 32x32"):
+        wanted_profile(manifest, elsewhere, {"size": (32, 32)})

@@ -1,0 +1,108 @@
+"""Executables that look right, with digests that fit, are refused if they do not make the recorded video."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.damage import PROFILE
+from helpers.elsewhere import TARGET, build_elsewhere, impostor, put_executable, put_golden
+from wanrun.artifact.manifest import read_manifest
+from wanrun.replay.trial import tried
+from wanrun.trust.verdict import Verdict
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def outcome(elsewhere: Path) -> Callable[[], Verdict]:
+    """Tries the artifact; what is told on the way are the two stages."""
+
+    def call() -> Verdict:
+        told: list[Verdict] = []
+        verdict = tried(elsewhere, TARGET, PROFILE, None, told.append)
+        stages = ["while they were loaded", "while they made the recorded video"]
+        assert [one.reason for one in told] == stages[: len(told)]
+        assert all(not one.passed and one.keep for one in told)
+        return verdict
+
+    return call
+
+
+def test_right_ones_pass(outcome: Callable[[], Verdict]) -> None:
+    """The entries have names that JAX does not look for: its own keys are asked for."""
+    verdict = outcome()
+    assert verdict.passed and verdict.device == {"device_kind": "cpu", "platform_version": "cpu"}
+    assert verdict.reason == "recorded on another kind of machine, relative difference 0.0e+00"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("denoise_loop", "the latents differ from golden/"),
+        ("decode_video", "the frames differ from golden/"),
+        ("encode_text_128", "the text encoder of 128 tokens differs from the shortest one"),
+    ],
+)
+def test_another_program_of_the_same_signature(
+    outcome: Callable[[], Verdict], elsewhere: Path, tmp_path: Path, name: str, reason: str
+) -> None:
+    put_executable(elsewhere, name, impostor(elsewhere, name, tmp_path / "compiled"))
+    verdict = outcome()
+    assert not verdict.passed and verdict.keep
+    assert verdict.reason.startswith(reason) and "wanbuild" not in verdict.reason
+
+
+def test_bytes_that_are_no_executable(outcome: Callable[[], Verdict], elsewhere: Path) -> None:
+    put_executable(elsewhere, "prepare", b"no executable")
+    verdict = outcome()
+    assert not verdict.passed and verdict.keep
+    assert verdict.reason.startswith("JAX cannot load the executable of prepare on this device: ")
+
+
+def test_a_record_that_differs(
+    outcome: Callable[[], Verdict], elsewhere: Path, golden: dict[str, Any]
+) -> None:
+    put_golden(elsewhere, {**golden, "samples": [value + 0.1 for value in golden["samples"]]})
+    verdict = outcome()
+    assert not verdict.passed and verdict.keep and verdict.reason.startswith("the latents differ")
+
+
+def test_a_trial_that_cannot_begin_says_nothing_of_executables(
+    outcome: Callable[[], Verdict], elsewhere: Path, golden: dict[str, Any]
+) -> None:
+    def refused(reason: str) -> None:
+        verdict = outcome()
+        assert not verdict.passed and not verdict.keep and reason in verdict.reason, verdict.reason
+
+    put_golden(elsewhere, {name: value for name, value in golden.items() if name != "frame_samples"})
+    refused("has no values of frames")
+    put_golden(elsewhere, None)
+    refused("has no recorded result")
+    put_golden(elsewhere, golden)
+    (elsewhere / read_manifest(elsewhere).golden[PROFILE].file).write_bytes(b"{}")
+    refused("is damaged; expected sha256")
+    verdict = tried(elsewhere, TARGET, "1x1x1", None, print)
+    assert verdict.reason == f"profile 1x1x1 is not built; expected {PROFILE}" and not verdict.keep
+
+
+def test_another_chip(artifact: Path, golden: dict[str, Any]) -> None:
+    put_golden(artifact, golden)
+    build_elsewhere(artifact, device_kind="TPU v9", device_kinds=["TPU v9"])
+    verdict = tried(artifact, TARGET, PROFILE, None, print)
+    assert not verdict.passed and not verdict.keep
+    assert "device kind: expected TPU v9, found cpu" in verdict.reason
+
+
+def test_damaged_weights_are_no_matter_of_executables(
+    outcome: Callable[[], Verdict], elsewhere: Path
+) -> None:
+    from helpers.damage import flip, own
+
+    own(elsewhere, "weights")
+    flip(max((elsewhere / "weights/vae").rglob("c/*/*"), key=lambda path: path.stat().st_size), 3)
+    verdict = outcome()
+    assert not verdict.passed and not verdict.keep and "weights are damaged" in verdict.reason, verdict.reason

@@ -1,0 +1,155 @@
+"""Executables that were built elsewhere are tried once, and what came of it is remembered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from helpers.damage import PROFILE
+from helpers.elsewhere import TARGET, put_golden
+from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.select import select_target
+from wanrun.errors import ArtifactError
+from wanrun.trust.trust import Trust
+from wanrun.trust.verdict import Verdict, verdict_file
+
+PASSED = Verdict(outcome="passed", reason="they agree", device_kind="cpu", platform_version="1")
+REFUSED = Verdict(outcome="refused", reason="SIGSEGV ended it", device_kind="cpu", platform_version="1")
+BUSY = Verdict(outcome="refused", reason="the TPU is in use", keep=False)
+
+
+class Tried:
+    """Trust whose trials have a given outcome; notes what was tried and reported."""
+
+    def __init__(self, artifact: Path, verdict: Verdict, **options: Any) -> None:
+        self.manifest = read_manifest(artifact)
+        self.profile = self.manifest.profiles[PROFILE]
+        self.tried: list[list[str]] = []
+        self.lines: list[str] = []
+        selected = select_target(self.manifest, artifact, self.profile)
+
+        def attempt(arguments: list[str]) -> Verdict:
+            self.tried.append(arguments)
+            return verdict
+
+        self.trust = Trust(artifact, self.manifest, selected, attempt=attempt, **options)
+
+    def establish(self) -> None:
+        self.trust.establish(self.profile, self.lines.append)
+
+    @property
+    def kept(self) -> Path:
+        return verdict_file(self.trust.facts(self.profile))
+
+
+def message(call: Callable[[], object]) -> str:
+    with pytest.raises(ArtifactError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_native_target_and_the_trial_itself_need_none(toy_artifact: Path, elsewhere: Path) -> None:
+    for tried in (Tried(toy_artifact, REFUSED), Tried(elsewhere, REFUSED, trial=True)):
+        tried.establish()
+        tried.trust.check(tried.profile)
+        tried.trust.check_device(tried.profile, {})
+        assert (tried.tried, tried.lines, tried.kept.exists()) == ([], [], False)
+
+
+def test_what_passes_is_tried_once(elsewhere: Path) -> None:
+    first, second = Tried(elsewhere, PASSED, weights="gs://w"), Tried(elsewhere, REFUSED)
+    first.establish()
+    second.establish()
+    second.trust.check(second.profile)
+    assert first.tried == [
+        ["--artifact", str(elsewhere), "--target", TARGET, "--profile", PROFILE, "--weights", "gs://w"]
+    ]
+    assert first.lines[0] == (
+        f"checking the executables on this chip: target {TARGET}, profile {PROFILE}, "
+        "in a process of their own"
+    )
+    assert first.lines[1].startswith("the executables are right: they agree (")
+    assert second.tried == [] and second.lines == []
+
+
+def test_what_is_refused_is_not_tried_again(elsewhere: Path) -> None:
+    first, second = Tried(elsewhere, REFUSED), Tried(elsewhere, PASSED)
+    expected = (
+        f"the executables of target {TARGET} cannot be used on this chip; found SIGSEGV ended it; "
+        f"compile here with allow_compile, or remove {first.kept} to check them again"
+    )
+    assert message(first.establish) == message(second.establish) == expected
+    assert message(lambda: second.trust.check(second.profile)) == expected
+    assert second.tried == []
+    first.kept.unlink()
+    second.establish()
+    assert len(second.tried) == 1
+
+
+def test_what_could_not_begin_is_tried_again(elsewhere: Path) -> None:
+    first, second = Tried(elsewhere, BUSY), Tried(elsewhere, PASSED)
+    assert message(first.establish).endswith("compile here with allow_compile, or run it again")
+    assert not first.kept.exists()
+    second.establish()
+    assert second.kept.exists()
+
+
+def test_a_broken_verdict_is_none(elsewhere: Path) -> None:
+    tried = Tried(elsewhere, PASSED)
+    tried.establish()
+    tried.kept.write_bytes(b"{")
+    assert message(lambda: tried.trust.check(tried.profile)) == (
+        f"the executables of target {TARGET} of profile {PROFILE} have not been checked on this chip; "
+        "load this profile first in a process of its own"
+    )
+    tried.establish()
+    tried.trust.check(tried.profile)
+    assert len(tried.tried) == 2
+
+
+def test_without_a_record_nothing_is_tried(elsewhere: Path) -> None:
+    put_golden(elsewhere, None)
+    tried = Tried(elsewhere, PASSED)
+    assert message(tried.establish) == (
+        f"the executables of target {TARGET} of profile {PROFILE} cannot be checked; "
+        "expected a recorded result; found none in golden/; run wanbuild verify --record "
+        "where another target of this profile runs, "
+        "or compile here with allow_compile"
+    )
+    assert tried.tried == []
+
+
+@pytest.mark.parametrize("name", ["device_kind", "platform_version"])
+def test_another_device_than_the_trial_s_drops_the_verdict(elsewhere: Path, name: str) -> None:
+    tried = Tried(elsewhere, PASSED)
+    tried.establish()
+    tried.trust.check_device(tried.profile, PASSED.device)
+    error = message(lambda: tried.trust.check_device(tried.profile, {**PASSED.device, name: "other"}))
+    assert error == (
+        f"the executables of target {TARGET} were checked on another {name.replace('_', ' ')}; "
+        f"expected {PASSED.device[name]}; found other; run it again: they are checked again then"
+    )
+    assert not tried.kept.exists()
+    tried.trust.check_device(tried.profile, {})  # nothing is kept to compare with
+
+
+def test_another_driver_is_another_verdict(elsewhere: Path, tmp_path: Path) -> None:
+    """Two drivers of one machine, as its system shows them."""
+    tried, files = Tried(elsewhere, PASSED), set()
+    environment = {**tried.trust.selected.target.environment, "platform": "cuda"}
+    for version in ("1", "2"):
+        (tmp_path / version / "proc/driver/nvidia").mkdir(parents=True)
+        (tmp_path / version / "proc/driver/nvidia/version").write_text(version)
+        target = tried.trust.selected.target
+        selected = dataclasses.replace(
+            tried.trust.selected, target=msgspec.structs.replace(target, environment=environment)
+        )
+        trust = dataclasses.replace(tried.trust, selected=selected, root=tmp_path / version)
+        assert trust.facts(tried.profile)["driver"] == version
+        files.add(verdict_file(trust.facts(tried.profile)))
+    assert len(files) == 2
