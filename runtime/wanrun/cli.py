@@ -116,7 +116,12 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="torch needs the torch extra.",
 )
-@click.option("--text-encoder-device", default="cpu", show_default=True, help="Device of the torch encoder.")
+@click.option(
+    "--text-encoder-device",
+    metavar="DEVICE",
+    help="cpu: run the artifact's CPU program of the text encoder beside an accelerator. With --text-encoder "
+    "torch, a device of torch.  [default: where the other programs run; with torch, cpu]",
+)
 @click.option(
     "--no-embedding-cache", is_flag=True, help="Neither read nor write the user's cache of prompt embeddings."
 )

@@ -57,6 +57,8 @@ def test_the_first_prompt_decides_what_is_loaded(
         ),
         (["--memory", "low", "--no-embedding-cache"], {"memory": "low", "embeddings": "artifact"}),
         (["--transfer", "staged"], {"transfer": "staged"}),
+        ([], {"retune": False, "text_encoder_device": None}),
+        (["--retune", "--text-encoder-device", "cpu"], {"retune": True, "text_encoder_device": "cpu"}),
         (["--verify", "sha256", "--allow-compile"], {"verify": "sha256", "allow_compile": True}),
         (["--weights", "gs://bucket/a", "--target", "cpu"], {"weights": "gs://bucket/a", "target": "cpu"}),
         (

@@ -130,15 +130,17 @@ class JaxFlags:
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'; others are not started, unless JAX_PLATFORMS names some.
+        beside: a platform that is started too.
 
     Raises:
         UsageError: in a fork of a process that has held them.
     """
 
-    def __init__(self, platform_name: str) -> None:
+    def __init__(self, platform_name: str, beside: str | None = None) -> None:
         flags = dict(JAX_FLAGS)
         if os.environ.get("JAX_PLATFORMS") in (None, "", platform_name):
-            flags["jax_platforms"] = platform_name
+            names = dict.fromkeys(filter(None, (platform_name, beside)))
+            flags["jax_platforms"] = ",".join(names)
         _PROCESS.enter()
         with _PROCESS.changing, _PROCESS.counting:
             try:

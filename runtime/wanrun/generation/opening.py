@@ -16,12 +16,14 @@ from wanrun.artifact.select import SelectedTarget, select_profile, select_target
 from wanrun.errors import ArtifactError
 from wanrun.generation.options import has_guidance, resolve_loop
 from wanrun.generation.session import check_profile, first_expert
+from wanrun.generation.shared import Shared
 from wanrun.generation.together import together
 from wanrun.loading.buffers import Memory
 from wanrun.loading.device import open_device
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.policy import LoadPolicy, ProfileChoices
 from wanrun.media.types import Inputs
+from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
 from wanrun.timing import Recorder, Timings
 from wanrun.trust.trust import Trust
 
@@ -55,7 +57,7 @@ class Opening:
 
     def open(
         self, prompts: Sequence[str] | None, inputs: Inputs | None, undo: ExitStack
-    ) -> tuple[OpenedArtifact, Profile, dict[str, Memory]]:
+    ) -> tuple[Shared, Profile]:
         """Opens the artifact.
 
         Args:
@@ -64,7 +66,7 @@ class Opening:
             undo: closes what is opened.
 
         Returns:
-            The artifact, the wanted profile, and memory that is allocated ahead, by component.
+            The artifact and what is loaded of it, and the wanted profile. The caller closes it.
 
         Raises:
             ArtifactError, UsageError, ClusterError: as ``wanrun.load``.
@@ -88,14 +90,18 @@ class Opening:
             ahead[expert] = Memory(manifest.components[expert])
             ahead[expert].touch_ahead()  # while jax is imported
             undo.callback(ahead[expert].stop)
-        device = open_device(selected, policy.allow_compile, timings, self.warn, self.company)
+        text, cpu = None, None
+        if wants_cpu(policy.text_encoder, policy.text_encoder_device, selected):
+            text, cpu = cpu_target(manifest, folder, profile), "cpu"
+        device = open_device(selected, policy.allow_compile, timings, self.warn, self.company, cpu)
         undo.callback(device.close)
         if not device.foreign:
             trust.check_device(profile, device_environment(device.devices))
         opened = OpenedArtifact(
             folder, manifest, selected, device, policy, Recorder(), self.warn, self.report, trust.check
         )
-        return opened, profile, ahead
+        beside = None if text is None else opened_beside(opened, text)
+        return Shared.of(opened, ahead, beside), profile
 
     def try_ahead(self, profiles: Iterable[Profile]) -> None:
         """Tries the executables of profiles that a run loads later, when it has the device.

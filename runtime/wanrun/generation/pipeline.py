@@ -389,8 +389,8 @@ def load(
     wanted, policy = sorted_out(choices)
     opening = Opening(folder, wanted, policy, timings, warn, report, company)
     with ExitStack() as undo:
-        opened, profile, ahead = opening.open(prompts, inputs, undo)
-        pipeline = Pipeline(Shared.of(opened, ahead), profile, timings)
+        shared, profile = opening.open(prompts, inputs, undo)
+        pipeline = Pipeline(shared, profile, timings)
         undo.callback(pipeline.close)
         pipeline.start(prompts, inputs)
         if policy.retune:

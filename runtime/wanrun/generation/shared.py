@@ -10,6 +10,7 @@ from wanrun.loading.buffers import Memory
 from wanrun.loading.executables import Executables
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.weights import WeightStore
+from wanrun.text.beside import CpuEncoder
 from wanrun.text.stage import TextStages
 
 
@@ -32,16 +33,20 @@ class Shared:
     last_encoded: LastEncoded
 
     @classmethod
-    def of(cls, opened: OpenedArtifact, memories: Mapping[str, Memory]) -> Shared:
+    def of(
+        cls, opened: OpenedArtifact, memories: Mapping[str, Memory], text: OpenedArtifact | None = None
+    ) -> Shared:
         """Makes the shared parts; nothing is loaded yet.
 
         Args:
             opened: the artifact.
             memories: memory that is already allocated, by component.
+            text: the artifact opened on the CPU for the text encoder; None where that runs with the others.
         """
         executables = Executables(opened)
         weights = WeightStore(opened, executables, opened.program_set.kernels.weight_bits, memories)
-        return cls(opened, weights, executables, TextStages(opened), LastEncoded())
+        beside = None if text is None else CpuEncoder.of(text)
+        return cls(opened, weights, executables, TextStages(opened, beside), LastEncoded())
 
     def close(self) -> None:
         """Releases everything."""

@@ -23,7 +23,7 @@ class RunOptions:
     memory: str
     transfer: str
     text_encoder: str
-    text_encoder_device: str
+    text_encoder_device: str | None
     no_embedding_cache: bool
     weights: str | None
     warmup: bool

@@ -68,6 +68,7 @@ def open_device(
     timings: Timings,
     warn: Callable[[str], None],
     company: Company | None = None,
+    beside: str | None = None,
 ) -> OpenDevice:
     """Imports jax, sets its flags and compares the devices with the target's.
 
@@ -77,6 +78,7 @@ def open_device(
         timings: where the import is recorded.
         warn: told when the artifact's executables are not used.
         company: the processes of the run, each with an equal part of the mesh; None for this one alone.
+        beside: another platform that JAX starts too.
 
     Raises:
         ArtifactError: if there is no such device, or listing every fact that differs.
@@ -91,7 +93,7 @@ def open_device(
     with timings.phase("import", "jax"), importing_jax():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
-    flags = JaxFlags(platform)
+    flags = JaxFlags(platform, beside)
     try:
         with timings.phase("device"):
             if company is not None:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -103,18 +103,24 @@ class Executables:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")  # JAX's cache is process-wide
         self._closed = False
 
-    def check(self, profile: Profile) -> Mapping[str, Program]:
+    def check(self, profile: Profile, names: Collection[str] | None = None) -> Mapping[str, Program]:
         """Checks every program and every cache entry of a profile against its digest.
 
         So damage is found before any computation, even in a program that is loaded late.
 
+        Args:
+            profile: the profile.
+            names: the programs that are used; None for all.
+
         Returns:
-            The profile's programs by name.
+            These programs by name.
 
         Raises:
             ArtifactError: if a program is missing or damaged; if a cache entry is, unless compiling is on.
         """
         programs = self._opened.programs(profile)
+        if names is not None:
+            programs = {name: programs[name] for name in names}
         for name, program in programs.items():
             key = _Distinct.of(name, program)
             with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, field
 
 VERIFY = ("fast", "sha256")
 MEMORY = ("auto", "low")
@@ -30,7 +30,8 @@ class LoadPolicy:
         loop: 'step' or 'scan', the form of the denoising loop; None: step if the profile has it.
         first_expert: the transformer that is needed first; None for the high-noise one.
         text_encoder: 'jax' runs the artifact's programs; 'torch' runs the same weights with transformers.
-        text_encoder_device: torch device of the torch text encoder.
+        text_encoder_device: of the torch text encoder its torch device, by default the CPU. Of the artifact's
+            own 'cpu', which runs its CPU program beside an accelerator; None for where all programs run.
         embeddings: which stored prompt embeddings may be used: the artifact's and the user's cache
             ('all'), the 'artifact' ones, or 'none'.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
@@ -51,7 +52,7 @@ class LoadPolicy:
     loop: str | None = None
     first_expert: str | None = None
     text_encoder: str = "jax"
-    text_encoder_device: str = "cpu"
+    text_encoder_device: str | None = None
     embeddings: str = "all"
     weights: str | None = None
     lazy: bool = False
@@ -72,6 +73,11 @@ class LoadPolicy:
                     f"{name} cannot be {getattr(self, name)!r}",
                     expected="one of " + ", ".join(choices),
                 )
+        if self.text_encoder == "jax" and self.text_encoder_device not in (None, "cpu"):
+            raise UsageError(
+                f"{field('text_encoder_device')} cannot be {self.text_encoder_device!r}",
+                expected=f"cpu, or {field('text_encoder')} torch with a device of torch",
+            )
         if self.weights is not None:
             from wanrun.loading.tensorstore_reader import weights_location
 
@@ -93,7 +99,7 @@ class PolicyChoices(TypedDict, total=False):
     loop: str | None
     first_expert: str | None
     text_encoder: str
-    text_encoder_device: str
+    text_encoder_device: str | None
     embeddings: str
     weights: str | None
     lazy: bool

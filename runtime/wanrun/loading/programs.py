@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,14 +21,24 @@ class Programs(Mapping[str, Program]):
         profile: the profile.
         executables: the opened artifact's executables.
         weights: the opened artifact's weights.
+        names: the programs that are used; None for all of the profile.
+
+    Attributes:
+        profile: the profile.
 
     Raises:
         ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
     """
 
-    def __init__(self, profile: Profile, executables: Executables, weights: WeightStore) -> None:
-        self._profile, self._executables, self._weights = profile, executables, weights
-        self._programs = executables.check(profile)
+    def __init__(
+        self,
+        profile: Profile,
+        executables: Executables,
+        weights: WeightStore,
+        names: Collection[str] | None = None,
+    ) -> None:
+        self.profile, self._executables, self._weights = profile, executables, weights
+        self._programs = executables.check(profile, names)
 
     def __getitem__(self, name: str) -> Program:
         return self._programs[name]
@@ -47,7 +57,7 @@ class Programs(Mapping[str, Program]):
         """Starts to load what is not loaded yet, in this order; returns the futures of everything named."""
         return [
             *self._weights.request(components),
-            *self._executables.request(self._profile, programs),
+            *self._executables.request(self.profile, programs),
         ]
 
     def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:

@@ -136,7 +136,7 @@ class TorchBackend:
         from wanrun.text.torch_encoder import TorchTextEncoder, check_torch
 
         policy = opened.policy
-        self._device, self._recorder = policy.text_encoder_device, opened.recorder
+        self._device, self._recorder = policy.text_encoder_device or "cpu", opened.recorder
         self._nbytes = opened.manifest.components[TEXT_ENCODER].nbytes
         check_torch(self._device)
         self._make = functools.partial(

@@ -11,6 +11,7 @@ from wanrun.loading.buffers import DTYPES
 from wanrun.loading.opened import OpenedArtifact
 from wanrun.loading.programs import Programs
 from wanrun.text.backends import TextBackend, embedding_stores, text_backend, text_programs
+from wanrun.text.beside import CpuEncoder
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
@@ -96,9 +97,11 @@ class TextStages:
 
     Args:
         opened: the artifact.
+        beside: the text encoder on the CPU; None where it runs with the other programs.
     """
 
-    def __init__(self, opened: OpenedArtifact) -> None:
+    def __init__(self, opened: OpenedArtifact, beside: CpuEncoder | None = None) -> None:
+        self._beside = beside
         self._opened, self._lock = opened, threading.Lock()
         self._tokenizer = ArtifactTokenizer(opened.folder, opened.manifest)
         self._stages: dict[tuple[str, ...], TextStage] = {}
@@ -113,12 +116,15 @@ class TextStages:
         Raises:
             UsageError: if torch runs the text encoder, and torch or the chosen device is missing.
         """
+        opened = self._opened
+        if self._beside is not None:
+            opened, programs = self._beside.opened, self._beside.programs(programs.profile)
         names = text_programs(programs, self._tokenizer.max_length).values()
         key = (dtype, *(programs[name].sha256 for name in names))
         with self._lock:
             if key not in self._stages:
-                backend = text_backend(self._opened, programs, dtype)
-                self._stages[key] = TextStage(self._opened, self._tokenizer, backend, dtype)
+                backend = text_backend(opened, programs, dtype)
+                self._stages[key] = TextStage(opened, self._tokenizer, backend, dtype)
             return self._stages[key]
 
     def close(self) -> None:
@@ -126,3 +132,5 @@ class TextStages:
         with self._lock:
             for stage in self._stages.values():
                 stage.backend.release()
+        if self._beside is not None:
+            self._beside.close()

@@ -50,9 +50,9 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
     ] * 2
     del lines[:]
     with contextlib.ExitStack() as undo:
-        opened, profile, _ = opening(elsewhere, lines, lazy=True).open(None, None, undo)
-        opened.check_trust(second)
-        assert profile == first and opened.environment["platform_version"] == "cpu" and lines == []
+        shared, profile = opening(elsewhere, lines, lazy=True).open(None, None, undo)
+        shared.opened.check_trust(second)
+        assert profile == first and shared.opened.environment["platform_version"] == "cpu" and lines == []
 
 
 class Company2:

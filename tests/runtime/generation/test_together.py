@@ -50,9 +50,13 @@ def test_all_load_the_same(toy_artifact: Path) -> None:
     assert load(toy_artifact, company, LoadPolicy(embeddings="none")).embeddings == "none"
 
 
-def test_nothing_is_compiled(toy_artifact: Path) -> None:
-    with pytest.raises(UsageError, match="allow_compile is not possible with several processes"):
-        load(toy_artifact, Noting(), LoadPolicy(allow_compile=True))
+@pytest.mark.parametrize(
+    "option", [{"allow_compile": True}, {"retune": True}, {"text_encoder_device": "cpu"}]
+)
+def test_nothing_is_done_that_hosts_may_do_otherwise(toy_artifact: Path, option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(UsageError, match=f"{name} is not possible with several processes"):
+        load(toy_artifact, Noting(), LoadPolicy(**option))
 
 
 def test_all_make_the_same_video(toy_artifact: Path) -> None:

@@ -1,0 +1,107 @@
+"""The text encoder's CPU program beside an accelerator, whose memory it leaves free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wanrun.artifact.environment import device_mismatches, host_mismatches, open_devices
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import SelectedTarget
+from wanrun.errors import ArtifactError, artifact_mismatch, field
+from wanrun.loading.device import OpenDevice
+from wanrun.loading.executables import Executables
+from wanrun.loading.opened import OpenedArtifact, trust_all
+from wanrun.loading.programs import Programs
+from wanrun.loading.weights import WeightStore
+from wanrun.text.backends import text_programs
+
+
+def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> SelectedTarget:
+    """Returns the artifact's CPU target that fits this host and has a profile.
+
+    Raises:
+        ArtifactError: if there is none, listing the mismatches of the nearest one.
+    """
+    found = []
+    for name, target in sorted(manifest.targets.items()):
+        differs = host_mismatches(target.environment, artifact / target.requirements.file)
+        mesh = manifest.program_sets[target.program_set].mesh
+        one = SelectedTarget(name, target, tuple(differs), mesh)
+        on_cpu = target.environment["platform"] == "cpu" and num_devices(mesh) == 1
+        if on_cpu and profile.name in target.executables and not one.built_elsewhere:
+            found.append(one)
+    if not found:
+        raise ArtifactError(
+            f"no CPU target has the text encoder of profile {profile.name}",
+            expected=f"one for {field('text_encoder_device')} cpu",
+            found=", ".join(sorted(manifest.targets)),
+            remedy="run wanbuild compile --target cpu for this profile, or leave the option out",
+        )
+    best = min(found, key=lambda one: len(one.mismatches))
+    if best.mismatches:
+        raise artifact_mismatch(f"target {best.name}, for the text encoder,", best.mismatches)
+    return best
+
+
+def wants_cpu(text_encoder: str, device: str | None, selected: SelectedTarget) -> bool:
+    """Whether the text encoder's CPU program runs beside the target's, which are not on the CPU."""
+    native = selected.target.environment["platform"] == "cpu" and not selected.built_elsewhere
+    return text_encoder == "jax" and device == "cpu" and not native
+
+
+def opened_beside(opened: OpenedArtifact, selected: SelectedTarget) -> OpenedArtifact:
+    """Opens the artifact's CPU target on the CPU, which JAX has started with the accelerator.
+
+    Args:
+        opened: the artifact, opened on the accelerator.
+        selected: the CPU target.
+
+    Raises:
+        ArtifactError: if JAX has no CPU device, or another one than the target's.
+    """
+    devices = open_devices("cpu")
+    if mismatches := device_mismatches(selected.target.environment, devices):
+        raise artifact_mismatch(f"target {selected.name}, for the text encoder,", mismatches)
+    device = OpenDevice(devices[0], False, opened.device.flags)
+    return replace(opened, selected=selected, device=device, check_trust=trust_all)
+
+
+@dataclass(frozen=True)
+class CpuEncoder:
+    """The text encoder's programs and weights on the CPU, one copy for all profiles.
+
+    Attributes:
+        opened: the artifact, opened on the CPU.
+        executables: its executables.
+        weights: its weights, as the CPU's programs take them.
+    """
+
+    opened: OpenedArtifact
+    executables: Executables
+    weights: WeightStore
+
+    @classmethod
+    def of(cls, opened: OpenedArtifact) -> CpuEncoder:
+        """Makes it; nothing is loaded yet."""
+        executables = Executables(opened)
+        return cls(
+            opened, executables, WeightStore(opened, executables, opened.program_set.kernels.weight_bits)
+        )
+
+    def programs(self, profile: Profile) -> Programs:
+        """Returns a profile's programs that encode text.
+
+        Raises:
+            ArtifactError: if one is missing or damaged.
+        """
+        length = self.opened.manifest.tokenizer.max_length
+        names = text_programs(self.opened.programs(profile), length).values()
+        return Programs(profile, self.executables, self.weights, names)
+
+    def close(self) -> None:
+        """Releases programs and weights."""
+        self.executables.close()
+        self.weights.close()

@@ -1,0 +1,113 @@
+"""The text encoder on the CPU, beside a target that is not: here one that looks as if it had another chip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from helpers.damage import PROFILE
+from helpers.elsewhere import TARGET, build_elsewhere, put_executable, put_golden
+from wanrun.artifact.jax_process import JaxFlags
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.pipeline import Pipeline, load
+from wanrun.loading.policy import LoadPolicy
+from wanrun.text.beside import cpu_target
+
+PROMPTS = ["a fox", "a fox in the snow " * 20]
+OPTIONS: dict[str, Any] = {"lazy": True, "trial": True, "embeddings": "none", "text_encoder_device": "cpu"}
+
+
+@pytest.fixture
+def both(artifact: Path, golden: dict[str, Any]) -> Path:
+    """The toy artifact with its CPU target, and one that was built elsewhere."""
+    put_golden(artifact, golden)
+    build_elsewhere(artifact, beside=True)
+    return artifact
+
+
+def components(pipeline: Pipeline) -> tuple[set[str], set[str]]:
+    """The components that are loaded where programs run, and for the text encoder on the CPU."""
+    beside = pipeline._shared.texts._beside
+    return set(pipeline._shared.weights._weights), set() if beside is None else set(beside.weights._weights)
+
+
+@pytest.mark.slow
+def test_the_cpu_s_program_encodes(both: Path) -> None:
+    for name in ("encode_text_64", "encode_text_128"):
+        put_executable(both, name, b"is not loaded")
+    with load(both, target="cpu", embeddings="none", lazy=True) as pipeline:
+        expected = pipeline.encode_prompts(PROMPTS)
+        video = pipeline.generate("a fox", num_steps=2).frames
+    with load(both, target=TARGET, **OPTIONS) as pipeline:
+        assert np.array_equal(pipeline.encode_prompts(PROMPTS), expected)
+        assert components(pipeline) == (set(), {"text_encoder"})
+        assert np.array_equal(pipeline.generate("a fox", num_steps=2).frames, video)
+        assert components(pipeline) == ({"transformer", "vae"}, {"text_encoder"})
+        beside = pipeline._shared.texts._beside
+        assert beside is not None and beside.opened.selected.name == "cpu"
+        assert pipeline._session.text.backend.made_by()["environment"] == beside.opened.environment
+
+
+def test_on_the_cpu_itself_nothing_is_beside(both: Path) -> None:
+    with load(both, target="cpu", **OPTIONS) as pipeline:
+        assert pipeline._shared.texts._beside is None
+    with load(both, target=TARGET, **{**OPTIONS, "text_encoder_device": None}) as pipeline:
+        assert pipeline._shared.texts._beside is None
+
+
+def test_without_a_cpu_target(elsewhere: Path) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        load(elsewhere, **OPTIONS)
+    assert str(caught.value) == (
+        f"no CPU target has the text encoder of profile {PROFILE}; expected one for text_encoder_device cpu; "
+        f"found {TARGET}; run wanbuild compile --target cpu for this profile, or leave the option out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"cpu_features": ["warp_drive"]}, "CPU features: expected warp_drive"),
+        ({"device_count": 8}, "device count: expected 8, found 1"),
+    ],
+)
+def test_a_cpu_target_of_another_machine(both: Path, facts: dict[str, Any], reason: str) -> None:
+    manifest = read_manifest(both)
+    target = manifest.targets["cpu"]
+    target = msgspec.structs.replace(target, environment={**target.environment, **facts})
+    manifest.changed(targets={**manifest.targets, "cpu": target}).write(both)
+    with pytest.raises(ArtifactError, match="target cpu, for the text encoder, was not built .*" + reason):
+        load(both, target=TARGET, **OPTIONS)
+
+
+def test_the_nearest_cpu_target_is_taken(both: Path) -> None:
+    manifest = read_manifest(both)
+    profile, target = manifest.profiles[PROFILE], manifest.targets["cpu"]
+    other = msgspec.structs.replace(
+        target, environment={**target.environment, "cpu_features": ["warp_drive"]}
+    )
+    manifest = manifest.changed(targets={**manifest.targets, "a": other})
+    assert cpu_target(manifest, both, profile).name == "cpu"
+
+
+def test_jax_starts_both_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS")
+    before = jax.config.values["jax_platforms"]
+    with JaxFlags("tpu", "cpu"):
+        assert jax.config.values["jax_platforms"] == "tpu,cpu"
+    with JaxFlags("cpu", "cpu"):
+        assert jax.config.values["jax_platforms"] == "cpu"
+    assert jax.config.values["jax_platforms"] == before
+
+
+def test_the_option_has_a_meaning_for_each_encoder() -> None:
+    assert LoadPolicy().text_encoder_device is None
+    assert LoadPolicy(text_encoder="torch", text_encoder_device="cuda:1").text_encoder_device == "cuda:1"
+    with pytest.raises(UsageError, match="text_encoder_device cannot be 'cuda:1'; expected cpu, or text_enc"):
+        LoadPolicy(text_encoder_device="cuda:1")
