@@ -28,6 +28,9 @@ TPU_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """JAX's name of a TPU by its PCI device."""
 
+TWO_DEVICES = ("TPU7x",)
+"""TPUs that are two of JAX's devices each."""
+
 NVIDIA_FILES = ("proc/driver/nvidia/version", "dev/nvidia0", "dev/nvidiactl", "dev/dxg")
 """One of them is there where a GPU may be; the last one in WSL."""
 
@@ -51,6 +54,13 @@ class Attached:
     driver: str
     chips: tuple[str, ...]
     kinds: tuple[str, ...]
+
+    @property
+    def devices(self) -> int | None:
+        """The number of JAX's devices; None where it is not known."""
+        if not self.kinds:
+            return None
+        return sum(2 if TPU_KINDS.get(chip) in TWO_DEVICES else 1 for chip in self.chips)
 
 
 def attached(platform_name: str, root: Path = ROOT) -> Attached | None:

@@ -104,7 +104,7 @@ def check_environment(environment: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of a target's environment is {environment.get(name)!r}")
     for name in ("cpu_features", "device_kinds"):
         texts = environment.get(name, [])
-        if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
+        if not isinstance(texts, list | tuple) or any(not isinstance(text, str) for text in texts):
             raise ValueError(f"{name} of a target's environment is {texts!r}")
     if not isinstance(environment.get("topology", ""), str):
         raise ValueError(f"topology of a target's environment is {environment['topology']!r}")
@@ -130,30 +130,36 @@ def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
     }
 
 
-def _no_chip(built: Mapping[str, Any], root: Path) -> Mismatch | None:
-    """Returns the mismatch of a machine without such an accelerator, or with another one, as far as the
-    system shows it."""
+def _no_chip(built: Mapping[str, Any], needed: int, root: Path) -> Mismatch | None:
+    """Returns the mismatch of a machine without such an accelerator, with another one, or with too few, as far
+    as the system shows it."""
     there, word = attached(built["platform"], root), WORDS.get(built["platform"], built["platform"])
     if there is None:
         return Mismatch("platform", built["platform"], f"no {word}", "run on a machine that has one")
     kinds = device_kinds(built)
     if there.kinds and not set(there.kinds) & set(kinds):
         return Mismatch("device kind", kinds[0], ", ".join(there.kinds), DEVICE_REMEDIES["device_kind"])
+    if there.devices is not None and there.devices < needed and built_elsewhere(built):
+        remedy = DEVICE_REMEDIES["device_count"]
+        return Mismatch("device count", f"at least {needed}", there.devices, remedy)
     return None
 
 
-def host_mismatches(built: Mapping[str, Any], requirements: Path, root: Path = ROOT) -> list[Mismatch]:
+def host_mismatches(
+    built: Mapping[str, Any], requirements: Path, needed: int = 1, root: Path = ROOT
+) -> list[Mismatch]:
     """Compares a target's environment with this host, without importing jax.
 
     Args:
         built: the target's environment.
         requirements: its requirements file, for the remedy.
+        needed: the devices of its mesh.
         root: the root of the files in which the system describes its devices.
 
     Returns:
-        A mismatch for each fact that differs; one alone where the chip is another or missing.
+        A mismatch for each fact that differs; one alone where the chip is another, missing, or too few of it.
     """
-    if (other := _no_chip(built, root)) is not None:
+    if (other := _no_chip(built, needed, root)) is not None:
         return [other]
     found = host_environment(built["platform"])
     install = f"pip install -r {shlex.quote(str(requirements))}"

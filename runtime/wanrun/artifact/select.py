@@ -146,8 +146,9 @@ def _candidates(manifest: Manifest, artifact: Path, profile: Profile) -> Iterato
     """Yields the targets that have a profile's programs, compared with this host."""
     for key, target in sorted(manifest.targets.items()):
         if manifest.programs(target, profile):
-            differs = host_mismatches(target.environment, artifact / target.requirements.file)
-            yield SelectedTarget(key, target, tuple(differs), manifest.program_sets[target.program_set].mesh)
+            mesh, requirements = manifest.program_sets[target.program_set].mesh, target.requirements.file
+            differs = host_mismatches(target.environment, artifact / requirements, num_devices(mesh))
+            yield SelectedTarget(key, target, tuple(differs), mesh)
 
 
 def _unfit(best: SelectedTarget, others: Sequence[str]) -> ArtifactError:
@@ -162,13 +163,15 @@ def _unfit(best: SelectedTarget, others: Sequence[str]) -> ArtifactError:
 
 
 def _without_chip(one: SelectedTarget) -> bool:
-    """Whether this machine has no such chip, so that JAX cannot open one."""
-    return any(fact.what in ("platform", "device kind") for fact in one.mismatches)
+    """Whether this machine has no such chip, or too few, so that JAX cannot open them."""
+    return any(fact.what in ("platform", "device kind", "device count") for fact in one.mismatches)
 
 
-def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int]:
+def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool]:
     """What fits comes first, then what has the profile. All devices of a CPU are the same cores, so one is
-    preferred there; of accelerators, all. A chip that is not there is farther than anything else."""
+    preferred there; of accelerators, all. A chip that is not there is farther than anything else. Of two
+    that are alike, that which was compiled on the chip needs no trial."""
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
-    return _without_chip(one), len(one.mismatches), profile.name not in one.target.executables, fewer
+    lacks = profile.name not in one.target.executables
+    return _without_chip(one), len(one.mismatches), lacks, fewer, one.built_elsewhere

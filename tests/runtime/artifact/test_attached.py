@@ -81,7 +81,25 @@ def test_what_jax_is_told_of_is_there(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_another_chip(tmp_path: Path, kinds: list[str], expected: list[str]) -> None:
     facts = {"platform": "cuda", "device_kind": kinds[0], "device_kinds": kinds, "topology": "1x1x1"}
-    found = host_mismatches({**ENVIRONMENT, **facts}, Path("r.txt"), gpus(tmp_path, "NVIDIA H200"))
+    found = host_mismatches({**ENVIRONMENT, **facts}, Path("r.txt"), root=gpus(tmp_path, "NVIDIA H200"))
     said = [f"{one.what}: expected {one.expected}, found {one.found}" for one in found]
     assert [line for line in said if "device kind" in line] == expected
     assert (len(said) == 1) == bool(expected)  # nothing else is compared with another chip
+
+
+@pytest.mark.parametrize(
+    ("chip", "name", "needed", "expected"),
+    [
+        ("0x0063", "TPU v5 lite", 4, "device count: expected at least 4, found 2"),
+        ("0x0076", "TPU7x", 4, ""),  # two devices a chip
+        ("0x0063", "TPU v5 lite", 2, ""),
+        ("0x9999", "TPU v5 lite", 4, ""),  # nothing is known
+    ],
+)
+def test_too_few_chips(tmp_path: Path, chip: str, name: str, needed: int, expected: str) -> None:
+    facts = {"platform": "tpu", "device_kind": name, "device_kinds": [name], "topology": "a"}
+    root = tpus(tmp_path, chip, chip)
+    found = host_mismatches({**ENVIRONMENT, **facts}, Path("r.txt"), needed, root)
+    said = [f"{one.what}: expected {one.expected}, found {one.found}" for one in found]
+    assert [line for line in said if line.startswith("device")] == [expected] * bool(expected)
+    assert (len(said) == 1) == bool(expected)

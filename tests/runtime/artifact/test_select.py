@@ -127,7 +127,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             for name in mismatches
         }
 
-        def differing(environment: Mapping[str, str], requirements: Path) -> list[Mismatch]:
+        def differing(environment: Mapping[str, str], requirements: Path, needed: int) -> list[Mismatch]:
             assert requirements == HERE / f"requirements-{environment['named']}.txt"
             return [Mismatch(fact, "a", "b", "mend it") for fact in mismatches[environment["named"]]]
 
@@ -221,8 +221,15 @@ def test_a_chip_that_is_not_there_is_farther_than_packages(machine: Any) -> None
     )
 
 
+def test_what_was_compiled_on_the_chip_is_preferred(machine: Any) -> None:
+    manifest = machine(h200=[], here=[], nearby=[])
+    for name in ("h200", "nearby"):
+        manifest.targets[name].environment["topology"] = "1x1x1"
+    assert select_target(manifest, HERE, PROFILE).name == "here"
+
+
 def test_a_reason_is_the_system_s(tmp_path: Path) -> None:
     """On this host without an accelerator, whatever packages are installed."""
     built = {**ENVIRONMENT, "platform": "tpu", "device_kind": "TPU v5 lite", "machine": "another"}
-    (found,) = host_mismatches(built, HERE, tmp_path)
+    (found,) = host_mismatches(built, HERE, root=tmp_path)
     assert str(found) == "platform: expected tpu, found no TPU (run on a machine that has one)"
