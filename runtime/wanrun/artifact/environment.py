@@ -131,8 +131,10 @@ def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def _no_chip(built: Mapping[str, Any], needed: int, root: Path) -> Mismatch | None:
-    """Returns the mismatch of a machine without such an accelerator, with another one, or with too few, as far
-    as the system shows it."""
+    """Returns the mismatch of a machine without such an accelerator, with another one, or with too few.
+
+    It is found as far as the system shows its devices.
+    """
     there, word = attached(built["platform"], root), WORDS.get(built["platform"], built["platform"])
     if there is None:
         return Mismatch("platform", built["platform"], f"no {word}", "run on a machine that has one")
