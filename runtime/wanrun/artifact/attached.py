@@ -72,7 +72,8 @@ def attached(platform_name: str, root: Path = ROOT) -> Attached | None:
         platform_name: 'cpu', 'cuda' or 'tpu'.
         root: the root of the system's files.
     """
-    named = platform_name in os.environ.get("JAX_PLATFORMS", "").split(",")
+    asked = os.environ.get("JAX_PLATFORMS", "").split(",")
+    named = platform_name in asked or (platform_name == "cuda" and "gpu" in asked)
     if platform_name == "cuda":
         there = any((root / name).exists() for name in NVIDIA_FILES)
         return _nvidia(root) if there or named else None

@@ -69,6 +69,8 @@ def test_what_jax_is_told_of_is_there(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     assert attached("tpu", tmp_path) is not None
     assert attached("cuda", tmp_path) is None
+    monkeypatch.setenv("JAX_PLATFORMS", "gpu")  # another name that JAX takes
+    assert attached("cuda", tmp_path) == Attached("", (), ())
 
 
 @pytest.mark.parametrize(
