@@ -16,6 +16,8 @@ from wanrun.artifact.programs import Kernels
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 TERA = 1e12
 GIGA = 1e9
+PASSES = 6
+"""Products in bfloat16 that a float32 product at highest precision takes on a TPU."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Chip:
         memory_bytes: memory of a device that programs may use.
         bf16: matrix operations in bfloat16, FLOP/s.
         fp8: matrix operations in 8-bit floating point, FLOP/s; zero where the chip has none.
+        float32: matrix operations in float32 at highest precision, FLOP/s: six passes in bfloat16 on a TPU,
+            and on an NVIDIA GPU its units for single numbers.
+        matrix_unit: rows and columns of the matrix unit. With fewer terms in a sum, or fewer columns of the
+            result, a part of it idles.
         bandwidth: of the device's memory, bytes/s.
         link: what one device sends to its neighbours at once, bytes/s, all links in one direction.
         host_link: what one device gets from its host, bytes/s.
@@ -71,6 +77,8 @@ class Chip:
     memory_bytes: int
     bf16: float
     fp8: float
+    float32: float
+    matrix_unit: int
     bandwidth: float
     link: float
     host_link: float
@@ -160,6 +168,8 @@ CHIPS = _table(
         memory_bytes=32 * GIB,
         bf16=275 * TERA,
         fp8=0,
+        float32=275 / PASSES * TERA,
+        matrix_unit=128,
         bandwidth=1228 * GIGA,
         link=6 * 45 * GIGA,
         host_link=8 * GIGA,
@@ -175,6 +185,8 @@ CHIPS = _table(
         memory_bytes=16 * GIB,
         bf16=197 * TERA,
         fp8=0,
+        float32=197 / PASSES * TERA,
+        matrix_unit=128,
         bandwidth=819 * GIGA,
         link=4 * 45 * GIGA,
         host_link=8 * GIGA,
@@ -190,6 +202,8 @@ CHIPS = _table(
         memory_bytes=95 * GIB,
         bf16=459 * TERA,
         fp8=0,
+        float32=459 / PASSES * TERA,
+        matrix_unit=128,
         bandwidth=2765 * GIGA,
         link=6 * 90 * GIGA,
         host_link=16 * GIGA,
@@ -206,6 +220,8 @@ CHIPS = _table(
         memory_bytes=32 * GIB,
         bf16=918 * TERA,
         fp8=0,
+        float32=918 / PASSES * TERA,
+        matrix_unit=256,
         bandwidth=1640 * GIGA,
         link=4 * 90 * GIGA,
         host_link=16 * GIGA,
@@ -221,6 +237,8 @@ CHIPS = _table(
         memory_bytes=96 * GIB,
         bf16=1153 * TERA,
         fp8=2307 * TERA,
+        float32=1153 / PASSES * TERA,
+        matrix_unit=256,
         bandwidth=3690 * GIGA,
         link=3 * 90 * GIGA,
         host_link=16 * GIGA,
@@ -236,6 +254,8 @@ CHIPS = _table(
         memory_bytes=80 * GIB,
         bf16=312 * TERA,
         fp8=0,
+        float32=19.5 * TERA,
+        matrix_unit=16,
         bandwidth=2039 * GIGA,
         link=300 * GIGA,
         host_link=25 * GIGA,
@@ -250,6 +270,8 @@ CHIPS = _table(
         memory_bytes=45 * GIB,
         bf16=362 * TERA,
         fp8=733 * TERA,
+        float32=91.6 * TERA,
+        matrix_unit=16,
         bandwidth=864 * GIGA,
         link=25 * GIGA,
         host_link=25 * GIGA,
@@ -264,6 +286,8 @@ CHIPS = _table(
         memory_bytes=80 * GIB,
         bf16=989 * TERA,
         fp8=1979 * TERA,
+        float32=67 * TERA,
+        matrix_unit=16,
         bandwidth=3350 * GIGA,
         link=450 * GIGA,
         host_link=50 * GIGA,
@@ -278,6 +302,8 @@ CHIPS = _table(
         memory_bytes=140 * GIB,
         bf16=989 * TERA,
         fp8=1979 * TERA,
+        float32=67 * TERA,
+        matrix_unit=16,
         bandwidth=4800 * GIGA,
         link=450 * GIGA,
         host_link=50 * GIGA,
@@ -292,6 +318,8 @@ CHIPS = _table(
         memory_bytes=179 * GIB,
         bf16=2250 * TERA,
         fp8=4500 * TERA,
+        float32=75 * TERA,
+        matrix_unit=16,
         bandwidth=7700 * GIGA,
         link=900 * GIGA,
         host_link=50 * GIGA,
@@ -306,6 +334,8 @@ CHIPS = _table(
         memory_bytes=24 * GIB,
         bf16=165 * TERA,
         fp8=330 * TERA,
+        float32=82.6 * TERA,
+        matrix_unit=16,
         bandwidth=1008 * GIGA,
         link=12 * GIGA,
         host_link=25 * GIGA,
