@@ -13,22 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from checkpoints import MODELS
-from wanbuild.components import kind_of
+from wanbuild.plan.published import published_manifest
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.targets.target import TargetSpec, resolve_target
-from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.variants.table import variants
 from wanrun.artifact.jax_process import JaxFlags
-from wanrun.artifact.manifest import Component, Manifest, Tokenizer
-from wanrun.artifact.model import Defaults, Model
+from wanrun.artifact.manifest import Manifest
 from wanrun.loading.jax_cache import lower
 
 SIZES = ((832, 480), (1280, 720))
@@ -37,58 +34,6 @@ SIZES = ((832, 480), (1280, 720))
 MEDIA_MODELS = ("i2v-14b", "flf2v-14b", "vace-14b", "animate-14b", "5b")
 
 COLUMNS = ("arguments", "temporaries", "outputs", "compile", "operations", "StableHLO")
-
-
-def published_manifest(model: str) -> Manifest:
-    """Returns the manifest of a published model with the default dtypes, without parameters."""
-    variant, repository = MODELS[model]
-    return manifest_of(variant, PUBLISHED_MODELS[repository])
-
-
-def manifest_of(variant: str, configs: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    """Returns the manifest of a model of these configs with the default dtypes, without parameters."""
-    row = variants()[variant]
-    kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
-    parsed = {name: kinds[name].parse(config, name) for name, config in configs.items()}
-    defaults = Defaults(
-        num_steps=row.steps,
-        guidance_scale=row.guidance_scale,
-        flow_shift=row.flow_shift,
-        solver="unipc",
-        fps=row.fps,
-        negative_prompt=row.negative_prompt,
-    )
-    facts = Model(
-        variant=row.name,
-        task=row.task_record(parsed["transformer"]),
-        image_processor=ImageProcessorConfig().record if row.encoded_images else None,
-        text_width=parsed["transformer"].text_dim,
-        latent_channels=parsed["vae"].z_dim,
-        vae_spatial=row.vae_spatial,
-        vae_temporal=row.vae_temporal,
-        size_multiple=row.size_multiple,
-        leading_latents=row.leading_latents,
-        num_train_timesteps=1000,
-        expand_timesteps=row.expand_timesteps,
-        defaults=defaults,
-        options=dict(row.options),
-    )
-    return Manifest(
-        model=facts,
-        configs={name: dict(config) for name, config in configs.items()},
-        source={"files": {}},
-        loras=(),
-        profiles={},
-        program_sets={},
-        targets={},
-        golden={},
-        embeddings={},
-        tool={},
-        times={},
-        dtypes={name: kind.policy(None) for name, kind in kinds.items()},
-        components={name: Component(f"weights/{name}", {}) for name in configs},
-        tokenizer=Tokenizer(file="tokenizer.json", sha256="", max_length=512, pad_id=0),
-    )
 
 
 def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[ProgramSpec]:
@@ -141,7 +86,7 @@ def main() -> None:
     JaxFlags("cpu")  # held until the process ends
     target = resolve_target("cpu")
     for model in options.model or MEDIA_MODELS:
-        manifest = published_manifest(model)
+        manifest = published_manifest(MODELS[model][1])
         for shape in shapes_of(model, options):
             builder = ProgramBuilder(manifest, shape, BuildOptions(), target.kernels)
             name = f"{shape.width}x{shape.height}x{shape.num_frames}"

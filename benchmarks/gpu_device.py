@@ -183,10 +183,12 @@ class Programs:
     def __init__(self, model: str, choice: Choice) -> None:
         import msgspec
 
-        from compile_memory import manifest_of, published_manifest
+        from checkpoints import MODELS
+        from wanbuild.plan.published import manifest_of, published_manifest
         from wanbuild.programs.options import BuildOptions
         from wanbuild.targets.target import resolve_target
         from wanbuild.toy.configs import TOY_VARIANTS
+        from wanbuild.variants.table import variants
         from wanrun.artifact.jax_process import JaxFlags
 
         toy = "wan2.1-t2v" if model == "toy" else None
@@ -195,7 +197,10 @@ class Programs:
         self.target = dataclasses.replace(target, kernels=msgspec.structs.replace(target.kernels, **kernels))
         self.device = target.device
         self._flags = JaxFlags(target.platform)  # held until the process ends
-        self._manifest = manifest_of(toy, TOY_VARIANTS[toy].configs) if toy else published_manifest(model)
+        if toy:
+            self._manifest = manifest_of(variants()[toy], TOY_VARIANTS[toy].configs)
+        else:
+            self._manifest = published_manifest(MODELS[model][1])
         self._options = BuildOptions(**choice.options)
 
     def builder(self, width: int, height: int, frames: int) -> Any:

@@ -38,7 +38,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "components source",
             "hub lora toy programs",
             "recipe conversion",
-            "check",
+            "check plan",
             "cli",
             "__main__",
         ),

@@ -1,0 +1,130 @@
+"""Manifests of models without their weights: from the published configs, or from a checkpoint's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from wanbuild.components import kind_of
+from wanbuild.conversion.defaults import NUM_TRAIN_TIMESTEPS
+from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
+from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.toy.published import MODEL_INDEXES
+from wanbuild.toy.published_models import PUBLISHED_MODELS
+from wanbuild.variants.table import variants
+from wanbuild.variants.variant import Variant
+from wanrun.artifact.layout import plan_layout
+from wanrun.artifact.manifest import Component, Manifest, Tokenizer
+from wanrun.artifact.model import Defaults, Model
+from wanrun.artifact.parameters import Parameter
+from wanrun.artifact.record import Dtype
+
+TEXT_LENGTH = 512
+"""Tokens of a prompt with its padding."""
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""A checkpoint's config.json by component, of those with weights."""
+
+
+@lru_cache
+def published_names() -> Mapping[str, str]:
+    """Returns the published repositories by the name of their model, such as ``wan2.1-t2v-14b``."""
+    return MappingProxyType({name.lower().removesuffix("-diffusers"): name for name in PUBLISHED_MODELS})
+
+
+def published_variant(repository: str) -> Variant:
+    """Returns the variant of a published repository: its name begins with the variant's."""
+    return variants()["-".join(repository.lower().split("-")[:2])]
+
+
+def published_manifest(repository: str, dtypes: Mapping[str, Dtype | None] | None = None) -> Manifest:
+    """Returns the manifest of a published model.
+
+    Args:
+        repository: its name in the organisation Wan-AI.
+        dtypes: stored dtypes by component; the default ones where not given.
+    """
+    variant = published_variant(repository)
+    boundary = MODEL_INDEXES[variant.name].get("boundary_ratio")
+    return manifest_of(variant, PUBLISHED_MODELS[repository], boundary, dtypes)
+
+
+def manifest_of(
+    variant: Variant,
+    configs: Configs,
+    boundary: float | None = None,
+    dtypes: Mapping[str, Dtype | None] | None = None,
+) -> Manifest:
+    """Returns the manifest that a conversion would write, without files and checksums.
+
+    Args:
+        variant: the model's variant.
+        configs: its configs.
+        boundary: share of the training timesteps below which the low-noise expert runs; None for one expert.
+        dtypes: stored dtypes by component; the default ones where not given.
+
+    Raises:
+        SourceError: for a config that the variant cannot have.
+    """
+    kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
+    parsed = {name: kinds[name].parse(config, f"config of {name}") for name, config in configs.items()}
+    policies = {name: kind.policy((dtypes or {}).get(name)) for name, kind in kinds.items()}
+    modules = {name: kind.module(parsed[name], policies[name]) for name, kind in kinds.items()}
+    return Manifest(
+        model=_model(variant, parsed, boundary),
+        configs={name: dict(config) for name, config in configs.items()},
+        source={"files": {}},
+        loras=(),
+        profiles={},
+        program_sets={},
+        targets={},
+        golden={},
+        embeddings={},
+        tool={},
+        times={},
+        dtypes=policies,
+        components={name: _component(name, module) for name, module in modules.items()},
+        tokenizer=Tokenizer(file="tokenizer.json", sha256="", max_length=TEXT_LENGTH, pad_id=0),
+    )
+
+
+def _model(variant: Variant, parsed: Mapping[str, Any], boundary: float | None) -> Model:
+    defaults = Defaults(
+        num_steps=variant.steps,
+        guidance_scale=variant.guidance_scale,
+        flow_shift=variant.flow_shift,
+        solver="unipc",
+        fps=variant.fps,
+        negative_prompt=variant.negative_prompt,
+    )
+    options = {name: value for name, value in variant.options.items() if not isinstance(value, str)}
+    if boundary is not None:
+        options["boundary"] = boundary
+    return Model(
+        variant=variant.name,
+        task=variant.task_record(parsed["transformer"]),
+        image_processor=ImageProcessorConfig().record if variant.encoded_images else None,
+        text_width=parsed["transformer"].text_dim,
+        latent_channels=parsed["vae"].z_dim,
+        vae_spatial=variant.vae_spatial,
+        vae_temporal=variant.vae_temporal,
+        size_multiple=variant.size_multiple,
+        leading_latents=variant.leading_latents,
+        num_train_timesteps=NUM_TRAIN_TIMESTEPS,
+        expand_timesteps=variant.expand_timesteps,
+        defaults=defaults,
+        options=options,
+    )
+
+
+def _component(name: str, module: Any) -> Component:
+    """Returns a component's entry, with every checksum zero."""
+    axes, parameters = parameter_axes(module), dict[str, Parameter]()
+    for path, leaf in flatten(abstract_params(module)):
+        layout = plan_layout(leaf.shape, str(leaf.dtype), stacked=axes[path][0] == LAYERS)
+        parameters[path] = Parameter(
+            layout=layout, axes=axes[path], crc32c=("00000000",) * layout.rows, sha256=""
+        )
+    return Component(f"weights/{name}", parameters)

@@ -1,0 +1,131 @@
+"""What is planned: a published model, a checkpoint's folder, a recipe or an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from wanbuild.plan.published import (
+    manifest_of,
+    published_manifest,
+    published_names,
+    published_variant,
+)
+from wanbuild.recipe import read_recipe
+from wanbuild.source.checkpoint import open_source
+from wanbuild.source.match import variant_of
+from wanbuild.variants.table import variant_named
+from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, read_manifest
+from wanrun.artifact.record import Dtype
+from wanrun.errors import UsageError, shortened
+
+INDEX = "model_index.json"
+"""The file that makes a folder a checkpoint."""
+
+_STORED = {"transformer": "weights_dtype", "transformer_2": "weights_dtype", "vae": "vae_weights_dtype"}
+_STORED |= {"text_encoder": "text_weights_dtype", "image_encoder": "text_weights_dtype"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to plan.
+
+    Args:
+        name: how the output names it.
+        manifest: its manifest; of an artifact its own, else one without files.
+        sizes: the sizes in pixels that it is made for, the first by default.
+        choices: options of ``wanbuild compile`` that a recipe gives, by name.
+        defaults: default options of a generation that a recipe gives, by name.
+    """
+
+    name: str
+    manifest: Manifest
+    sizes: tuple[tuple[int, int], ...]
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_subject(text: str) -> Subject:
+    """Returns the subject that a user names.
+
+    Args:
+        text: a published model's name or hub id, or the path of a recipe, an artifact or a checkpoint.
+
+    Raises:
+        UsageError: if there is no such thing; it lists the published models.
+        ArtifactError: for a damaged artifact.
+        SourceError: for a damaged checkpoint.
+    """
+    path = Path(text)
+    if path.suffix == ".toml":
+        return _of_recipe(path)
+    if (path / MANIFEST).is_file():
+        manifest = read_manifest(path)
+        return Subject(path.resolve().name, manifest, _sizes(manifest, text), _built(manifest))
+    if (found := _of_source(text, {})) is not None:
+        return found
+    names = ", ".join(published_names())
+    raise UsageError(
+        f"there is no model {shortened(text)}",
+        expected=f"a recipe (.toml), an artifact's or a checkpoint's folder, or one of {names}",
+    )
+
+
+def _of_recipe(path: Path) -> Subject:
+    recipe = read_recipe(path)
+    dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
+    found = _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
+    if found is None:
+        raise UsageError(
+            f"the source of {path} is neither here nor a published model",
+            expected=f"a folder with {INDEX}, or one of {', '.join(published_names())}",
+            found=recipe.source,
+        )
+    return Subject(path.stem, found.manifest, found.sizes, recipe.compile, recipe.convert.get("defaults", {}))
+
+
+def _of_source(text: str, dtypes: Mapping[str, Dtype | None]) -> Subject | None:
+    """Returns the subject of a checkpoint's folder or a published model; None if it is neither."""
+    if (Path(text) / INDEX).is_file():
+        with open_source(Path(text)) as source:
+            variant = variant_of(source)
+            configs = {
+                name: {**part.config, **({"_class_name": part.class_name} if name in TRANSFORMERS else {})}
+                for name, part in source.components.items()
+            }
+            manifest = manifest_of(variant, configs, source.boundary_ratio, dtypes)
+        return Subject(Path(text).name, manifest, variant.sizes)
+    name = text.lower().rpartition("/")[2].removesuffix("-diffusers")
+    if name not in published_names() or text.count("/") > 1:
+        return None
+    repository = published_names()[name]
+    return Subject(name, published_manifest(repository, dtypes), published_sizes(repository))
+
+
+def published_sizes(repository: str) -> tuple[tuple[int, int], ...]:
+    """Returns the sizes of a published model; one whose name ends with its height has this one alone."""
+    sizes = published_variant(repository).sizes
+    named = [size for size in sizes if f"-{size[1]}p" in repository.lower()]
+    return tuple(named) or sizes
+
+
+def _sizes(manifest: Manifest, where: str) -> tuple[tuple[int, int], ...]:
+    """Returns the sizes of an artifact: those that are built, else its variant's."""
+    built = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+    sizes = dict.fromkeys((profile.width, profile.height) for profile in built)
+    return tuple(sizes) or variant_named(manifest.model.variant, Path(where)).sizes
+
+
+def _built(manifest: Manifest) -> dict[str, Any]:
+    """Returns the choices of an artifact's first profile; empty if none is built."""
+    profile = min(manifest.profiles.values(), key=lambda profile: profile.index, default=None)
+    if profile is None:
+        return {}
+    options = structs.asdict(profile.options)
+    names = ("guidance", "num_videos", "num_references")
+    shape = {name: getattr(profile, name) for name in names} | {"frames": profile.num_frames}
+    return {**shape, **{name: value for name, value in options.items() if not name.endswith("weights_dtype")}}
