@@ -26,7 +26,7 @@ from wanbuild.models.params import bind
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.placement import _problem
+from wanbuild.programs.placement import mesh_problem
 from wanbuild.programs.spec import ProgramSpec, program
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices, parse_mesh
@@ -173,7 +173,7 @@ def all_meshes(comparison: Comparison) -> Iterator[Sizes]:
 
     for devices in counts:
         for sizes in map(normal, every(tuple(AXES), devices)):
-            if _problem(sizes, config, comparison.shape, DEVICES) is None:
+            if mesh_problem(sizes, config, comparison.shape, DEVICES) is None:
                 yield sizes
 
 

@@ -189,9 +189,9 @@ class ProgramBuilder:
             if self._options.loop in (form, "both")
         ]
         others = (*texts, *images, *videos, self.prepare(), *steps, self.decode_video())
-        return (*others, *self._spreads())
+        return (*others, *self.spreads())
 
-    def _spreads(self) -> Iterator[ProgramSpec]:
+    def spreads(self) -> Iterator[ProgramSpec]:
         """Yields the programs that spread weights over a mesh; two experts share one."""
         for name, component in self._components.items():
             if self._mesh is not None and name != TRANSFORMERS[1]:

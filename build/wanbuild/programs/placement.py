@@ -83,10 +83,10 @@ def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available:
     Raises:
         UsageError: naming what is wrong, and the nearest mesh that works.
     """
-    if (wrong := _problem(sizes, config, shape, available)) is None:
+    if (wrong := mesh_problem(sizes, config, shape, available)) is None:
         return
     what, expected, found = wrong
-    works = [other for other in _meshes(available) if _problem(other, config, shape, available) is None]
+    works = [other for other in _meshes(available) if mesh_problem(other, config, shape, available) is None]
     nearest = min(works, key=lambda other: _distance(sizes, other))
     remedy = f"use --mesh {mesh_text(nearest)}" if nearest else "leave out --mesh"
     raise UsageError(
@@ -94,7 +94,7 @@ def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available:
     )
 
 
-def _problem(
+def mesh_problem(
     sizes: Sizes, config: TransformerConfig, shape: Shape, available: int
 ) -> tuple[str, str, object] | None:
     """Returns why a mesh does not work: what, expected and found; None if it does."""

@@ -1,0 +1,107 @@
+"""The bytes that one device of a mesh sends in a denoising step, by formula.
+
+Shown equal to the compiled HLO, but for the latents once a step, by ``benchmarks/mesh.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from wanbuild.models.params import LAYERS
+from wanbuild.models.partition import PARAMETERS
+from wanbuild.programs.options import Shape
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.mesh import GATHERED, Sizes, cut, jax_sizes
+
+PREPARED = ("blocks/attn2/to_k", "blocks/attn2/to_v")
+"""Parameters that a step does not use: ``prepare`` does, once."""
+
+TEXT = 512
+"""Tokens of a prompt with its padding."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A denoising step.
+
+    Args:
+        config: the transformer's config.
+        component: the transformer's entry in a manifest.
+        shape: the profile's static shape.
+        latent_shape: latent frames, rows and columns.
+        activation_bytes: of a value that travels; two on a chip, four between CPU devices.
+    """
+
+    config: Any
+    component: Component
+    shape: Shape
+    latent_shape: tuple[int, int, int]
+    activation_bytes: int = 2
+
+    @property
+    def batch(self) -> int:
+        """Videos that a step computes at once; with guidance each counts twice."""
+        return self.shape.num_videos * (1 + self.shape.guidance)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a video."""
+        return math.prod(self.config.grid(self.latent_shape))
+
+    def tokens_of(self, sizes: Sizes) -> float:
+        """Returns the tokens of one device, padding included, of all videos that it computes."""
+        parts = math.prod(sizes.get(axis, 1) for axis in ("ring", "fsdp", "context"))
+        return self.batch / sizes.get("data", 1) * -(-self.tokens // parts)
+
+    def sent(self, sizes: Sizes) -> dict[str, float]:
+        """Returns the bytes that one device sends, by kind of collective.
+
+        Args:
+            sizes: devices by axis.
+        """
+        config, guidance = self.config, self.shape.guidance
+        ring, fsdp, context, tensor, data = (
+            sizes.get(axis, 1) for axis in ("ring", "fsdp", "context", "tensor", "data")
+        )
+        exchanged, parts = fsdp * context, ring * fsdp * context
+        tokens, layers = self.tokens_of(sizes), config.num_layers + _more_layers(config)
+        # Queries, or keys, or values of one device.
+        values = tokens * config.dim / tensor * self.activation_bytes
+        prompts = (1 + guidance) / min(data, 1 + guidance)
+        # Keys and values of text are kept in parts of heads, as bits of bfloat16.
+        cache, stored = 2 * prompts * TEXT * config.dim / tensor * 2, self.stored_parts(sizes)
+        out = config.patch_volume * config.out_channels * 4
+        return {
+            "all-to-all": 4 * layers * values * (exchanged - 1) / exchanged,
+            "collective-permute": 2 * layers * values * (ring - 1),
+            "all-reduce": 2 * (tensor - 1) / tensor * layers * tokens * (3 * config.dim + 3) * 4,
+            "all-gather": layers * cache * (stored - 1) / stored
+            + self._gathered_bytes(sizes) * (fsdp - 1) / fsdp
+            + (parts - 1) * tokens * out
+            + (data - 1) * tokens * parts * out,
+        }
+
+    def stored_parts(self, sizes: Sizes) -> int:
+        """Returns into how many parts of heads keys and values of text are cut, besides along ``tensor``."""
+        tensor, stored = sizes.get("tensor", 1), 1
+        for size in (sizes.get(axis, 1) for axis in ("context", "fsdp", "ring")):
+            if self.config.num_attention_heads % (tensor * stored * size) == 0:
+                stored *= size
+        return stored
+
+    def _gathered_bytes(self, sizes: Sizes) -> float:
+        """Returns the bytes of the layers' parameters that are gathered along ``fsdp``."""
+        named, total = jax_sizes(sizes), 0.0
+        for name, one in self.component.parameters.items():
+            cuts = cut(one.axes, one.layout.shape, PARAMETERS, named)
+            along = [axis for axes in cuts for axis in axes]
+            if one.axes[0] == LAYERS and GATHERED in along and not name.startswith(PREPARED):
+                total += one.layout.nbytes / math.prod(named[axis] for axis in along if axis != GATHERED)
+        return total
+
+
+def _more_layers(config: Any) -> int:
+    """Returns the control blocks of a VACE model, which are like the others."""
+    return len(getattr(config, "vace_layers", ()))

@@ -1,0 +1,203 @@
+"""The programs of one generation: how often each runs, and what one device of a mesh does of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import msgspec
+
+from wanbuild.components import kind_of
+from wanbuild.models.partition import PARAMETERS
+from wanbuild.plan.exchange import Step
+from wanbuild.plan.prediction import Share, Time, predicted, transfer_seconds
+from wanbuild.plan.work import Work, work_of
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.spec import ProgramSpec
+from wanbuild.targets.chips import Chip
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest
+from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices
+from wanrun.artifact.staged import spread_name
+
+ENCODERS = ("text_encoder", "image_encoder")
+"""Components that every device runs whole, unless features are cut along ``tensor``."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A program of a generation.
+
+    Args:
+        name: the program's name.
+        component: the component whose weights it takes.
+        times: how often it runs for one prompt.
+    """
+
+    name: str
+    component: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of a model on a kind of chip.
+
+    Args:
+        manifest: the model's manifest.
+        shape: the profile's static shape.
+        options: build options; those of both forms of the loop plan the form of single steps.
+        chip: the chip.
+        steps: denoising steps.
+    """
+
+    manifest: Manifest
+    shape: Shape
+    options: BuildOptions
+    chip: Chip
+    steps: int
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the components with weights."""
+        return tuple(self.manifest.components)
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Names of the transformers."""
+        return tuple(name for name in TRANSFORMERS if name in self.components)
+
+    @functools.cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """The programs in the order in which they run, without those that only bring weights."""
+        names, first = self._counted.keys(), self.experts[0]
+        loop = self.options.loop == "scan"
+        calls = (
+            Call("encode_text", "text_encoder", 2 if self.shape.guidance else 1),
+            Call("encode_image", "image_encoder", 1),
+            Call("encode_video", "vae", 1),
+            Call("prepare", first, len(self.experts)),
+            Call("denoise_loop", first, len(self.experts))
+            if loop
+            else Call("denoise_step", first, self.steps),
+            Call("decode_video", "vae", self.shape.num_videos),
+        )
+        return tuple(call for call in calls if call.name in names)
+
+    @functools.cached_property
+    def _counted(self) -> Mapping[str, ProgramSpec]:
+        """The programs for one device, by name."""
+        return {spec.name: spec for spec in self.specs(self.builder)}
+
+    @functools.cached_property
+    def builder(self) -> ProgramBuilder:
+        """Makes the programs for one device in forms that can be counted: see ``work``."""
+        own = self.chip.kernels
+        kernels = msgspec.structs.replace(own, attention="cpu", attention_blocks=(), convolution="direct")
+        return ProgramBuilder(self.manifest, self.shape, self.options, kernels)
+
+    def specs(self, builder: ProgramBuilder) -> Iterator[ProgramSpec]:
+        """Yields the programs of the generation that a builder makes: one form of the loop, one of text."""
+        yield builder.encode_text(self.manifest.tokenizer.max_length)
+        if "image_encoder" in self.components:
+            yield builder.encode_image()
+        if self.manifest.model.task.inputs:
+            yield builder.encode_video()
+        yield builder.prepare()
+        yield builder.denoise_loop() if self.options.loop == "scan" else builder.denoise_step()
+        yield builder.decode_video()
+        yield from builder.spreads()
+
+    @functools.cached_property
+    def work(self) -> Mapping[str, Work]:
+        """The work of every call by program; of a loop, that of its steps."""
+        work = {name: work_of(spec) for name, spec in self._counted.items() if name != "denoise_loop"}
+        if self.options.loop == "scan":
+            work["denoise_loop"] = Work()
+            work["denoise_loop"].add(work_of(self.builder.denoise_step()), self.steps / len(self.experts))
+        return work
+
+    @functools.cached_property
+    def step(self) -> Step:
+        """The denoising step."""
+        name, travelling = self.experts[0], 4 if self.chip.platform == "cpu" else 2
+        component = self.manifest.components[name]
+        return Step(self.config(name), component, self.shape, self.builder.latent_shape, travelling)
+
+    def weights(self, component: str, sizes: Sizes) -> int:
+        """Returns the bytes of a component's weights that lie on each device of a mesh."""
+        return device_bytes(self.manifest.components[component], PARAMETERS, jax_sizes(sizes))
+
+    def share(self, call: Call, sizes: Sizes) -> Share:
+        """Returns what one device of a mesh does of a program.
+
+        The VAE's exchange of neighbouring columns is left out: it takes a hundredth of the VAE's time.
+        """
+        component = self.manifest.components[call.component]
+        whole = component.nbytes
+        used = self.weights(call.component, {"tensor": sizes.get("tensor", 1)})
+        fsdp, count = sizes.get("fsdp", 1), num_devices(sizes)
+        gathered = used * (fsdp - 1) / fsdp
+        if call.component == "vae":
+            columns = self.builder.latent_shape[2]
+            return Share(products=-(-columns // count) / columns, weights=used, whole_weights=whole)
+        if call.component in ENCODERS or call.name == "prepare":
+            # ``prepare`` uses a small part of the transformer, and every device computes it.
+            sent = gathered if call.name != "prepare" else 0.0
+            small = (0, 0) if call.name == "prepare" else (used, whole)
+            return Share(1 / sizes.get("tensor", 1), small[0], small[1], sent)
+        times = self.steps / len(self.experts) if call.name == "denoise_loop" else 1
+        computed = self.step.tokens_of(sizes) / (self.step.batch * self.step.tokens * sizes.get("tensor", 1))
+        sent = sum(self.step.sent(sizes).values())
+        return Share(computed, used * times, whole * times, sent * times)
+
+    def time(self, call: Call, sizes: Sizes) -> Time:
+        """Returns the time of one call of a program on a mesh."""
+        return predicted(self.work[call.name], self.chip, self.share(call, sizes))
+
+    def start_seconds(self, sizes: Sizes, names: tuple[str, ...]) -> float:
+        """Returns how long these components take from the host's memory to the devices of a mesh."""
+        total = sum(self.manifest.components[name].nbytes for name in names)
+        each = sum(self.weights(name, sizes) for name in names)
+        return transfer_seconds(total, each, num_devices(sizes), self.chip)
+
+    def beside_bytes(self, name: str, sizes: Sizes) -> int:
+        """Returns the bytes of a program's inputs and outputs without weights, on one device of a mesh."""
+        pair = sizes.get("data", 1) > 1 and self.shape.guidance
+        parts = self.step.stored_parts(sizes) * sizes.get("tensor", 1) * (2 if pair else 1)
+        cache, others = self._beside[name]
+        return cache // parts + others
+
+    @functools.cached_property
+    def _beside(self) -> dict[str, tuple[int, int]]:
+        """Bytes of the cache of keys and values, and of other inputs and outputs, by program."""
+        return {name: _beside(spec, self.components) for name, spec in self._counted.items()}
+
+    def is_spread(self, name: str) -> bool:
+        """Returns whether a program only brings weights to the devices of a mesh."""
+        return name in map(spread_name, self.components)
+
+    def config(self, component: str) -> Any:
+        """Returns a component's parsed config."""
+        return self._configs[component]
+
+    @functools.cached_property
+    def _configs(self) -> Mapping[str, Any]:
+        data = {name: self.manifest.configs[name] for name in self.components}
+        kinds = {name: kind_of(name, config.get("_class_name")) for name, config in data.items()}
+        return {name: kinds[name].parse(config, f"config of {name}") for name, config in data.items()}
+
+
+def _beside(spec: ProgramSpec, components: Collection[str]) -> tuple[int, int]:
+    """Returns the bytes of the cache, and of the other inputs and outputs, that a program has."""
+    inputs = zip(spec.inputs, spec.arguments, strict=True)
+    given = [(name, tree) for name, tree in inputs if name not in components]
+    total = {"kv": 0, "": 0}
+    for name, tree in [*given, *spec.outputs.items()]:
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        total[name if name == "kv" else ""] += nbytes
+    return total["kv"], total[""]

@@ -1,0 +1,160 @@
+"""The memory that a generation takes on each device: by formula, or from the compiler's figures.
+
+What lies on a device are weights, and beside them the largest program's inputs, outputs and temporaries and
+the code of all programs, as ``wanrun`` counts it too. Weights lie there in one of three ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from wanbuild.plan.generation import Generation
+from wanrun.artifact.mesh import Sizes, num_devices
+from wanrun.loading.machine import DEVICE_MARGIN
+
+HELD: Mapping[str, str] = MappingProxyType(
+    {
+        "all": "all weights on the device",
+        "one": "one expert on the device, the other in host memory",
+        "low": "--memory low: the text encoder leaves before the first step",
+    }
+)
+"""The ways to hold weights, the fastest first."""
+
+VAE_COPIES = 10
+"""Activations at the VAE's largest level that are held at once: the history of each convolution, and what the
+compiler keeps. Of the compiled programs of FACTS and BUILD_NOTES: 8 to 12."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The bytes of one program on one device.
+
+    Args:
+        arguments: weights and inputs.
+        outputs: results, without those in the place of an argument.
+        temporaries: the largest block of intermediate results.
+        code: the executable.
+        refused: whether the compiler refused it for its size.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int = 0
+    refused: bool = False
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+
+@dataclass(frozen=True)
+class Need:
+    """The bytes that a device has to have.
+
+    Args:
+        held: how weights lie: a key of ``HELD``.
+        weights: bytes of weights.
+        working: bytes beside them, code included.
+        limit: bytes of the device that may be used.
+    """
+
+    held: str
+    weights: int
+    working: int
+    limit: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.working
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has so much."""
+        return self.total <= self.limit
+
+
+def usable(memory_bytes: int) -> int:
+    """Returns the bytes of a device that may be used: ``wanrun`` leaves a margin."""
+    return int(memory_bytes * (1 - DEVICE_MARGIN))
+
+
+def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -> Need:
+    """Returns what a generation needs on each device: with the fastest way to hold weights that fits.
+
+    If none fits, that is the need of the last.
+
+    Args:
+        generation: the generation.
+        sizes: devices by axis.
+        figures: of its programs, by name.
+    """
+    weights = {name: generation.weights(name, sizes) for name in generation.components}
+    # A compiled program's arguments are the weights that it reads alone, and not all that lie there.
+    working = max(
+        generation.beside_bytes(call.name, sizes) + figures[call.name].temporaries
+        for call in generation.calls
+    )
+    working += sum(one.code for one in figures.values())
+    experts = [weights.pop(name) for name in generation.experts]
+    text = weights.pop("text_encoder")
+    others, limit = sum(weights.values()), usable(generation.chip.memory_bytes)
+    ways = {
+        "all": sum(experts) + others + text,
+        "one": max(experts) + others + text,
+        "low": max(max(experts) + others, others + text),
+    }
+    needs = [Need(held, nbytes, working, limit) for held, nbytes in ways.items()]
+    return next((one for one in needs if one.fits), needs[-1])
+
+
+def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
+    """Returns the figures of every program by formula.
+
+    A step holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
+    ``fsdp`` a layer's weights too. A pass of the VAE holds ``VAE_COPIES`` activations of its largest level.
+    """
+    figures = {}
+    for call in generation.calls:
+        if call.name.startswith("denoise"):
+            temporaries = _step_bytes(generation, sizes)
+        elif call.component == "vae":
+            temporaries = _vae_bytes(generation, sizes, decoder=call.name == "decode_video")
+        else:
+            temporaries = _gathered_bytes(generation, call.component, sizes)
+        beside = generation.beside_bytes(call.name, sizes)
+        arguments = generation.weights(call.component, sizes) + beside
+        figures[call.name] = Figures(arguments, 0, int(temporaries))
+    return figures
+
+
+def _step_bytes(generation: Generation, sizes: Sizes) -> float:
+    config: Any = generation.step.config
+    item, tensor = 4 if generation.options.dtype == "float32" else 2, sizes.get("tensor", 1)
+    hidden, width = (4 + item) * config.ffn_dim / tensor, (4 + 2 * item) * config.dim
+    layer = _gathered_bytes(generation, generation.experts[0], sizes)
+    return generation.step.tokens_of(sizes) * (hidden + width) + layer
+
+
+def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:
+    config, shape, options = generation.config("vae"), generation.shape, generation.options
+    chunk = options.vae_decode_chunk if decoder else options.vae_encode_chunk
+    pixels = shape.width * shape.height / (config.patch_size or 1) ** 2
+    channels = config.decoder_dim if decoder else config.base_dim
+    item = 4 if options.vae_dtype == "float32" else 2
+    frames = chunk * generation.manifest.model.vae_temporal
+    return VAE_COPIES * frames * pixels * channels * item / num_devices(sizes)
+
+
+def _gathered_bytes(generation: Generation, component: str, sizes: Sizes) -> float:
+    """Returns the bytes of two layers that are gathered along ``fsdp``, the one in use and the next."""
+    if sizes.get("fsdp", 1) == 1:
+        return 0.0
+    layers = generation.config(component).num_layers if component != "image_encoder" else 1
+    return 2 * generation.weights(component, {"tensor": sizes.get("tensor", 1)}) / layers

@@ -1,0 +1,158 @@
+"""The meshes of a number of devices, from the fastest; and what would fit where nothing of them does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wanbuild.plan.generation import Generation
+from wanbuild.plan.memory import Figures, Need, estimated, need
+from wanbuild.programs.options import Shape
+from wanbuild.programs.placement import mesh_problem
+from wanrun.artifact.mesh import AXES, Sizes, mesh_text, normal
+from wanrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mesh, and what a generation is predicted to need and take on it.
+
+    Args:
+        sizes: devices by axis.
+        step: seconds of a denoising step.
+        video: seconds of a generation.
+        need: the memory of a device.
+        figures: the bytes of its programs, by name.
+    """
+
+    sizes: Sizes
+    step: float
+    video: float
+    need: Need
+    figures: Mapping[str, Figures]
+
+
+def candidates(generation: Generation, count: int) -> list[Candidate]:
+    """Returns all meshes of exactly this many devices: first those that fit, the fastest first.
+
+    Of those that do not fit, the one that needs least comes first.
+    """
+    config = generation.step.config
+    works = [
+        candidate(generation, sizes)
+        for sizes in _meshes(count)
+        if mesh_problem(sizes, config, generation.shape, count) is None
+    ]
+    return sorted(works, key=lambda one: (not one.need.fits, one.video if one.need.fits else one.need.total))
+
+
+def candidate(generation: Generation, sizes: Sizes) -> Candidate:
+    """Returns what is predicted for one mesh, by formula alone."""
+    figures, step = estimated(generation, sizes), step_seconds(generation, sizes)
+    found = need(generation, sizes, figures)
+    return Candidate(sizes, step, video_seconds(generation, sizes, found), found, figures)
+
+
+def with_figures(generation: Generation, one: Candidate, figures: Mapping[str, Figures]) -> Candidate:
+    """Returns a mesh with the compiler's figures of its programs."""
+    found = need(generation, one.sizes, figures)
+    return Candidate(one.sizes, one.step, video_seconds(generation, one.sizes, found), found, figures)
+
+
+def step_seconds(generation: Generation, sizes: Sizes) -> float:
+    """Returns the seconds of a denoising step."""
+    (loop,) = (call for call in generation.calls if call.name.startswith("denoise"))
+    return generation.time(loop, sizes).seconds * loop.times / generation.steps
+
+
+def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
+    """Returns the seconds of a generation, without the start.
+
+    Where not all weights are held, those that leave come back once: both experts, and the text encoder.
+    """
+    total = sum(generation.time(call, sizes).seconds * call.times for call in generation.calls)
+    leaving = generation.experts if found.held != "all" and len(generation.experts) > 1 else ()
+    leaving = (*leaving, "text_encoder") if found.held == "low" else leaving
+    return total + generation.start_seconds(sizes, leaving)
+
+
+def _meshes(count: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, int]]:
+    """Yields every mesh of exactly this many devices."""
+    first, *others = axes
+    if not others:
+        yield normal({first: count})
+        return
+    for size in (n for n in range(1, count + 1) if count % n == 0):
+        for rest in _meshes(count // size, others):
+            yield normal({first: size, **rest})
+
+
+def refusal(
+    generation: Generation,
+    count: int,
+    best: Candidate,
+    sizes: Sequence[tuple[int, int]],
+    rejected: Collection[str] = (),
+) -> UsageError:
+    """Returns the error for a generation that fits no mesh.
+
+    Args:
+        generation: the generation.
+        count: the devices that there are.
+        best: the mesh that needs least, or the one that was asked for.
+        sizes: the sizes that the model is made for.
+        rejected: meshes that the compiler's figures have shown not to fit.
+    """
+    limit, total = best.need.limit, best.need.total
+    remedies = list(_remedies(generation, count, sizes, rejected))
+    return UsageError(
+        f"{shape_text(generation.shape)} does not fit {generation.chip.name} with {mesh_text(best.sizes)}",
+        expected=f"at most {limit / 1e9:.1f} GB on a device (of {generation.chip.memory_bytes / 1e9:.1f} GB)",
+        found=f"{total / 1e9:.1f} GB, {(total - limit) / 1e9:.1f} GB too much",
+        remedy="what fits: " + "; ".join(remedies) if remedies else "nothing that was tried fits this chip",
+    )
+
+
+def _remedies(
+    generation: Generation, count: int, sizes: Sequence[tuple[int, int]], rejected: Collection[str]
+) -> Iterator[str]:
+    """Yields what would fit: another mesh or more devices, another dtype, a smaller size, fewer frames."""
+    chip, shape, options = generation.chip, generation.shape, generation.options
+    for devices in (count, *(n for n in chip.counts if n > count)):
+        if (found := _fitting(generation, devices, rejected)) is not None:
+            mesh = f" --mesh {mesh_text(found.sizes)}" if found.sizes else ""
+            yield f"--target {chip.name}-{devices}{mesh}"
+            break
+    for name in ("dtype", "vae_dtype"):
+        if getattr(options, name) == "float32":
+            narrow: dict[str, Any] = {name: "bfloat16"}
+            less = dataclasses.replace(generation, options=dataclasses.replace(options, **narrow))
+            if (found := _fitting(less, count)) is not None:
+                yield f"--{name.replace('_', '-')} bfloat16"
+    for width, height in sorted(sizes, key=lambda size: -size[0] * size[1]):
+        if width * height < shape.width * shape.height:
+            smaller = dataclasses.replace(shape, width=width, height=height)
+            if _fitting(dataclasses.replace(generation, shape=smaller), count) is not None:
+                yield f"--size {width}x{height}"
+                break
+    temporal = generation.manifest.model.vae_temporal
+    for frames in range(shape.num_frames - temporal, temporal, -4 * temporal):
+        shorter = dataclasses.replace(generation, shape=dataclasses.replace(shape, num_frames=frames))
+        if _fitting(shorter, count) is not None:
+            yield f"--frames {frames}"
+            break
+
+
+def _fitting(generation: Generation, count: int, rejected: Collection[str] = ()) -> Candidate | None:
+    """Returns the fastest mesh of this many devices that fits."""
+    found = [one for one in candidates(generation, count) if mesh_text(one.sizes) not in rejected]
+    return found[0] if found and found[0].need.fits else None
+
+
+def shape_text(shape: Shape) -> str:
+    """Returns a shape in words."""
+    pair = "guidance" if shape.guidance else "no guidance"
+    videos = f", {shape.num_videos} videos" if shape.num_videos > 1 else ""
+    return f"{shape.width}x{shape.height}x{shape.num_frames} with {pair}{videos}"

@@ -1,0 +1,58 @@
+"""The bytes that devices exchange in a step, by formula."""
+
+from __future__ import annotations
+
+import pytest
+
+from wanbuild.plan.exchange import Step
+from wanbuild.plan.generation import Generation
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.targets.chips import CHIPS
+from wanrun.artifact.mesh import parse_mesh
+
+
+@pytest.fixture(scope="module")
+def small() -> Step:
+    """The step of 1.3B at 832x480, 81 frames, between CPU devices."""
+    return step("wan2.1-t2v-1.3b", (832, 480))
+
+
+def step(name: str, size: tuple[int, int]) -> Step:
+    manifest = published_manifest(published_names()[name])
+    one = Generation(manifest, Shape(*size, 81, 1, True), BuildOptions(), CHIPS["v5p"], 50).step
+    return Step(one.config, one.component, one.shape, one.latent_shape, activation_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kind", "gigabytes"),
+    [
+        # As compiled programs have them: BUILD_NOTES.md, "Meshes".
+        ("data=2,context=4", "all-to-all", 4.529),
+        ("data=2,context=4", "all-gather", 0.085),
+        ("ring=8", "collective-permute", 21.134),
+        ("data=2,ring=2,context=2", "collective-permute", 3.019),
+        ("data=2,fsdp=4", "all-gather", 1.961),
+        ("data=2,tensor=4", "all-reduce", 27.190),
+    ],
+)
+def test_formulas_are_those_of_compiled_programs(small: Step, mesh: str, kind: str, gigabytes: float) -> None:
+    assert small.sent(parse_mesh(mesh))[kind] == pytest.approx(gigabytes * 1e9, rel=1e-3, abs=1e6)
+
+
+def test_one_device_sends_nothing(small: Step) -> None:
+    assert sum(small.sent({}).values()) == 0
+    assert small.tokens_of({}) == 2 * 32760
+
+
+def test_a_chip_sends_activations_in_bfloat16(small: Step) -> None:
+    chip = Step(small.config, small.component, small.shape, small.latent_shape)
+    mesh = parse_mesh("context=4")
+    assert chip.sent(mesh)["all-to-all"] == small.sent(mesh)["all-to-all"] / 2
+
+
+def test_a_vace_model_exchanges_for_its_control_blocks_too() -> None:
+    mesh = parse_mesh("data=2,context=4")
+    plain, vace = (step(f"wan2.1-{kind}-14b", (1280, 720)).sent(mesh) for kind in ("t2v", "vace"))
+    assert vace["all-to-all"] == pytest.approx(plain["all-to-all"] * 48 / 40)
+    assert plain["all-to-all"] == pytest.approx(46.449e9, rel=1e-3)

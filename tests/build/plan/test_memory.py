@@ -1,0 +1,79 @@
+"""Memory by formula beside what compilers said, and the ways to hold weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from wanbuild.plan.generation import Generation
+from wanbuild.plan.memory import Figures, estimated, need, usable
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.targets.chips import CHIPS
+from wanrun.artifact.mesh import Sizes, parse_mesh
+
+GIB = 2**30
+
+
+def generation(name: str, size: tuple[int, int], chip: str = "h200") -> Generation:
+    manifest = published_manifest(published_names()[name])
+    return Generation(manifest, Shape(*size, 81, 1, True), BuildOptions(), CHIPS[chip], 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "program", "gigabytes"),
+    [
+        # Temporaries of compiled programs on one device.
+        ("wan2.1-t2v-14b", (1280, 720), "denoise_step", 20.3),
+        ("wan2.1-t2v-1.3b", (832, 480), "denoise_step", 4.5),
+        ("wan2.1-t2v-1.3b", (832, 480), "decode_video", 6.9),
+        ("wan2.1-i2v-14b-720p", (1280, 720), "encode_video", 11.8),
+    ],
+)
+def test_temporaries_are_those_of_compiled_programs(
+    name: str, size: tuple[int, int], program: str, gigabytes: float
+) -> None:
+    assert estimated(generation(name, size), {})[program].temporaries == pytest.approx(
+        gigabytes * 1e9, rel=0.25
+    )
+
+
+def test_meshes_divide_weights_and_work() -> None:
+    one = generation("wan2.1-t2v-14b", (1280, 720))
+
+    def figures(mesh: str) -> Figures:
+        return estimated(one, parse_mesh(mesh))["denoise_step"]
+
+    assert figures("fsdp=8").arguments < figures("context=8").arguments / 6
+    assert figures("context=8").temporaries < figures("").temporaries / 7
+
+
+def held(memory: float, sizes: Sizes) -> tuple[str, bool]:
+    one = generation("wan2.2-t2v-a14b", (832, 480))
+    small = dataclasses.replace(one, chip=dataclasses.replace(one.chip, memory_bytes=int(memory * GIB)))
+    found = need(small, sizes, estimated(small, sizes))
+    return found.held, found.fits
+
+
+def test_two_experts_are_held_as_the_memory_allows() -> None:
+    """29 GB each, beside them 11.4 GB of text encoder and 10 GB of programs."""
+    assert held(96, {}) == ("all", True)
+    assert held(64, {}) == ("one", True)
+    assert held(46, {}) == ("low", True)
+    assert held(32, {}) == ("low", False)
+    assert held(32, {"fsdp": 4}) == ("all", True)
+
+
+def test_the_runtimes_margin_is_left_free() -> None:
+    assert usable(100 * GIB) == 95 * GIB
+
+
+def test_the_largest_program_counts_and_the_code_of_all() -> None:
+    one = generation("wan2.1-t2v-1.3b", (832, 480))
+    figures = estimated(one, {})
+    least = need(one, {}, figures)
+    coded = {name: dataclasses.replace(found, code=10**8) for name, found in figures.items()}
+    assert need(one, {}, coded).working == least.working + len(figures) * 10**8
+    larger = {**figures, "encode_text": dataclasses.replace(figures["encode_text"], temporaries=10**11)}
+    assert need(one, {}, larger).total > least.total + 9e10

@@ -1,0 +1,140 @@
+"""The counted work of programs: against XLA's own count, and against formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from wanbuild.models.attention import blocked_attention
+from wanbuild.plan.generation import Generation
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.plan.work import Work, work_of
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.spec import ProgramSpec
+from wanbuild.targets.chips import CHIPS
+
+
+def counted(function: object, *arrays: jax.ShapeDtypeStruct) -> Work:
+    names = tuple(f"x{index}" for index in range(len(arrays)))
+    return work_of(ProgramSpec("f", function, names, arrays))  # type: ignore[arg-type]
+
+
+def generation(name: str, size: tuple[int, int], frames: int, guidance: bool = True) -> Generation:
+    shape = Shape(*size, frames, 1, guidance)
+    return Generation(published_manifest(published_names()[name]), shape, BuildOptions(), CHIPS["h200"], 40)
+
+
+def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def test_products_and_convolutions_as_xla_counts_them() -> None:
+    def function(a: jax.Array, b: jax.Array, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return a @ b, y
+
+    arrays = array(40, 30), array(30, 20), array(2, 18, 14, 6), array(3, 3, 6, 8)
+    compiled = jax.jit(function).lower(*arrays).compile()
+    cost = compiled.cost_analysis()
+    assert cost is not None
+    work = counted(function, *arrays)
+    assert work.operations == cost["flops"] == 2 * (40 * 30 * 20 + 2 * 16 * 12 * 9 * 6 * 8)
+    assert work.nbytes == 4 * (40 * 30 + 30 * 20 + 40 * 20 + 2 * 18 * 14 * 6 + 9 * 6 * 8 + 2 * 16 * 12 * 8)
+    kinds = {product.kind: (product.summed, product.features) for product in work.flops}
+    assert kinds == {"matmul": (30, 20), "convolution": (6, 8)}
+
+
+def test_a_loop_counts_as_often_as_it_runs() -> None:
+    def layer(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ weights), None
+
+    def looped(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.scan(layer, x, weights)[0]
+
+    def unrolled(x: jax.Array, weights: jax.Array) -> jax.Array:
+        for one in weights:
+            x, _ = layer(x, one)
+        return x
+
+    arrays = array(8, 16), array(5, 16, 16)
+    cost = jax.jit(unrolled).lower(*arrays).compile().cost_analysis()
+    assert cost is not None
+    assert counted(looped, *arrays).operations == counted(unrolled, *arrays).operations
+    assert counted(looped, *arrays).operations == pytest.approx(cost["flops"], rel=0.05)
+
+
+def test_a_branch_for_some_layers_counts_as_often_as_it_has_weights() -> None:
+    def body(x: jax.Array, number: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.cond(number % 3 == 0, lambda x: x @ weights[number // 3], lambda x: x, x)
+
+    def function(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, number: (body(x, number, weights), None), x, jnp.arange(12))[0]
+
+    assert counted(function, array(8, 16), array(4, 16, 16)).operations == 4 * 2 * 8 * 16 * 16
+
+
+def test_attention_in_blocks_is_a_kernel_whose_scores_stay_on_the_chip() -> None:
+    heads = array(1, 6000, 2, 16, dtype="bfloat16")
+    work = counted(blocked_attention, heads, heads, heads)
+    assert {product.kind for product in work.flops} == {"attention"}
+    assert work.operations == pytest.approx(4 * 6000 * 6000 * 2 * 16, rel=1e-3)
+    assert work.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "frames"),
+    [("wan2.1-t2v-1.3b", (832, 480), 81), ("wan2.1-t2v-14b", (1280, 720), 81)],
+)
+def test_a_step_is_its_layers_by_formula(name: str, size: tuple[int, int], frames: int) -> None:
+    """4 S T D per layer of attention, and two per weight and token of the other products."""
+    one = generation(name, size, frames)
+    config, step = one.step.config, one.step
+    S, D, F, L = step.tokens, config.dim, config.ffn_dim, config.num_layers
+    assert (frames + 3) // 4 * size[0] * size[1] // 256 == S
+    attention = 4 * S * (S + 512) * D
+    # Self-attention has four matrices, cross-attention two besides those of the cache.
+    matmul = 2 * S * (6 * D * D + 2 * D * F)
+    ends = 2 * S * D * config.patch_volume * (config.in_channels + config.out_channels)
+    # Attention on a CPU rounds its queries up to whole blocks.
+    expected = step.batch * (L * (attention + matmul) + ends)
+    work = one.work["denoise_step"]
+    assert work.operations == pytest.approx(expected, rel=2e-3)
+    kinds = by_kind(work)
+    assert kinds["attention"] == pytest.approx(step.batch * L * attention, rel=2e-3)
+
+
+def by_kind(work: Work) -> Mapping[str, float]:
+    kinds: dict[str, float] = {}
+    for product, flops in work.flops.items():
+        kinds[product.kind] = kinds.get(product.kind, 0) + flops
+    return kinds
+
+
+def test_vace_adds_its_control_blocks() -> None:
+    plain, vace = (generation(f"wan2.1-{kind}-14b", (832, 480), 81) for kind in ("t2v", "vace"))
+    ratio = by_kind(vace.work["denoise_step"])["attention"] / by_kind(plain.work["denoise_step"])["attention"]
+    assert ratio == pytest.approx(48 / 40, rel=1e-3)
+
+
+def test_guidance_doubles_a_step_and_the_text() -> None:
+    single, double = (generation("wan2.1-t2v-1.3b", (832, 480), 17, on) for on in (False, True))
+    assert double.work["denoise_step"].operations == pytest.approx(
+        2 * single.work["denoise_step"].operations, rel=1e-3
+    )
+    assert double.calls[0].times == 2 * single.calls[0].times
+
+
+def test_a_decoder_counts_its_frames() -> None:
+    """The first latent frame is one frame, the others are four: 81 frames are 20.25 times 4."""
+    few, many = (generation("wan2.1-t2v-1.3b", (832, 480), frames) for frames in (5, 81))
+    ratio = many.work["decode_video"].operations / few.work["decode_video"].operations
+    assert 15 < ratio < 20
+    convolutions = by_kind(many.work["decode_video"])["convolution"]
+    assert convolutions > 0.95 * many.work["decode_video"].operations
+    assert math.isclose(convolutions, 269.15e12, rel_tol=1e-3)
