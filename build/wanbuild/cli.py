@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from wanbuild.plan.options import plan_options
 from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
 from wanrun.artifact.mesh import AXES, parse_mesh
 from wanrun.console import SIZE
 from wanrun.errors import UsageError
-from wanrun.lines import print_result, report, warn
+from wanrun.lines import print_error, print_result, report, warn
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
@@ -208,6 +209,29 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
 def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> None:
     """Adds profiles: exports their programs and compiles them for a target. Executes nothing."""
     _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
+
+
+@wanbuild.command(cls=_Building)
+@plan_options
+@_DEBUG
+def plan(subject: str, as_json: bool, **options: Any) -> None:
+    """Says what a generation needs and takes on a chip that need not be here. No weights are needed.
+
+    SUBJECT is a published model (wan2.1-t2v-14b), a recipe (.toml), or an artifact's or checkpoint's folder.
+    """
+    import json
+
+    from wanbuild.plan.plan import PlanRequest, make_plan
+    from wanbuild.plan.report import as_json as in_json
+    from wanbuild.plan.report import table
+    from wanbuild.plan.subject import read_subject
+    from wanbuild.programs.options import BuildOptions
+
+    build_names = [field.name for field in dataclasses.fields(BuildOptions)]
+    build = {name: options.pop(name) for name in build_names if name in options}
+    request = PlanRequest(options=build, **options)
+    made = make_plan(read_subject(subject), request, print_error if not as_json else lambda line: None)
+    print_result(*(json.dumps(in_json(made), indent=2).split("\n") if as_json else table(made)))
 
 
 def _compile(artifact: Path, **options: Any) -> None:

@@ -106,7 +106,9 @@ def refusal(
         rejected: meshes that the compiler's figures have shown not to fit.
     """
     limit, total = best.need.limit, best.need.total
-    remedies = list(_remedies(generation, count, sizes, rejected))
+    remedies = list(_more_devices(generation, count, rejected))
+    if best.need.weights <= limit:
+        remedies += _smaller(generation, count, sizes)
     return UsageError(
         f"{shape_text(generation.shape)} does not fit {generation.chip.name} with {mesh_text(best.sizes)}",
         expected=f"at most {limit / 1e9:.1f} GB on a device (of {generation.chip.memory_bytes / 1e9:.1f} GB)",
@@ -115,21 +117,24 @@ def refusal(
     )
 
 
-def _remedies(
-    generation: Generation, count: int, sizes: Sequence[tuple[int, int]], rejected: Collection[str]
-) -> Iterator[str]:
-    """Yields what would fit: another mesh or more devices, another dtype, a smaller size, fewer frames."""
-    chip, shape, options = generation.chip, generation.shape, generation.options
+def _more_devices(generation: Generation, count: int, rejected: Collection[str]) -> Iterator[str]:
+    """Yields the least number of devices that would fit, with their fastest mesh; first, another mesh."""
+    chip = generation.chip
     for devices in (count, *(n for n in chip.counts if n > count)):
         if (found := _fitting(generation, devices, rejected)) is not None:
             mesh = f" --mesh {mesh_text(found.sizes)}" if found.sizes else ""
             yield f"--target {chip.name}-{devices}{mesh}"
-            break
+            return
+
+
+def _smaller(generation: Generation, count: int, sizes: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Yields another dtype, the largest smaller size and the most frames that would fit."""
+    shape, options = generation.shape, generation.options
     for name in ("dtype", "vae_dtype"):
         if getattr(options, name) == "float32":
             narrow: dict[str, Any] = {name: "bfloat16"}
             less = dataclasses.replace(generation, options=dataclasses.replace(options, **narrow))
-            if (found := _fitting(less, count)) is not None:
+            if _fitting(less, count) is not None:
                 yield f"--{name.replace('_', '-')} bfloat16"
     for width, height in sorted(sizes, key=lambda size: -size[0] * size[1]):
         if width * height < shape.width * shape.height:

@@ -1,0 +1,213 @@
+"""Plans a generation: the mesh, its memory and its times, by formula and from the compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wanbuild.plan.compiled import Compiled, compile_programs
+from wanbuild.plan.generation import Generation
+from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal, with_figures
+from wanbuild.plan.subject import Subject
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.placement import check_mesh
+from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.target import platforms_of, resolve_target
+from wanbuild.variants.table import variant_named
+from wanrun.artifact.jax_process import JaxFlags
+from wanrun.artifact.mesh import Sizes, mesh_text, num_devices
+from wanrun.errors import UsageError, shortened
+from wanrun.generation.options import has_guidance
+
+NEARLY = 1.2
+"""A mesh that needs up to this share of the memory by formula is compiled before it is refused."""
+
+TRIES = 3
+"""The most meshes that are compiled."""
+
+_NAME = re.compile(r"([a-z0-9]+?)(?:-(\d{1,4}))?")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan; what is None is as the subject says, else as the model is published.
+
+    Args:
+        target: a chip's name, and after a dash how many devices there are.
+        size: (width, height) in pixels.
+        frames: frames.
+        guidance: whether guidance doubles the batch.
+        steps: denoising steps.
+        num_videos: videos per prompt.
+        num_references: reference images of a VACE model.
+        mesh: devices by axis; empty: the fastest of all that fit.
+        options: build options by name; those that are None are as the subject says.
+        compiles: whether the programs are compiled.
+        programs: names of the programs to compile; empty for all.
+        all_meshes: whether all meshes are listed; then none is compiled unless one is named.
+    """
+
+    target: str
+    size: tuple[int, int] | None = None
+    frames: int | None = None
+    guidance: bool | None = None
+    steps: int | None = None
+    num_videos: int | None = None
+    num_references: int | None = None
+    mesh: Sizes = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compiles: bool = True
+    programs: Collection[str] = ()
+    all_meshes: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The outcome.
+
+    Args:
+        subject: what is planned.
+        generation: its programs and figures.
+        devices: how many devices there are.
+        chosen: the mesh, with its predictions.
+        compiled: the compiled programs, by name; empty if none is.
+        others: all meshes, if they are asked for.
+        rejected: meshes that were compiled and do not fit.
+    """
+
+    subject: Subject
+    generation: Generation
+    devices: int
+    chosen: Candidate
+    compiled: Mapping[str, Compiled] = field(default_factory=dict)
+    others: Sequence[Candidate] = ()
+    rejected: Sequence[Candidate] = ()
+
+
+def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int | None]:
+    """Returns the chip and the number of devices that ``v7x-8`` names; None where it names no number.
+
+    Raises:
+        UsageError: for a chip that is not known, or a number of devices that it does not come in.
+    """
+    found = _NAME.fullmatch(text)
+    chip = chips.get(found[1]) if found else None
+    if found is None or chip is None:
+        raise UsageError(
+            f"there is no chip {shortened(text)} to plan for",
+            expected=f"one of {', '.join(chips)}, and a number of devices after it, as in v7x-8",
+        )
+    count = None if found[2] is None else int(found[2])
+    if count is not None and count not in chip.counts:
+        raise UsageError(
+            f"{chip.name} does not come with {count} devices",
+            expected="one of " + ", ".join(map(str, chip.counts)),
+            found=count,
+        )
+    return chip, count
+
+
+def make_plan(
+    subject: Subject,
+    request: PlanRequest,
+    report: Callable[[str], None],
+    chips: Mapping[str, Chip] = CHIPS,
+) -> Plan:
+    """Returns the plan of a generation.
+
+    Args:
+        subject: what is planned.
+        request: for which chip, and with which options.
+        report: gets a line per compiled program.
+        chips: the known chips.
+
+    Raises:
+        UsageError: for an unknown chip, a topology that does not exist, a mesh or a shape that cannot be, a
+            compiler that is not installed, or a generation that does not fit.
+    """
+    chip, count = parse_chip(request.target, chips)
+    mesh = request.mesh or subject.choices.get("mesh", {})
+    devices = count or num_devices(mesh)
+    generation = _generation(subject, request, chip)
+    if mesh:
+        check_mesh(mesh, generation.step.config, generation.shape, devices)
+    found = [candidate(generation, mesh)] if mesh else candidates(generation, devices)
+    others = candidates(generation, devices) if request.all_meshes else ()
+    plan = Plan(subject, generation, devices, found[0], others=others)
+    check_programs(generation, request.programs)
+    if request.compiles and (mesh or not request.all_meshes):
+        return _confirmed(plan, found, request.programs, report)
+    if not (found[0].need.fits or request.all_meshes):
+        raise refusal(generation, devices, found[0], subject.sizes)
+    return plan
+
+
+def check_programs(generation: Generation, names: Collection[str]) -> None:
+    """Raises UsageError unless the generation has all programs of these names."""
+    known = [call.name for call in generation.calls]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no program {shortened(name)}", expected=f"one of {', '.join(known)}")
+
+
+def _confirmed(
+    plan: Plan, found: Sequence[Candidate], names: Collection[str], report: Callable[[str], None]
+) -> Plan:
+    """Returns the plan with the first mesh whose compiled programs fit.
+
+    Args:
+        plan: the plan by formula.
+        found: its meshes, the fastest first.
+        names: names of the programs to compile; empty for all.
+        report: gets a line per compiled program.
+
+    Raises:
+        UsageError: if none does.
+    """
+    generation, rejected = plan.generation, dict[str, Candidate]()
+    with JaxFlags(platforms_of([generation.chip.name])):
+        for one in [one for one in found if one.need.total <= one.need.limit * NEARLY][:TRIES]:
+            target = resolve_target(generation.chip.name, one.sizes)
+            compiled = compile_programs(generation, target, names, report)
+            figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
+            outcome = with_figures(generation, one, figures)
+            if outcome.need.fits:
+                return dataclasses.replace(
+                    plan, chosen=outcome, compiled=compiled, rejected=tuple(rejected.values())
+                )
+            rejected[mesh_text(one.sizes)] = outcome
+            report(f"{mesh_text(one.sizes)} does not fit: {outcome.need.total / 1e9:.1f} GB on a device")
+    nearest = min(rejected.values(), key=lambda one: one.need.total, default=found[0])
+    raise refusal(generation, plan.devices, nearest, plan.subject.sizes, rejected)
+
+
+def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generation:
+    """Returns the generation: what the request says, else the subject, else the variant."""
+    manifest, choices, defaults = subject.manifest, subject.choices, subject.defaults
+    variant = variant_named(manifest.model.variant, Path(subject.name))
+
+    def chosen(value: Any, name: str, default: Any) -> Any:
+        given = choices.get(name, default) if value is None else value
+        return given[0] if isinstance(given, list) else given  # a recipe may list several
+
+    scale = defaults.get("guidance_scale")
+    guidance = has_guidance(manifest) if scale is None else scale > 1
+    width, height = chosen(request.size, "sizes", subject.sizes[0])
+    shape = Shape(
+        width,
+        height,
+        chosen(request.frames, "frames", variant.num_frames),
+        chosen(request.num_videos, "num_videos", 1),
+        chosen(request.guidance, "guidance", guidance),
+        chosen(request.num_references, "num_references", 0),
+    )
+    own = {
+        option.name: chosen(request.options.get(option.name), option.name, option.default)
+        for option in dataclasses.fields(BuildOptions)
+    }
+    steps = request.steps or defaults.get("steps") or manifest.model.defaults.num_steps
+    return Generation(manifest, shape, BuildOptions(**own), chip, steps)

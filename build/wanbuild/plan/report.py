@@ -1,0 +1,198 @@
+"""The plan as a table for people, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from wanbuild.plan.generation import Call
+from wanbuild.plan.memory import HELD
+from wanbuild.plan.meshes import Candidate, shape_text
+from wanbuild.plan.plan import Plan
+from wanbuild.plan.prediction import BOUNDS, EFFICIENCIES, assumptions
+from wanrun.artifact.mesh import mesh_text
+
+_HEADER = ("program", "calls", "compile", "TFLOP", "arguments", "temporaries", "code", "a call", "bound by")
+_WIDTHS = (-14, 6, 9, 10, 11, 13, 9, 10, 14)
+
+WORDS: Mapping[str, str] = {"products": "matrix units", "bytes": "memory", "exchange": "links"}
+"""The terms of a time, in words."""
+
+
+def table(plan: Plan) -> list[str]:
+    """Returns the plan as lines."""
+    generation, chosen = plan.generation, plan.chosen
+    lines = [_title(plan), ""]
+    if plan.others:
+        lines += [*_meshes(plan.others), ""]
+    if plan.compiled or chosen.need.fits:
+        lines += [_columns(_HEADER), *(_row(plan, call) for call in generation.calls), *_spreads(plan), ""]
+    totals = {
+        "memory": _memory(chosen),
+        "video": _video(plan),
+        "start": _start(plan),
+        "download": _download(plan),
+        "predicted": assumptions(generation.chip),
+    }
+    return lines + [line for name, text in totals.items() for line in _wrapped(name, text)]
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """Returns a total as lines of at most 110 characters."""
+    return textwrap.wrap(f"{name:<11}{text}", 110, subsequent_indent=" " * 11)
+
+
+def _title(plan: Plan) -> str:
+    generation = plan.generation
+    return (
+        f"{plan.subject.name}, {shape_text(generation.shape)}, {generation.steps} steps, on "
+        f"{generation.chip.name}-{plan.devices} with {mesh_text(plan.chosen.sizes)}"
+    )
+
+
+def _columns(cells: Sequence[str]) -> str:
+    sized = zip(cells, _WIDTHS, strict=True)
+    return "".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in sized).rstrip()
+
+
+def _row(plan: Plan, call: Call) -> str:
+    figures, time = plan.chosen.figures[call.name], plan.generation.time(call, plan.chosen.sizes)
+    compiled = plan.compiled.get(call.name)
+    return _columns(
+        (
+            call.name,
+            f"{call.times}x",
+            "" if compiled is None else f"{compiled.seconds:.1f} s",
+            _number(plan.generation.work[call.name].operations / 1e12),
+            _gigabytes(figures.arguments),
+            ("" if compiled else "~") + _gigabytes(figures.temporaries),
+            _size(figures.code) if compiled else "",
+            _seconds(time.seconds),
+            WORDS[time.bound],
+        )
+    )
+
+
+def _spreads(plan: Plan) -> Iterator[str]:
+    """Yields a line for each program that brings weights."""
+    for name, one in plan.compiled.items():
+        if plan.generation.is_spread(name):
+            figures = one.figures
+            sizes = _gigabytes(figures.arguments), _gigabytes(figures.temporaries), _size(figures.code)
+            short = name.replace("transformer", "trans.").replace("_encoder", "")
+            yield _columns((short[:13], "", f"{one.seconds:.1f} s", "", *sizes, "", ""))
+
+
+def _meshes(others: Sequence[Candidate]) -> Iterator[str]:
+    """Yields a line for each mesh."""
+    yield f"{'mesh':<44}{'a step':>10}{'a video':>10}{'memory':>10}"
+    for one in others:
+        text = f"{mesh_text(one.sizes):<44}{_seconds(one.step):>10}{_seconds(one.video):>10}"
+        over = one.need.total - one.need.limit
+        held = f"{_gigabytes(over)} too much" if over > 0 else HELD[one.need.held]
+        yield f"{text}{_gigabytes(one.need.total):>10}  {held}"
+
+
+def _memory(chosen: Candidate) -> str:
+    need = chosen.need
+    return (
+        f"{_gigabytes(need.total)} of {_gigabytes(need.limit)} that may be used on a device: "
+        f"weights {_gigabytes(need.weights)}, beside them {_gigabytes(need.working)}; {HELD[need.held]}"
+    )
+
+
+def _video(plan: Plan) -> str:
+    chosen, steps = plan.chosen, plan.generation.steps
+    return f"{_seconds(chosen.video)}, of which {steps} steps of {_seconds(chosen.step)}"
+
+
+def start_seconds(plan: Plan) -> float:
+    """Returns the seconds from the host's memory to the devices, of the weights that start there."""
+    names = [name for name in plan.generation.components if name not in plan.generation.experts[1:]]
+    if plan.chosen.need.held == "all":
+        names = list(plan.generation.components)
+    return plan.generation.start_seconds(plan.chosen.sizes, tuple(names))
+
+
+def _start(plan: Plan) -> str:
+    return f"{_seconds(start_seconds(plan))} from the host's memory to the devices"
+
+
+def download_bytes(plan: Plan) -> tuple[int, int]:
+    """Returns the bytes of an artifact's weights and of its executables; zero where none is compiled."""
+    weights = sum(component.nbytes for component in plan.generation.manifest.components.values())
+    return weights, sum(one.figures.code for one in plan.compiled.values())
+
+
+def _download(plan: Plan) -> str:
+    weights, code = download_bytes(plan)
+    return f"{_gigabytes(weights)} of weights" + (f", {_size(code)} of executables" if plan.compiled else "")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB"
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f} MB"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.2f} s" if seconds < 60 else f"{seconds:,.0f} s"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Returns the plan as JSON: bytes, seconds and FLOP as numbers, all of one device."""
+    generation, chosen = plan.generation, plan.chosen
+    weights, code = download_bytes(plan)
+    shape = {name: getattr(generation.shape, name) for name in generation.shape.__dataclass_fields__}
+    return {
+        "model": plan.subject.name,
+        "variant": generation.manifest.model.variant,
+        "shape": shape,
+        "steps": generation.steps,
+        "chip": generation.chip.name,
+        "devices": plan.devices,
+        **_mesh_json(chosen),
+        "start_seconds": start_seconds(plan),
+        "download": {"weights_bytes": weights, "executables_bytes": code if plan.compiled else None},
+        "programs": {call.name: _program_json(plan, call) for call in generation.calls},
+        "meshes": [_mesh_json(one) for one in plan.others],
+        "rejected": [_mesh_json(one) for one in plan.rejected],
+        "efficiency": vars(EFFICIENCIES[generation.chip.platform]),
+    }
+
+
+def _mesh_json(one: Candidate) -> dict[str, Any]:
+    memory = {
+        "fits": one.need.fits,
+        "held": one.need.held,
+        "weights_bytes": one.need.weights,
+        "working_bytes": one.need.working,
+        "usable_bytes": one.need.limit,
+    }
+    return {"mesh": dict(one.sizes), "step_seconds": one.step, "video_seconds": one.video, "memory": memory}
+
+
+def _program_json(plan: Plan, call: Call) -> dict[str, Any]:
+    figures, compiled = plan.chosen.figures[call.name], plan.compiled.get(call.name)
+    time = plan.generation.time(call, plan.chosen.sizes)
+    return {
+        "calls": call.times,
+        "compile_seconds": None if compiled is None else compiled.seconds,
+        "flop": plan.generation.work[call.name].operations,
+        "argument_bytes": figures.arguments,
+        "output_bytes": figures.outputs,
+        "temporary_bytes": figures.temporaries,
+        "code_bytes": None if compiled is None else figures.code,
+        "seconds": time.seconds,
+        "bound": time.bound,
+        **{f"{name}_seconds": getattr(time, name) for name in BOUNDS},
+    }

@@ -1,0 +1,93 @@
+"""Which mesh is picked, and what is said where none fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from wanbuild.plan.generation import Generation
+from wanbuild.plan.meshes import Candidate, candidates, refusal
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.placement import check_mesh
+from wanbuild.targets.chips import CHIPS
+from wanrun.artifact.mesh import mesh_text
+
+BOTH = ((1280, 720), (832, 480))
+
+
+def generation(
+    name: str, chip: str, size: tuple[int, int] = (832, 480), guidance: bool = True, **options: str
+) -> Generation:
+    shape = Shape(*size, 81, 1, guidance)
+    return Generation(
+        published_manifest(published_names()[name]), shape, BuildOptions(**options), CHIPS[chip], 40
+    )
+
+
+def best(one: Generation, count: int) -> Candidate:
+    return candidates(one, count)[0]
+
+
+def test_all_meshes_of_a_number_of_devices_that_work() -> None:
+    one = generation("wan2.1-t2v-1.3b", "v6e")
+    found = candidates(one, 8)
+    assert len({mesh_text(each.sizes) for each in found}) == len(found) == 20
+    for each in found:
+        assert math.prod(each.sizes.values()) == 8
+        check_mesh(each.sizes, one.step.config, one.shape, 8)
+    fitting = [each.video for each in found if each.need.fits]
+    assert fitting == sorted(fitting)
+
+
+def test_the_published_mesh_is_the_fastest() -> None:
+    assert best(generation("wan2.2-t2v-a14b", "v7x", (1280, 720)), 8).sizes == {"data": 2, "context": 4}
+
+
+def test_weights_that_do_not_fit_whole_are_gathered_layer_by_layer() -> None:
+    found = best(generation("wan2.1-t2v-14b", "v5e", (1280, 720)), 8)
+    assert found.need.fits
+    assert "fsdp" in found.sizes
+
+
+def test_without_guidance_there_is_no_pair() -> None:
+    assert best(generation("wan2.1-t2v-14b", "v7x", guidance=False), 8).sizes == {"context": 8}
+
+
+def refused(one: Generation, count: int) -> str:
+    found = best(one, count)
+    assert not found.need.fits
+    return str(refusal(one, count, found, BOTH))
+
+
+def test_what_does_not_fit_is_refused_with_more_devices_that_would() -> None:
+    text = refused(generation("wan2.1-t2v-14b", "rtx4090"), 1)
+    assert "832x480x81 with guidance does not fit rtx4090 with one device; expected at most 24.5 GB" in text
+    assert " GB too much; what fits: --target rtx4090-2 --mesh fsdp=2" in text
+
+
+def on_less(one: Generation, nbytes: float) -> Generation:
+    """The generation on a device that has so many bytes less than it needs at least."""
+
+    def having(memory_bytes: float) -> Generation:
+        return dataclasses.replace(one, chip=dataclasses.replace(one.chip, memory_bytes=int(memory_bytes)))
+
+    return having((best(having(0), 1).need.total - nbytes) / 0.95)
+
+
+def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
+    one = generation("wan2.1-t2v-14b", "h100", (1280, 720))
+    text = refused(on_less(one, 2e9), 1)
+    assert "; --size 832x480; --frames " in text
+
+
+def test_a_dtype_that_would_fit_is_named() -> None:
+    one = generation("wan2.1-t2v-1.3b", "h100", vae_dtype="float32")
+    assert "--vae-dtype bfloat16" in refused(on_less(one, 1e9), 1)
+
+
+def test_a_mesh_that_was_compiled_in_vain_is_not_offered_again() -> None:
+    one = generation("wan2.1-t2v-14b", "v5e")
+    first, second = candidates(one, 8)[:2]
+    text = str(refusal(one, 8, first, BOTH, [mesh_text(first.sizes)]))
+    assert f"what fits: --target v5e-8 --mesh {mesh_text(second.sizes)}" in text
