@@ -1,0 +1,76 @@
+"""One table of published models on chips: whether they fit, on which mesh, and predicted times.
+
+By formula, in seconds; with --compile the denoising step of each is compiled too, which takes minutes. Prints
+a table in Markdown and, at the end, one line of JSON.
+
+    python benchmarks/plan_table.py
+    python benchmarks/plan_table.py --model wan2.1-t2v-14b --target v5p-8 --compile
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from wanbuild.plan.plan import Plan, PlanRequest, make_plan
+from wanbuild.plan.report import as_json, start_seconds
+from wanbuild.plan.subject import read_subject
+from wanrun.artifact.mesh import mesh_text
+from wanrun.errors import UsageError
+
+MODELS = {
+    "wan2.1-t2v-1.3b": (832, 480),
+    "wan2.2-ti2v-5b": (1280, 704),
+    "wan2.1-t2v-14b": (1280, 720),
+    "wan2.2-t2v-a14b": (1280, 720),
+}
+"""Sizes in pixels; frames and steps are the published ones."""
+
+TARGETS = ("v5e-8", "v5p-8", "v6e-8", "v7x-8", "h100", "h200", "b200", "rtx4090")
+
+COLUMNS = ("model", "chip", "mesh", "GB of usable", "held", "a step", "a video", "start")
+
+
+def row(plan: Plan) -> list[str]:
+    """Returns the cells of a plan, without model and chip."""
+    chosen, need = plan.chosen, plan.chosen.need
+    return [
+        f"`{mesh_text(chosen.sizes)}`" if chosen.sizes else "one",
+        f"{need.total / 1e9:.1f} of {need.limit / 1e9:.1f}",
+        need.held,
+        f"{chosen.step:.3g} s",
+        f"{chosen.video:.0f} s",
+        f"{start_seconds(plan):.1f} s",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
+    parser.add_argument("--target", action="append", help="a chip and a number of devices; repeatable")
+    parser.add_argument("--compile", action="store_true", help="compile the denoising step")
+    options = parser.parse_args()
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    plans = []
+    for model in options.model or MODELS:
+        subject = read_subject(model)
+        for target in options.target or TARGETS:
+            request = PlanRequest(
+                target, size=MODELS[model], compiles=options.compile, programs=("denoise_step",)
+            )
+            try:
+                plan = make_plan(subject, request, lambda line: None)
+            except UsageError as error:
+                print(
+                    f"| {model} | {target} | does not fit: {error.found}; {error.remedy} | | | | | |",
+                    flush=True,
+                )
+                plans.append({"model": model, "chip": target, "refused": str(error)})
+                continue
+            print(f"| {model} | {target} | {' | '.join(row(plan))} |", flush=True)
+            plans.append(as_json(plan))
+    print(json.dumps(plans))
+
+
+if __name__ == "__main__":
+    main()
