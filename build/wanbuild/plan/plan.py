@@ -169,8 +169,10 @@ def _confirmed(
         UsageError: if none does.
     """
     generation, rejected = plan.generation, dict[str, Candidate]()
+    left = [one for one in found if one.need.total <= one.need.limit * NEARLY]
     with JaxFlags(platforms_of([generation.chip.name])):
-        for one in [one for one in found if one.need.total <= one.need.limit * NEARLY][:TRIES]:
+        while left and len(rejected) < TRIES:
+            one, *left = left
             target = resolve_target(generation.chip.name, one.sizes)
             compiled = compile_programs(generation, target, names, report)
             figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
@@ -181,8 +183,29 @@ def _confirmed(
                 )
             rejected[mesh_text(one.sizes)] = outcome
             report(f"{mesh_text(one.sizes)} does not fit: {outcome.need.total / 1e9:.1f} GB on a device")
+            left = [other for other in left if _may_fit(generation, other, one, outcome)]
     nearest = min(rejected.values(), key=lambda one: one.need.total, default=found[0])
     raise refusal(generation, plan.devices, nearest, plan.subject.sizes, rejected)
+
+
+def _may_fit(generation: Generation, other: Candidate, one: Candidate, outcome: Candidate) -> bool:
+    """Returns whether a mesh may fit, if its programs have as much more than the formula says as another's.
+
+    Args:
+        generation: the generation.
+        other: the mesh, by formula.
+        one: another mesh, by formula.
+        outcome: what the compiler's figures said of that.
+    """
+    grown = dict(other.figures)
+    for name, found in outcome.figures.items():
+        if name in grown and found.arguments:
+            # A compiler that adds much copies weights.
+            more = max(0.0, (found.temporaries - one.figures[name].temporaries) / found.arguments)
+            temporaries = grown[name].temporaries + int(more * grown[name].arguments)
+            grown[name] = dataclasses.replace(grown[name], temporaries=temporaries)
+    need = with_figures(generation, other, grown).need
+    return need.total <= need.limit * NEARLY
 
 
 def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generation:

@@ -207,12 +207,23 @@ class Compilers:
 
 
 def test_the_next_mesh_is_compiled_where_the_first_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    compilers = Compilers(monkeypatch, {1: 10**11})
+    compilers = Compilers(monkeypatch, {1: 6 * 10**9})
     made = planned("wan2.1-t2v-14b", "v5e-8")
     assert len(compilers.meshes) == 2
     assert made.chosen.sizes == compilers.meshes[1] != compilers.meshes[0]
     assert [one.sizes for one in made.rejected] == [compilers.meshes[0]]
-    assert made.rejected[0].need.total > 10**11
+    assert not made.rejected[0].need.fits
+
+
+def test_meshes_for_which_the_compiler_would_add_as_much_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A compiler that copies weights does so on all meshes: only those that have less of them are tried."""
+    compilers = Compilers(monkeypatch, {1: 25 * 10**9})
+    made = planned("wan2.1-t2v-14b", "v6e-8", size=(1280, 720))
+    assert compilers.meshes[0] == {"data": 2, "context": 4}
+    assert len(compilers.meshes) == 2
+    assert made.chosen.sizes["fsdp"] >= 2
 
 
 def test_a_named_mesh_that_the_compiler_says_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
