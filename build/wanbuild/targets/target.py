@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from wanbuild.devices import open_exactly
 from wanbuild.targets.chips import CHIPS, CUDNN, Chip
 from wanbuild.targets.topology import open_topology
+from wanrun.artifact.attached import ROOT, attached
 from wanrun.artifact.environment import device_environment, host_environment
-from wanrun.artifact.mesh import jax_mesh, name_suffix, num_devices
+from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import ArtifactError, UsageError
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 ATTACHED = "-local"
 """What the name of a target ends with that was compiled on its own accelerator."""
-
-_GOOGLE = "0x1ae0"
-"""The PCI vendor of TPUs."""
 
 CPU = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
 """Kernels of a CPU."""
@@ -76,15 +74,23 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
 
     Args:
         name: 'local' for this machine's default device, 'cpu', or a chip of ``CHIPS``, which need not be
-            attached.
+            attached; with the mesh's number of devices after it or without, 'v7x-8'.
         mesh: devices by axis; empty for one device.
 
     Raises:
         UsageError: for an unknown target, one without a device here, a topology that does not exist, or a
             compiler that is not installed.
     """
-    if name in CHIPS:
-        return _elsewhere(CHIPS[name], mesh)
+    chip, dash, count = name.partition("-")
+    if chip in CHIPS and (not dash or count.isdecimal()):
+        if dash and int(count) != num_devices(mesh):
+            raise UsageError(
+                f"target {name} and its mesh have different numbers of devices",
+                expected=f"--mesh with {int(count)} in all",
+                found=mesh_text(mesh),
+                remedy=f"wanbuild plan --target {name} finds the fastest mesh",
+            )
+        return _elsewhere(CHIPS[chip], mesh)
     if name.endswith(ATTACHED):
         here = resolve_target("local", mesh)
         if here.name.removesuffix(name_suffix(mesh)) != name:
@@ -93,9 +99,9 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     if name not in ("local", "cpu"):
         known = ", ".join(["local", "cpu", *CHIPS])
         raise UsageError(f"target {name} is not known", expected=f"one of {known}", found=name)
-    platform, count = (attached_platform() if name == "local" else name), num_devices(mesh)
+    platform = attached_platform() if name == "local" else name
     try:
-        devices = open_exactly(platform, count)
+        devices = open_exactly(platform, num_devices(mesh))
     except ArtifactError as error:
         raise UsageError(
             f"target {name} cannot be compiled here: {error.what}", found=error.found, remedy=error.remedy
@@ -103,25 +109,21 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     environment = {**host_environment(platform), **device_environment(devices)}
     if platform != "cpu":
         return _attached(environment, mesh, devices)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // count
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices(mesh)
     full_name = f"cpu{name_suffix(mesh)}"
     return TargetSpec(full_name, platform, CPU, devices[0], memory, environment, mesh, devices)
 
 
-def attached_platform(root: Path = Path("/")) -> str:
+def attached_platform(root: Path = ROOT) -> str:
     """Returns the platform that programs for this machine are compiled for: what JAX_PLATFORMS says, or that
     of an attached accelerator. JAX itself would start every compiler that is installed, with or without one.
 
     Args:
-        root: the folder that contains /dev, /proc and /sys.
+        root: the root of the system's files.
     """
     if named := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
-        return named
-    # A container may have only one of them.
-    if any((root / file).exists() for file in ("proc/driver/nvidia/version", "dev/nvidiactl")):
-        return "cuda"
-    vendors = (root / "sys/bus/pci/devices").glob("*/vendor")
-    return "tpu" if any(file.read_text().strip() == _GOOGLE for file in vendors) else "cpu"
+        return "cuda" if named == "gpu" else named
+    return next((name for name in ("cuda", "tpu") if attached(name, root) is not None), "cpu")
 
 
 def platforms_of(names: Iterable[str]) -> str:

@@ -80,6 +80,8 @@ def test_a_target_without_its_chip() -> None:
         ("v9", {}, "target v9 is not known; expected one of local, cpu, v4, v5e"),
         ("v5e", {"context": 3}, "v5e does not come with 3 devices; expected one of 1, 2, 4, 8"),
         ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
+        ("v7x-8", {"data": 2}, "expected --mesh with 8 in all; found data=2; wanbuild plan --target v7x-8"),
+        ("h200-x", {}, "target h200-x is not known"),
         ("h200", {"context": 16}, "h200 does not come with 16 devices; expected one of 1, 2, 3"),
     ],
 )
