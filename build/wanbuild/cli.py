@@ -237,10 +237,17 @@ def plan(subject: str, as_json: bool, **options: Any) -> None:
 def _compile(artifact: Path, **options: Any) -> None:
     from wanbuild.programs.compile import CompileRequest, compile_artifact
     from wanbuild.programs.options import BuildOptions
+    from wanbuild.programs.too_large import TooLargeError
 
     build_names = [field.name for field in dataclasses.fields(BuildOptions)]
     build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
-    compile_artifact(CompileRequest(artifact, options=BuildOptions(**build), **options), report)
+    request = CompileRequest(artifact, options=BuildOptions(**build), **options)
+    try:
+        compile_artifact(request, report)
+    except TooLargeError as error:
+        from wanbuild.plan.plan import fitting_instead
+
+        raise fitting_instead(artifact, error) from error
     _warn_of_age(artifact)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -13,11 +12,9 @@ from wanbuild.plan.memory import Figures, usable
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program, jax_options
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.too_large import refused_bytes
 from wanbuild.targets.target import TargetSpec
 from wanrun.loading.jax_cache import lower
-
-_USED = re.compile(r"[Uu]sed ([\d.]+)([KMG]) of")
-"""What a TPU's compiler says of a program that is too large."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
         try:
             compiled = lowered.compile()
         except Exception as error:
-            if (nbytes := _refused_bytes(error)) is None:
+            if (nbytes := refused_bytes(error)) is None:
                 raise
             weights = sum(generation.weights(name, target.mesh) for name in _components(generation, spec))
             figures = Figures(weights, 0, max(0, nbytes - weights), refused=True)
@@ -95,11 +92,3 @@ def compile_programs(
         if one.figures.refused or one.figures.total > usable(target.memory_bytes):
             break
     return done
-
-
-def _refused_bytes(error: Exception) -> int | None:
-    """Returns how many bytes a program needs that the compiler refuses; None for another failure."""
-    text = str(error)
-    if "RESOURCE_EXHAUSTED" not in text or (found := _USED.search(text)) is None:
-        return None
-    return int(float(found[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[2]])

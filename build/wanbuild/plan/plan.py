@@ -12,14 +12,15 @@ from typing import Any
 from wanbuild.plan.compiled import Compiled, compile_programs
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal, with_figures
-from wanbuild.plan.subject import Subject
+from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.placement import check_mesh
+from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.jax_process import JaxFlags
-from wanrun.artifact.mesh import Sizes, mesh_text, num_devices
+from wanrun.artifact.mesh import Sizes, mesh_text, name_suffix, num_devices
 from wanrun.errors import UsageError, shortened
 from wanrun.generation.options import has_guidance
 
@@ -144,6 +145,34 @@ def make_plan(
     if not (found[0].need.fits or request.all_meshes):
         raise refusal(generation, devices, found[0], subject.sizes)
     return plan
+
+
+def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
+    """Returns the error of a build, with the nearest mesh, size or dtype that fits in place of its remedy.
+
+    Args:
+        artifact: the artifact's folder.
+        error: what the compiler has said. It stays as it is for a target that is no chip of the table.
+    """
+    chip, profile = error.target.name.removesuffix(name_suffix(error.target.mesh)), error.profile
+    if chip not in CHIPS or profile is None:
+        return error
+    asked = PlanRequest(
+        target=f"{chip}-{num_devices(error.target.mesh)}",
+        size=(profile.width, profile.height),
+        frames=profile.num_frames,
+        guidance=profile.guidance,
+        num_videos=profile.num_videos,
+        num_references=profile.num_references,
+        mesh=error.target.mesh,
+        options=dataclasses.asdict(BuildOptions.of(profile.options)),
+        compiles=False,
+    )
+    try:
+        make_plan(read_subject(str(artifact)), asked, lambda line: None)
+    except UsageError as refused:
+        return UsageError(error.what, expected=error.expected, found=error.found, remedy=refused.remedy)
+    return error
 
 
 def check_programs(generation: Generation, names: Collection[str]) -> None:

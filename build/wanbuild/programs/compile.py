@@ -13,6 +13,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import jax_options, profile_of, used_sets, with_programs
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
+from wanbuild.programs.too_large import TooLargeError, refused_bytes
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
@@ -22,7 +23,6 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
-from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
 from wanrun.loading.entries import read_program
@@ -95,7 +95,7 @@ class _Compiler:
         """Compiles one exported program.
 
         Raises:
-            UsageError: if the program does not fit the device's memory.
+            TooLargeError: if the program does not fit the device's memory.
         """
         final = self._artifact / self.folder
         final.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,13 @@ class _Compiler:
             # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
             options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
             with using_cache(cache), options:
-                compiled = lower(data, name, donate, self.target.where, options=self.target.options).compile()
+                lowered = lower(data, name, donate, self.target.where, options=self.target.options)
+                try:
+                    compiled = lowered.compile()
+                except Exception as error:
+                    if (nbytes := refused_bytes(error)) is None:
+                        raise
+                    raise TooLargeError(name, self.target, nbytes) from error
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
@@ -130,12 +136,7 @@ class _Compiler:
             + memory.generated_code_size_in_bytes
         )
         if used > self.target.memory_bytes:
-            raise UsageError(
-                f"{name} does not fit the memory of target {self.target.name}",
-                expected=f"at most {self.target.memory_bytes / 1e9:.2f} GB",
-                found=f"{used / 1e9:.2f} GB, {(used - self.target.memory_bytes) / 1e9:.2f} GB too much",
-                remedy="build a smaller size, fewer frames or fewer videos",
-            )
+            raise TooLargeError(name, self.target, used)
         return {
             "compile_seconds": round(seconds, 3),
             "flops": max(0.0, cost.get("flops", 0.0)),  # -1 where XLA does not know
@@ -247,7 +248,11 @@ def _compile_target(
             compiled = ledger.get((program_name, program.sha256))
             if compiled is None:
                 data = read_program(artifact, program_name, program)
-                compiled = compiler.compile(program_name, data, program.donated)
+                try:
+                    compiled = compiler.compile(program_name, data, program.donated)
+                except TooLargeError as error:
+                    error.profile = manifest.profiles[name]
+                    raise
                 # A program that profiles share has one entry: compiling it again would replace its bytes.
                 ledger[program_name, program.sha256] = compiled
                 report(_line(name, program_name, compiled.statistics, spec))
