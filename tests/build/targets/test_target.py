@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
+from helpers.chips import needs_cuda, needs_libtpu
 from wanbuild.targets import topology
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
@@ -17,12 +17,6 @@ from wanrun.errors import UsageError
 
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]
-
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="without the extra tpu")
-needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None or importlib.util.find_spec("nvidia") is None,
-    reason="without the extra cuda13",
-)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)

@@ -1,0 +1,74 @@
+"""Programs compiled for chips that are not here: the kernels are in them, and no path of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from helpers.chips import needs_cuda, needs_libtpu
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.export import export_program
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.targets.target import resolve_target
+from wanrun.loading.jax_cache import lower
+
+SHAPE = Shape(width=144, height=80, num_frames=5, num_videos=1, guidance=True)
+
+EXPORT = """
+import hashlib
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.export import export_program
+from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.targets.chips import CHIPS
+
+manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])
+builder = ProgramBuilder(manifest, Shape(144, 80, 5, 1, True), BuildOptions(), CHIPS["v5e"].kernels)
+print(hashlib.sha256(export_program(builder.denoise_step(), "tpu")).hexdigest())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "kernel"),
+    [
+        pytest.param("v5e", {"data": 2, "context": 2}, "tpu_custom_call", marks=needs_libtpu),
+        pytest.param("h200", {}, "__cudnn$fmhaSoftmax", marks=needs_cuda),
+        pytest.param("rtx4090", {"ring": 2}, "__cudnn$fmhaSoftmax", marks=needs_cuda),
+    ],
+)
+def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernel: str) -> None:
+    manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])
+    target = resolve_target(name, mesh)
+    spec = ProgramBuilder(manifest, SHAPE, BuildOptions(), *target.programs_for).denoise_step()
+    weights = [leaf.dtype for leaf in jax.tree.leaves(spec.arguments[0])]
+    assert "bfloat16" in weights and "uint16" not in weights
+    data = export_program(spec, target.platform)
+    compiled = lower(data, spec.name, spec.donate, target.where, options=target.options).compile()
+    memory = compiled.memory_analysis()
+    assert memory.argument_size_in_bytes > 2.8e9
+    # A copy of the stacked weights would be as large as they are.
+    assert memory.temp_size_in_bytes < 0.5e9
+    assert kernel in compiled.as_text()
+
+
+def test_a_program_does_not_know_where_its_kernels_lie(tmp_path: Path) -> None:
+    """Pallas writes the paths of its sources into a kernel: the key of the cache would depend on them."""
+    for package in ("wanbuild", "wanrun"):
+        source = Path(sys.modules[package].__file__ or "").parent
+        shutil.copytree(source, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    digests = []
+    for folder in (Path(sys.modules["wanbuild"].__file__ or "").parents[1], tmp_path):
+        paths = [folder, Path(sys.modules["wanrun"].__file__ or "").parents[1]]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, "-c", EXPORT], env=environment, capture_output=True, text=True, check=True
+        )
+        digests.append(done.stdout)
+    assert digests[0] == digests[1] and len(digests[0]) == 65
