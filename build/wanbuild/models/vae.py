@@ -7,6 +7,9 @@ The first frame is one piece. The rest goes through a ``lax.scan`` over pieces o
 the state of the causal convolutions. So memory beyond inputs and outputs does not grow with the number of
 frames. The size of the pieces does not change the result: every layer is causal, and the zeros that fill the
 last piece come after all frames that are kept.
+
+With ``alike``, the first frame is the end of a piece like all others, behind frames that every layer takes
+for zeros. Then there is one form of every layer to compile instead of two, for the time of one more piece.
 """
 
 from __future__ import annotations
@@ -121,6 +124,7 @@ class WanVAE(nnx.Module):
         *,
         dtype: Any = jnp.float32,
         algorithm: Algorithm = "direct",
+        alike: bool = False,
         finish: Callable[[jax.Array], jax.Array] | None = None,
         keep_last: int = 0,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -131,6 +135,7 @@ class WanVAE(nnx.Module):
             chunk: latent frames per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
+            alike: whether the first frame is padded to a piece of the length of all others.
             finish: applied to each piece of the video, (B, T, s h, s w, 3) float32 in [-1, 1]. It must work
                 frame by frame. Converting to uint8 here avoids holding a whole video in float32.
             keep_last: the number of last frames to return unfinished too; only these are kept in float32 from
@@ -141,17 +146,19 @@ class WanVAE(nnx.Module):
             (B, keep_last, s h, s w, 3) float32, with zeros in front of a shorter video.
         """
 
-        def piece(x: Any, state: Any) -> tuple[jax.Array, Any]:
+        def piece(x: Any, state: Any, padded: jax.Array | None = None) -> tuple[jax.Array, Any]:
             z, real = x
             caches, last = state or (None, None)
-            stream = Stream(caches, algorithm, columns)
+            stream = Stream(caches, algorithm, columns, padded)
             y = self.decoder(self.post_quant_conv(z), stream)
             if self.patch_size is not None:
                 y = unpatchify(y, self.patch_size)
             y = jnp.clip(y.astype(jnp.float32), -1.0, 1.0)
             if keep_last:
                 last = jnp.zeros_like(y, shape=(len(y), keep_last, *y.shape[2:])) if last is None else last
+                y = stream.real(y)
                 frames = jnp.sum(real[0]) * (y.shape[1] // z.shape[1])
+                frames = stream.choose(jnp.full_like(frames, y.shape[1]), frames)
                 last = lax.dynamic_slice_in_dim(jnp.concatenate([last, y], 1), frames, keep_last, 1)
             return (finish(y) if finish else y), (tuple(stream.caches), last)
 
@@ -161,7 +168,7 @@ class WanVAE(nnx.Module):
             # Zero for frames that only fill a piece: they are not part of the video.
             real = jnp.ones(latents.shape[:2], jnp.int32) if keep_last else None
             rest_frames = (latents.shape[1] - 1) * FRAMES_PER_LATENT
-            video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames)
+            video, (_, last) = _by_pieces(piece, (latents, real), chunk, rest_frames, alike)
             return (video, last) if keep_last else video
 
         columns = Columns.of(latents.shape[-1])
@@ -176,6 +183,7 @@ class WanVAE(nnx.Module):
         *,
         dtype: Any = jnp.float32,
         algorithm: Algorithm = "direct",
+        alike: bool = False,
         start: Callable[[Any], jax.Array] | None = None,
         only_first: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
@@ -187,6 +195,7 @@ class WanVAE(nnx.Module):
             chunk: latent frames (four video frames each) per piece after the first frame.
             dtype: dtype of the activations; norms and sums are in float32.
             algorithm: the form of the convolutions: ``winograd`` for the CPU, ``direct`` elsewhere.
+            alike: whether the first frame is padded to a piece of the length of all others.
             start: applied to each piece of the video before it is encoded, e.g. from uint8 to [-1, 1]. It
                 must work frame by frame. The last piece may be filled with frames of zeros.
             only_first: bool scalar; if true, only the first frame is encoded and the rest of the result is
@@ -205,8 +214,8 @@ class WanVAE(nnx.Module):
                 f"a video to encode has 4n+1 frames and multiples of {self.spatial} pixels, not {(T, H, W)}"
             )
 
-        def piece(x: Any, caches: Any) -> tuple[jax.Array, Any]:
-            stream = Stream(caches, algorithm, columns)
+        def piece(x: Any, caches: Any, padded: jax.Array | None = None) -> tuple[jax.Array, Any]:
+            stream = Stream(caches, algorithm, columns, padded)
             x = start(x) if start else x
             x = (x if columns is None else columns.take(x)).astype(dtype)
             y = self.encoder(x if self.patch_size is None else patchify(x, self.patch_size), stream)
@@ -215,7 +224,7 @@ class WanVAE(nnx.Module):
         rest = (T - 1) // FRAMES_PER_LATENT
 
         def encode(video: Any) -> jax.Array:
-            return _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, only_first)[0]
+            return _by_pieces(piece, video, chunk * FRAMES_PER_LATENT, rest, alike, only_first)[0]
 
         columns = Columns.of(W // self.spatial)
         moments = encode(video) if columns is None else columns.run(encode, video, 1)
@@ -224,19 +233,22 @@ class WanVAE(nnx.Module):
 
 
 def _by_pieces(
-    piece: Callable[[Any, Any], tuple[jax.Array, Any]],
+    piece: Callable[..., tuple[jax.Array, Any]],
     x: Any,
     size: int,
     rest_out: int,
+    alike: bool,
     only_first: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """Runs the first frame, then the rest in equal pieces, and joins the results along time.
 
     Args:
-        piece: maps a piece (B, n, ...) and the state (None for the first frame) to its result and state.
+        piece: maps a piece (B, n, ...), the state (None before the first frame) and, with ``alike``, whether
+            it is the first one, to its result and state.
         x: a pytree of arrays (B, 1 + T, ...).
         size: most frames per piece (a multiple of four for video frames).
         rest_out: output frames of the T frames after the first.
+        alike: whether the first frame is the end of a piece of the same length.
         only_first: bool scalar; if true, the rest is not run and its result is zeros.
 
     Returns:
@@ -247,19 +259,35 @@ def _by_pieces(
     """
     if size < 1:
         raise ValueError(f"a piece of {size} frames")
-    y, state = piece(jax.tree.map(lambda leaf: leaf[:, :1], x), None)
-    rest = jax.tree.map(lambda leaf: leaf[:, 1:], x)
-    T = jax.tree.leaves(rest)[0].shape[1]
+    T = jax.tree.leaves(x)[0].shape[1] - 1
     if T == 0:
-        return y, state
+        return piece(x, None)
     # As many pieces as the size requires, but of equal length: 20 frames by 16 are two pieces of 10.
     unit = max(1, T // rest_out)
     count = -(-T // size)
     size = -(-T // (count * unit)) * unit
+    run = _run_alike if alike else _run_apart
+    return run(piece, x, count, size, rest_out, only_first)
 
-    def cut(leaf: jax.Array) -> jax.Array:
-        leaf = jnp.pad(leaf, ((0, 0), (0, count * size - T), *((0, 0),) * (leaf.ndim - 2)))
-        return jnp.moveaxis(leaf.reshape(len(leaf), count, size, *leaf.shape[2:]), 1, 0)
+
+def _cut(leaf: jax.Array, count: int, size: int, before: int = 0) -> jax.Array:
+    """Returns pieces (count, B, size, ...) of (B, T, ...), with ``before`` frames of zeros in front."""
+    after = count * size - leaf.shape[1] - before
+    leaf = jnp.pad(leaf, ((0, 0), (before, after), *((0, 0),) * (leaf.ndim - 2)))
+    return jnp.moveaxis(leaf.reshape(len(leaf), count, size, *leaf.shape[2:]), 1, 0)
+
+
+def _run_apart(
+    piece: Callable[..., tuple[jax.Array, Any]],
+    x: Any,
+    count: int,
+    size: int,
+    rest_out: int,
+    only_first: jax.Array | None,
+) -> tuple[jax.Array, Any]:
+    """Runs the first frame as one piece, and the rest as ``count`` pieces of ``size``; see ``_by_pieces``."""
+    y, state = piece(jax.tree.map(lambda leaf: leaf[:, :1], x), None)
+    rest = jax.tree.map(lambda leaf: leaf[:, 1:], x)
 
     def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
         y, state = piece(x, state)
@@ -268,7 +296,7 @@ def _by_pieces(
     if count == 1 and only_first is None:
         outputs, state = piece(rest, state)
         return jnp.concatenate([y, outputs], 1), state
-    pieces = jax.tree.map(cut, rest)
+    pieces = jax.tree.map(lambda leaf: _cut(leaf, count, size), rest)
     if only_first is None:
         state, outputs = lax.scan(step, state, pieces)
     else:
@@ -277,6 +305,35 @@ def _by_pieces(
         state, outputs = _scan_some(step, state, pieces, steps)
     outputs = jnp.moveaxis(outputs, 0, 1)
     return jnp.concatenate([y, outputs.reshape(len(y), -1, *outputs.shape[3:])[:, :rest_out]], 1), state
+
+
+def _run_alike(
+    piece: Callable[..., tuple[jax.Array, Any]],
+    x: Any,
+    count: int,
+    size: int,
+    rest_out: int,
+    only_first: jax.Array | None,
+) -> tuple[jax.Array, Any]:
+    """Runs all in pieces of ``size``, of which the first ends with the first frame; see ``_by_pieces``."""
+    pieces = jax.tree.map(lambda leaf: _cut(leaf, count + 1, size, size - 1), x)
+    first = jax.tree.map(lambda leaf: leaf[0], pieces)
+    made = jax.eval_shape(lambda x: piece(x, None, jnp.bool_(True))[1], first)
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), made)
+
+    def step(state: Any, x: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        y, state = piece(x[0], state, x[1])
+        return state, y
+
+    numbered = (pieces, jnp.arange(count + 1) == 0)
+    if only_first is None:
+        state, outputs = lax.scan(step, state, numbered)
+    else:
+        state, outputs = _scan_some(step, state, numbered, jnp.where(only_first, 1, count + 1))
+    frames = outputs.shape[2]
+    outputs = jnp.moveaxis(outputs, 0, 1)
+    outputs = outputs.reshape(len(outputs), -1, *outputs.shape[3:])
+    return outputs[:, frames - 1 : frames + rest_out], state
 
 
 def _scan_some(

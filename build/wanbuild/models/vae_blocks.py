@@ -33,9 +33,11 @@ class Stream:
     Layers use it in the order in which they run, which is the same for every piece.
 
     Args:
-        caches: the previous piece's ``caches``, or None for the first piece, which is one frame.
+        caches: the previous piece's ``caches``; None if there is none.
         algorithm: the form of the convolutions.
         columns: this device's columns of the video; None if one device has them all.
+        padded: bool scalar, true in a first piece that ends with the first frame and has the length of all
+            others: the frames before it are no part of the video. None if the first piece is one frame.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class Stream:
         caches: Sequence[jax.Array] | None,
         algorithm: convolution.Algorithm,
         columns: Columns | None = None,
+        padded: jax.Array | None = None,
     ) -> None:
-        self.first = caches is None
-        self.algorithm, self.columns = algorithm, columns
+        self.first = caches is None and padded is None
+        self.algorithm, self.columns, self.padded = algorithm, columns, padded
         self.caches: list[jax.Array] = []
         self._previous = iter(caches or ())
 
@@ -59,10 +62,23 @@ class Stream:
         Returns:
             (B, frames + T, H, W, C).
         """
-        past = jnp.zeros((x.shape[0], frames, *x.shape[2:]), x.dtype) if self.first else next(self._previous)
-        x = jnp.concatenate([past, x], 1)
+        past = next(self._previous, None)
+        past = jnp.zeros((x.shape[0], frames, *x.shape[2:]), x.dtype) if past is None else past
+        x = jnp.concatenate([past, self.real(x)], 1)
         self.caches.append(x[:, -frames:])
         return x
+
+    def real(self, x: jax.Array) -> jax.Array:
+        """Returns x (B, T, ...) with zeros for the frames in front of the first one."""
+        if self.padded is None or x.shape[1] == 1:
+            return x
+        before = jnp.arange(x.shape[1]) < x.shape[1] - 1
+        zero = jnp.zeros((), x.dtype)
+        return jnp.where(self.padded & before.reshape(-1, *(1,) * (x.ndim - 2)), zero, x)
+
+    def choose(self, first: jax.Array, rest: jax.Array) -> jax.Array:
+        """Returns ``first`` in a padded first piece, and ``rest`` in any other."""
+        return rest if self.padded is None else jnp.where(self.padded, first, rest)
 
     def beside(self, x: jax.Array, before: int = 1, after: int = 1) -> jax.Array:
         """Returns x with columns of the neighbours, if devices share the columns."""
@@ -246,7 +262,7 @@ class Downsample(nnx.Module):
         y = y + self.resample.bias[...].astype(y.dtype)
         if self.temporal:
             extended = stream.extend(y, 1)
-            y = y if stream.first else self.time_conv(extended, stride=2)
+            y = y if stream.first else stream.choose(y[:, 1::2], self.time_conv(extended, stride=2))
         return y
 
 
@@ -263,11 +279,13 @@ class Upsample(nnx.Module):
         """(B, T, H, W, C) to (B, T or 2T, 2H, 2W, O); one frame stays one."""
         if self.temporal:
             # The first frame is not convolved in time; the next frames see zeros in its place.
-            extended = stream.extend(jnp.zeros_like(x) if stream.first else x, 2)
+            none = jnp.zeros_like(x)
+            extended = stream.extend(none if stream.first else stream.choose(none, x), 2)
             if not stream.first:
                 B, T, H, W, C = x.shape
-                x = self.time_conv(extended, stride=1).reshape(B, T, H, W, 2, C)
-                x = jnp.moveaxis(x, 4, 2).reshape(B, 2 * T, H, W, C)
+                y = self.time_conv(extended, stride=1).reshape(B, T, H, W, 2, C)
+                y = jnp.moveaxis(y, 4, 2).reshape(B, 2 * T, H, W, C)
+                x = stream.choose(jnp.repeat(x, 2, axis=1), y)
         y = convolution.upsample_conv3x3(stream.beside(x), self.resample.weight[...], stream.algorithm)
         return stream.own(y, 2) + self.resample.bias[...].astype(y.dtype)
 

@@ -246,6 +246,7 @@ class ProgramBuilder:
             chunk=self._options.vae_encode_chunk,
             dtype=self._vae_dtype,
             algorithm=self._kernels.convolution,
+            alike=self._kernels.pieces_alike,
         )
 
         def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:
@@ -367,6 +368,7 @@ class ProgramBuilder:
                 self._options.vae_decode_chunk,
                 dtype=self._vae_dtype,
                 algorithm=self._kernels.convolution,
+                alike=self._kernels.pieces_alike,
                 finish=to_uint8,
                 keep_last=keep,
             )

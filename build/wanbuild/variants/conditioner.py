@@ -48,6 +48,7 @@ class Conditioner(ABC):
         chunk: latent frames encoded at a time.
         dtype: compute dtype of the VAE.
         algorithm: the form of the VAE's convolutions.
+        alike: whether all pieces of a video are alike, the first frame too.
     """
 
     module: WanVAE
@@ -60,6 +61,7 @@ class Conditioner(ABC):
     chunk: int = 1
     dtype: Any = jnp.float32
     algorithm: Algorithm = "direct"
+    alike: bool = False
 
     def __call__(self, weights: Any, **media: jax.Array) -> dict[str, Any]:
         """Runs the program.
@@ -126,6 +128,7 @@ class Conditioner(ABC):
                 self.chunk,
                 dtype=self.dtype,
                 algorithm=self.algorithm,
+                alike=self.alike,
                 start=lambda piece: lax.switch(number, sources, piece),
                 only_first=only_first,
             )

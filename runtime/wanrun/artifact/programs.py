@@ -148,6 +148,8 @@ class Kernels(Record, frozen=True, omit_defaults=True):
             that has no such choice.
         float32_precision: JAX's precision of float32 matrix products and convolutions. A TPU's own rounds
             their operands to bfloat16, an NVIDIA GPU's to TF32.
+        pieces_alike: whether the VAE's first frame is padded to a piece like all others, so that its layers
+            are compiled once, for the time of one more piece.
     """
 
     attention: str
@@ -156,6 +158,7 @@ class Kernels(Record, frozen=True, omit_defaults=True):
     image_multiple: AtLeastOne
     attention_blocks: tuple[AtLeastOne, ...] = ()
     float32_precision: Literal["default", "highest"] = "default"
+    pieces_alike: bool = False
 
 
 class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):

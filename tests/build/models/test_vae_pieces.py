@@ -1,0 +1,81 @@
+"""A VAE whose pieces are all alike against one whose first frame is a piece of its own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers.fast_compile import fast_jit
+from wanbuild.models.params import abstract_params, bind
+from wanbuild.models.vae import WanVAE
+from wanbuild.models.vae_config import VAEConfig
+
+SMALL = {"base_dim": 4, "z_dim": 4, "dim_mult": (1, 2, 4, 4), "num_res_blocks": 1}
+SMALL |= {"latents_mean": (0.0,) * 4, "latents_std": (1.0,) * 4}
+FORMS = {
+    "2.1": SMALL,
+    "2.2": SMALL
+    | {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12}
+    | {"scale_factor_spatial": 16, "decoder_base_dim": 4},
+}
+TOLERANCE = 1e-5
+"""Float32 noise of sums in another order, relative to the largest value."""
+
+
+@functools.cache
+def vae(form: str) -> tuple[WanVAE, Any]:
+    """The abstract model and random weights, biases and norms too, so that junk in front would be seen."""
+    model = WanVAE(VAEConfig(**FORMS[form]))
+    random = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        fan_in = np.prod(leaf.shape[:-1]) if len(leaf.shape) > 1 else 1
+        values = random.standard_normal(leaf.shape) / fan_in**0.5
+        return jnp.asarray(values if len(leaf.shape) > 1 else 0.5 + 0.3 * values, leaf.dtype)
+
+    return model, jax.tree.map(draw, abstract_params(model))
+
+
+def agree(found: Any, expected: Any) -> None:
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.shape == y.shape
+        assert np.std(y) > 1e-3
+        assert np.max(np.abs(x - y)) <= TOLERANCE * np.max(np.abs(y))
+
+
+@pytest.mark.parametrize(("frames", "chunk", "keep"), [(3, 1, 5), (4, 2, 0)])
+@pytest.mark.parametrize("form", FORMS)
+def test_decode(form: str, frames: int, chunk: int, keep: int) -> None:
+    model, weights = vae(form)
+    latents = jnp.asarray(np.random.default_rng(1).standard_normal((1, 4, frames, 2, 3)), jnp.float32)
+
+    def decode(weights: Any, latents: jax.Array, alike: bool) -> Any:
+        return bind(model, weights).decode(latents, chunk, keep_last=keep, alike=alike)
+
+    found, expected = (
+        fast_jit(functools.partial(decode, alike=alike))(weights, latents) for alike in (True, False)
+    )
+    agree(found, expected)
+
+
+@pytest.mark.parametrize(("frames", "chunk", "only_first"), [(9, 1, None), (13, 2, False), (5, 1, True)])
+@pytest.mark.parametrize("form", FORMS)
+def test_encode(form: str, frames: int, chunk: int, only_first: bool | None) -> None:
+    model, weights = vae(form)
+    size = (2 * model.spatial, 3 * model.spatial)
+    video = jnp.asarray(np.random.default_rng(2).uniform(-1, 1, (1, frames, *size, 3)), jnp.float32)
+
+    def encode(weights: Any, video: jax.Array, alike: bool) -> Any:
+        only = None if only_first is None else jnp.bool_(only_first)
+        mean, _ = bind(model, weights).encode(video, chunk, only_first=only, alike=alike)
+        return mean[:, :, :1] if only_first else mean
+
+    found, expected = (
+        fast_jit(functools.partial(encode, alike=alike))(weights, video) for alike in (True, False)
+    )
+    agree(found, expected)
