@@ -9,6 +9,7 @@ Activations are (B, T, H, W, C). Attributes have the checkpoint's names where th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,51 @@ class Stream:
         past = jnp.zeros((x.shape[0], frames, *x.shape[2:]), x.dtype) if past is None else past
         x = jnp.concatenate([past, self.real(x)], 1)
         self.caches.append(x[:, -frames:])
+        return x
+
+    def through(self, blocks: Sequence[ResidualBlock], x: jax.Array) -> jax.Array:
+        """Applies residual blocks in turn; where pieces are alike, neighbours that are alike in one loop.
+
+        The history of such neighbours is kept as one array for each of their layers.
+
+        Args:
+            blocks: the blocks.
+            x: (B, T, H, W, I).
+
+        Returns:
+            (B, T, H, W, O).
+        """
+        if self.padded is None:
+            for block in blocks:
+                x = block(x, self)
+            return x
+        for _, group in itertools.groupby(
+            blocks, lambda block: (block.has_shortcut, block.conv1.weight.shape)
+        ):
+            x = self._loop(list(group), x)
+        return x
+
+    def _loop(self, blocks: Sequence[ResidualBlock], x: jax.Array) -> jax.Array:
+        """Applies residual blocks of one shape, each of which keeps it."""
+        if len(blocks) == 1:
+            return blocks[0](x, self)
+        graphdef, states = nnx.split(blocks[0])[0], [nnx.split(block)[1] for block in blocks]
+        weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+        def apply(x: jax.Array, layer: tuple[Any, Any]) -> tuple[jax.Array, Any]:
+            state, caches = layer
+            stream = Stream(caches, self.algorithm, self.columns, self.padded)
+            y = nnx.merge(graphdef, state)(x, stream)
+            return y, tuple(stream.caches)
+
+        kept = jax.eval_shape(lambda x: apply(x, (states[0], None))[1], x)
+        past = []
+        for one in kept:
+            none = jnp.zeros((len(blocks), *one.shape), one.dtype)
+            found = next(self._previous, None)
+            past.append(none if found is None else found)
+        x, caches = lax.scan(apply, x, (weights, tuple(past)))
+        self.caches.extend(caches)
         return x
 
     def real(self, x: jax.Array) -> jax.Array:
@@ -320,6 +366,5 @@ class UpBlock(nnx.Module):
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, I) to (B, T or 2T, 2H, 2W, U), or (B, T, H, W, O) at the last level."""
-        for block in self.resnets:
-            x = block(x, stream)
+        x = stream.through(self.resnets, x)
         return self.upsampler(x, stream) if self.has_upsampler else x

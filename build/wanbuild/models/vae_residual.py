@@ -101,8 +101,7 @@ class ResidualDownBlock(nnx.Module):
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, I) to (B, T or T / 2, H / 2, W / 2, O), or (B, T, H, W, O) at the last level."""
         shortcut = average_down(stream.real(x), self.out_dim, self.time, self.space)
-        for block in self.resnets:
-            x = block(x, stream)
+        x = stream.through(self.resnets, x)
         if self.has_downsampler:
             x = self.downsampler(x, stream)
         return x + shortcut

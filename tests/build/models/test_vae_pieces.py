@@ -15,7 +15,7 @@ from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig
 
-SMALL = {"base_dim": 4, "z_dim": 4, "dim_mult": (1, 2, 4, 4), "num_res_blocks": 1}
+SMALL = {"base_dim": 4, "z_dim": 4, "dim_mult": (1, 2, 4, 4), "num_res_blocks": 2}
 SMALL |= {"latents_mean": (0.0,) * 4, "latents_std": (1.0,) * 4}
 FORMS = {
     "2.1": SMALL,
@@ -48,8 +48,7 @@ def agree(found: Any, expected: Any) -> None:
         assert np.max(np.abs(x - y)) <= TOLERANCE * np.max(np.abs(y))
 
 
-@pytest.mark.parametrize(("frames", "chunk", "keep"), [(3, 1, 5), (4, 2, 0)])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "frames", "chunk", "keep"), [("2.1", 3, 1, 5), ("2.2", 4, 2, 0)])
 def test_decode(form: str, frames: int, chunk: int, keep: int) -> None:
     model, weights = vae(form)
     latents = jnp.asarray(np.random.default_rng(1).standard_normal((1, 4, frames, 2, 3)), jnp.float32)
@@ -63,8 +62,10 @@ def test_decode(form: str, frames: int, chunk: int, keep: int) -> None:
     agree(found, expected)
 
 
-@pytest.mark.parametrize(("frames", "chunk", "only_first"), [(9, 1, None), (13, 2, False), (5, 1, True)])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "frames", "chunk", "only_first"),
+    [("2.1", 9, 1, None), ("2.2", 13, 2, False), ("2.1", 5, 1, True)],
+)
 def test_encode(form: str, frames: int, chunk: int, only_first: bool | None) -> None:
     model, weights = vae(form)
     size = (2 * model.spatial, 3 * model.spatial)
