@@ -230,7 +230,7 @@ class Programs:
 
         data = export_program(spec, self.target.platform)
         target = self.target
-        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options)
+        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options_of(spec.name))
         started = time.perf_counter()
         compiled = lowered.compile()
         seconds = time.perf_counter() - started

@@ -54,7 +54,7 @@ def _load(
     from wanrun.loading.jax_cache import asked_key, cached, lower
 
     data = read_program(artifact, name, program)
-    lowered = lower(data, name, program.donated, device, options=target.options)
+    lowered = lower(data, name, program.donated, device, options=target.options_of(name))
     with tempfile.TemporaryDirectory() as folder:
         with using_cache(Path(folder), write=False):
             key = asked_key(lowered)

@@ -177,7 +177,7 @@ def full_manifest() -> Manifest:
     )
     programs = msgspec.structs.replace(
         program_set({profile.name: {"denoise_step": program}}),
-        kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest"),
+        kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest", pieces_alike=True),
         mesh={"data": 2},
         rules={"heads": ("tensor",)},
     )
@@ -187,6 +187,7 @@ def full_manifest() -> Manifest:
         executables={profile.name: {"denoise_step": Executable("entry", 3, "0")}},
         statistics={profile.name: {"denoise_step": {"flops": 1.5}}},
         options={"xla_option": "true"},
+        program_options={"decode_video": {"optimization_level": 19}},
     )
     components = {
         name: Component(f"weights/{name}", {"w": plain_parameter((3, 2), "float32")})

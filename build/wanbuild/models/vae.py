@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +68,9 @@ class Encoder(nnx.Module):
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, I) to (B, T / 4, H / 8, W / 8, 2 z); one frame stays one."""
         x = self.conv_in(x, stream)
-        for residual, group in itertools.groupby(self.down_blocks, lambda b: isinstance(b, ResidualBlock)):
-            if residual:
-                x = stream.through(list(group), x)
+        for kind, group in itertools.groupby(self.down_blocks, type):
+            if kind is ResidualBlock:
+                x = stream.through(cast(list[ResidualBlock], list(group)), x)
                 continue
             for block in group:
                 x = block(x, stream)

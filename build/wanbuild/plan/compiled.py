@@ -46,7 +46,7 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
     started = time.perf_counter()
     data = export_program(spec, target.platform)
     with jax_options(jax_traceback_in_locations_limit=0):
-        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options)
+        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options_of(spec.name))
         try:
             compiled = lowered.compile()
         except Exception as error:

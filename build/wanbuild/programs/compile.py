@@ -104,7 +104,7 @@ class _Compiler:
             # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
             options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
             with using_cache(cache), options:
-                lowered = lower(data, name, donate, self.target.where, options=self.target.options)
+                lowered = lower(data, name, donate, self.target.where, options=self.target.options_of(name))
                 try:
                     compiled = lowered.compile()
                 except Exception as error:
@@ -233,7 +233,7 @@ def _compile_target(
     folder = f"executables/{spec.name}"
     built = before.targets.get(spec.name)
     ledger: dict[tuple[str, str], CompiledProgram] = {}
-    if built is not None and (built.environment, built.options) == (spec.environment, spec.options):
+    if built is not None and _compiled_alike(built, spec):
         folder = built.folder
         ledger = _usable_entries(artifact, before, built)
     elif built is not None:
@@ -266,9 +266,20 @@ def _compile_target(
         environment=spec.environment,
         requirements=requirements_of(spec.environment),
         options=dict(spec.options),
+        program_options=_plain(spec.program_options),
         executables=executables,
         statistics=statistics,
     )
+
+
+def _plain(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: dict(values) for name, values in options.items()}
+
+
+def _compiled_alike(built: Target, spec: TargetSpec) -> bool:
+    """Whether a target's executables were compiled in this environment and with these options."""
+    before = built.environment, built.options, built.program_options
+    return before == (spec.environment, spec.options, _plain(spec.program_options))
 
 
 def _usable_entries(

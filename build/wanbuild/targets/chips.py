@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wanrun.artifact.programs import Kernels
+from wanrun.artifact.targets import Option
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 TERA = 1e12
@@ -66,6 +67,7 @@ class Chip:
         topologies: TPU topologies by their number of devices; None for a chip of which any number up to
             ``MAX_GPUS`` is a topology.
         options: the compiler's options, which programs are compiled and loaded with.
+        program_options: further ones by program.
         also: other names that JAX has for the same device.
         gpu: what XLA asks of a GPU; None for a TPU, whose compiler knows it.
         host_chips: chips of one host; larger topologies have several hosts, of 2 x 2 chips each.
@@ -84,7 +86,8 @@ class Chip:
     host_link: float
     kernels: Kernels
     topologies: Mapping[int, str] | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
+    program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     gpu: GpuFacts | None = None
     host_chips: int = 8
@@ -136,6 +139,13 @@ _SMALL_TILES = MappingProxyType({"xla_tpu_control_large_2nd_minor_layout_for_x16
 and copies all of them in every step."""
 
 
+_VAE_EFFORT = MappingProxyType(
+    dict.fromkeys(("encode_video", "decode_video"), MappingProxyType({"optimization_level": 19}))
+)
+"""XLA's level O1 for the VAE. At its own level the compiler makes each convolution, which is a product of
+float32 in six passes, in two forms of megabytes of code, and takes minutes."""
+
+
 def _splash(image_multiple: int, blocks: tuple[int, int, int] = (1024, 1024, 512)) -> Kernels:
     """Kernels of a TPU; blocks are queries, keys, and keys that are computed at once."""
     return Kernels(
@@ -145,6 +155,7 @@ def _splash(image_multiple: int, blocks: tuple[int, int, int] = (1024, 1024, 512
         image_multiple=image_multiple,
         attention_blocks=blocks,
         float32_precision="highest",
+        pieces_alike=True,
     )
 
 
@@ -177,6 +188,7 @@ CHIPS = _table(
         topologies=_CUBE,
         host_chips=4,
         options=_OVERLAP,
+        program_options=_VAE_EFFORT,
     ),
     Chip(
         name="v5e",
@@ -193,6 +205,7 @@ CHIPS = _table(
         kernels=_splash(128),
         topologies=_PLANE,
         options=_OVERLAP,
+        program_options=_VAE_EFFORT,
         also=("TPU v5e",),
     ),
     Chip(
@@ -211,6 +224,7 @@ CHIPS = _table(
         topologies=_CUBE,
         host_chips=4,
         options=_OVERLAP,
+        program_options=_VAE_EFFORT,
         also=("TPU v5p",),
     ),
     Chip(
@@ -228,6 +242,7 @@ CHIPS = _table(
         kernels=_splash(256),
         topologies=_PLANE,
         options=_OVERLAP,
+        program_options=_VAE_EFFORT,
         also=("TPU v6e",),
     ),
     Chip(
@@ -246,6 +261,7 @@ CHIPS = _table(
         topologies=_PAIRS,
         host_chips=4,
         options=_OVERLAP | _SMALL_TILES,
+        program_options=_VAE_EFFORT,
     ),
     Chip(
         name="a100",

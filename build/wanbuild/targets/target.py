@@ -16,6 +16,7 @@ from wanrun.artifact.attached import ROOT, attached
 from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
+from wanrun.artifact.targets import Option
 from wanrun.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class TargetSpec:
         mesh: devices by axis; empty for one device.
         devices: the devices of the mesh.
         options: the compiler's options.
+        program_options: further ones by program.
     """
 
     name: str
@@ -52,7 +54,12 @@ class TargetSpec:
     environment: dict[str, Any]
     mesh: Mapping[str, int] = field(default_factory=dict)
     devices: Sequence[jax.Device] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
+    program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
+
+    def options_of(self, program: str) -> dict[str, Option]:
+        """The compiler's options for a program."""
+        return {**self.options, **self.program_options.get(program, {})}
 
     def reopened(self) -> TargetSpec:
         """Returns the target with its devices, where JAX may have started anew for another target."""
@@ -179,4 +186,5 @@ def _elsewhere(chip: Chip, mesh: Mapping[str, int]) -> TargetSpec:
         mesh,
         devices,
         chip.options,
+        chip.program_options,
     )

@@ -15,6 +15,10 @@ Amount = Annotated[int, Meta(ge=0, le=2**53)] | Annotated[float, Meta(ge=0, le=1
 """Seconds, operations or bytes."""
 
 
+Option = bool | Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | str
+"""The value of a compiler's option."""
+
+
 class Executable(Record, frozen=True):
     """One entry of the JAX compilation cache. It holds machine code, so its digest is checked before use."""
 
@@ -43,6 +47,7 @@ class Target(Record, frozen=True, kw_only=True, omit_defaults=True):
         executables: executables by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
         options: the compiler's options that the executables were compiled with; they are in JAX's key.
+        program_options: further ones by program.
     """
 
     program_set: str
@@ -51,7 +56,12 @@ class Target(Record, frozen=True, kw_only=True, omit_defaults=True):
     requirements: Requirements
     executables: Mapping[str, Mapping[str, Executable]]
     statistics: Mapping[str, Mapping[str, Mapping[str, Amount]]]
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
+    program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
+
+    def options_of(self, program: str) -> dict[str, Option]:
+        """The compiler's options that a program was compiled with."""
+        return {**self.options, **self.program_options.get(program, {})}
 
     def __post_init__(self) -> None:
         plain_relative(self.folder, "a target")

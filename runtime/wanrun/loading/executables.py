@@ -268,7 +268,7 @@ class Executables:
         record = read_tuned(tuned_file(overlay, program, entry))
         if record is None:
             return None
-        options = tuned_options(self._target.options)
+        options = tuned_options(self._target.options_of(name))
         with contextlib.suppress(OtherEntryError), self._using(overlay, write=False):
             compiled = cached(self._lower(name, data, program, options), record.file)
             self._opened.recorder.count_cache(hits=int(compiled is not None))
@@ -281,7 +281,7 @@ class Executables:
         """Compiles a program here, to be compared with the artifact's executable at the first call."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
         path = tuned_file(overlay, program, self._entry(profile, name))
-        options = tuned_options(self._target.options)
+        options = tuned_options(self._target.options_of(name))
         with temporary_folder(overlay) as folder:
             with using_cache(folder):
                 self._check_open()
@@ -306,11 +306,11 @@ class Executables:
         return LoadedProgram(contest, program.inputs)
 
     def _lower(
-        self, name: str, data: bytes, program: Program, options: Mapping[str, str] | None = None
+        self, name: str, data: bytes, program: Program, options: Mapping[str, Any] | None = None
     ) -> jax.stages.Lowered:
         """Lowers a program with the target's options, or with others."""
         programs, components = self._opened.program_set, self._opened.manifest.components
-        options = self._target.options if options is None else options
+        options = self._target.options_of(name) if options is None else options
         check = partial(check_signature, name, program, components, programs.kernels.weight_bits)
         try:
             return lower(data, name, program.donated, self._opened.device.where, check, options)

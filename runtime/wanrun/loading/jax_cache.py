@@ -183,7 +183,7 @@ def lower(
     donate: Sequence[str],
     where: jax.Device | jax.sharding.Mesh,
     check: Callable[[Exported], None] = lambda exported: None,
-    options: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> jax.stages.Lowered:
     """Lowers an exported program for a device or a mesh, in the same way on the build host and at run time.
 

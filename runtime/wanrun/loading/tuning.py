@@ -29,8 +29,8 @@ DRAWN = 65_537
 
 MAX_RECORD_BYTES = 2**16
 
-AUTOTUNING = "autotun"
-"""Part of the names of the compiler's options that turn autotuning off where there is no chip."""
+AUTOTUNING = ("autotun", "triton_gemm")
+"""Parts of the names of the compiler's options that are for where there is no chip to tune kernels on."""
 
 
 class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,9 +51,9 @@ class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     built_seconds: float
 
 
-def tuned_options(options: Mapping[str, str]) -> dict[str, str]:
+def tuned_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a target's compiler options for a compilation on the chip, where autotuning is possible."""
-    return {name: value for name, value in options.items() if AUTOTUNING not in name}
+    return {name: value for name, value in options.items() if not any(part in name for part in AUTOTUNING)}
 
 
 def tuned_file(overlay: Path, program: Program, entry: Executable) -> Path:

@@ -130,7 +130,7 @@ def test_a_record(tmp_path: Path) -> None:
 
 
 def test_autotuning_is_not_turned_off_on_the_chip() -> None:
-    options = {"xla_gpu_autotune_level": "0", "xla_tpu_x": "true"}
+    options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": "False", "xla_tpu_x": "true"}
     assert tuned_options(options) == {"xla_tpu_x": "true"}
 
 
