@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from helpers.devices import on_devices
 
 DEVICES = 4
