@@ -333,7 +333,7 @@ def test_a_compilation_cut_short_keeps_the_old_executables(
     """In a changed environment that gives the same cache keys, so that entries have the same names."""
     lowered: list[str] = []
 
-    def lower(data: bytes, name: str, *rest: object) -> Any:
+    def lower(data: bytes, name: str, *rest: object, **options: object) -> Any:
         """A small program of its name: what is compiled does not matter here."""
         lowered.append(name)
         if len(lowered) == interrupt_at:

@@ -573,9 +573,9 @@ def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> No
     )
     names = ("memory", "text_encoder", "text_encoder_device", "embeddings", "weights", "verify", "target")
     assert [[load[name] for name in names] for load in fake.loads] == [
-        ["auto", "jax", "cpu", "all", None, "fast", None],
+        ["auto", "jax", None, "all", None, "fast", None],
         ["low", "torch", "cuda:1", "all", None, "fast", None],
-        ["auto", "jax", "cpu", "artifact", "gs://bucket/a", "sha256", "cpu"],
+        ["auto", "jax", None, "artifact", "gs://bucket/a", "sha256", "cpu"],
     ]
     # All that is encoded before the first step: of all lines only where the encoder goes afterwards.
     assert [load["prompts"] for load in fake.loads] == [["one", ""], ["one", "", "two", "snow"], ["one", ""]]

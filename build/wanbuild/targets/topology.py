@@ -31,6 +31,7 @@ _SURROUNDINGS: Mapping[str, str] = MappingProxyType(
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",  # any known one: the topology's name decides
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # libtpu else refuses a second process on this host
+        "TPU_LOG_DIR": "disabled",  # it else writes to /tmp/tpu_logs
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # no question to a driver
     }
 )

@@ -336,14 +336,16 @@ class Executables:
     def _from_overlay(self, name: str, data: bytes, program: Program, reason: str) -> jax.stages.Compiled:
         """Loads the executable from the user's cache; on a miss, compiles it into that cache."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
+        # There is a chip here to tune kernels on, which there was not where the target was built.
+        options = tuned_options(self._target.options_of(name))
         with contextlib.suppress(ArtifactError), self._using(overlay):
-            return self._from_cache(self._lower(name, data, program), name)
+            return self._from_cache(self._lower(name, data, program, options), name)
         with temporary_folder(overlay) as folder:
             with using_cache(folder), warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 self._check_open()
                 start = now()
-                compiled = self._lower(name, data, program).compile()
+                compiled = self._lower(name, data, program, options).compile()
                 seconds = now() - start
             # JAX warns of an entry that it cannot write, and its first part stays.
             failed = [str(one.message) for one in said if _NOT_WRITTEN in str(one.message)]

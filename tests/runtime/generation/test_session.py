@@ -67,7 +67,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Bound:
         program: Any = bind(self, name, **components)
         for key, tree in program.keywords.items():
             uses = found.setdefault(components.get(key, key), {})
-            uses[f"{self._profile.name} {name}"] = jax.tree.leaves(tree)
+            uses[f"{self.profile.name} {name}"] = jax.tree.leaves(tree)
         return program
 
     monkeypatch.setattr(Programs, "bound", record)
