@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
+from helpers.manifests import plain_target
+from wanbuild.programs.refresh import _like_here as like_here
 from wanbuild.targets import topology
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
@@ -111,3 +113,12 @@ def test_the_platform_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert attached_platform(tmp_path) == platforms_of(["local", "v5e"]) == "cpu"
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     assert platforms_of(["local"]) == "cuda,cpu" and platforms_of(["cpu", "h200"]) == "cpu"
+
+
+@needs_libtpu
+def test_a_target_without_its_chip_can_be_refreshed_anywhere(tmp_path: Path) -> None:
+    built = {**resolve_target("v6e", {"context": 4}).environment, "machine": "riscv64"}
+    built["packages"] = {"jax": "0.9", "jaxlib": "0.9", "libtpu": "0"}
+    spec = like_here(tmp_path, "v6e-context4", plain_target(built), {"context": 4})
+    assert (spec.name, spec.environment["topology"]) == ("v6e-context4", "v6e:2x2")
+    assert spec.environment["packages"]["libtpu"] != "0"
