@@ -54,10 +54,11 @@ def measure(manifest: Manifest, shape: Shape, text: str) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     memory: Any = compiled.memory_analysis()
     step = Step(
-        builder._configs["transformer"],
+        builder.configs["transformer"],
         manifest.components["transformer"],
         shape,
         builder.latent_shape,
+        manifest.tokenizer.max_length,
         ACTIVATION_BYTES,
     )
     parts = math.prod(sizes.get(axis, 1) for axis in ("ring", "fsdp", "context"))

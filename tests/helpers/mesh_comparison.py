@@ -158,7 +158,7 @@ def largest_difference(expected: Any, found: Any) -> float:
 
 def all_meshes(comparison: Comparison) -> Iterator[Sizes]:
     """Yields every mesh of 1, 2, 4 and 8 devices that works."""
-    config = comparison.builder({}, comparison.dtype)._configs["transformer"]
+    config = comparison.builder({}, comparison.dtype).configs["transformer"]
     counts = (1, 2, 4, 8)
 
     def every(axes: Sequence[str], devices: int) -> Iterator[dict[str, int]]:

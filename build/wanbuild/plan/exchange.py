@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from wanbuild.models.params import LAYERS
-from wanbuild.models.partition import PARAMETERS
+from wanbuild.models.partition import PARAMETERS, SEQUENCE
 from wanbuild.programs.options import Shape
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.mesh import GATHERED, Sizes, cut, jax_sizes
 
 PREPARED = ("blocks/attn2/to_k", "blocks/attn2/to_v")
 """Parameters that a step does not use: ``prepare`` does, once."""
-
-TEXT = 512
-"""Tokens of a prompt with its padding."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,7 @@ class Step:
         component: the transformer's entry in a manifest.
         shape: the profile's static shape.
         latent_shape: latent frames, rows and columns.
+        text_length: tokens of a prompt with its padding.
         activation_bytes: of a value that travels; two on a chip, four between CPU devices.
     """
 
@@ -38,6 +36,7 @@ class Step:
     component: Component
     shape: Shape
     latent_shape: tuple[int, int, int]
+    text_length: int
     activation_bytes: int = 2
 
     @property
@@ -52,7 +51,7 @@ class Step:
 
     def tokens_of(self, sizes: Sizes) -> float:
         """Returns the tokens of one device, padding included, of all videos that it computes."""
-        parts = math.prod(sizes.get(axis, 1) for axis in ("ring", "fsdp", "context"))
+        parts = math.prod(sizes.get(axis, 1) for axis in SEQUENCE)
         return self.batch / sizes.get("data", 1) * -(-self.tokens // parts)
 
     def sent(self, sizes: Sizes) -> dict[str, float]:
@@ -71,7 +70,7 @@ class Step:
         values = tokens * config.dim / tensor * self.activation_bytes
         prompts = (1 + guidance) / min(data, 1 + guidance)
         # Keys and values of text are kept in parts of heads, as bits of bfloat16.
-        cache, stored = 2 * prompts * TEXT * config.dim / tensor * 2, self.stored_parts(sizes)
+        cache, stored = 2 * prompts * self.text_length * config.dim / tensor * 2, self.stored_parts(sizes)
         out = config.patch_volume * config.out_channels * 4
         return {
             "all-to-all": 4 * layers * values * (exchanged - 1) / exchanged,

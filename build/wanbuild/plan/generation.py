@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import msgspec
 
-from wanbuild.components import kind_of
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.prediction import Share, Time, predicted, transfer_seconds
@@ -126,7 +125,8 @@ class Generation:
         """The denoising step."""
         name, travelling = self.experts[0], 4 if self.chip.platform == "cpu" else 2
         component = self.manifest.components[name]
-        return Step(self.config(name), component, self.shape, self.builder.latent_shape, travelling)
+        length = self.manifest.tokenizer.max_length
+        return Step(self.config(name), component, self.shape, self.builder.latent_shape, length, travelling)
 
     def weights(self, component: str, sizes: Sizes) -> int:
         """Returns the bytes of a component's weights that lie on each device of a mesh."""
@@ -183,13 +183,7 @@ class Generation:
 
     def config(self, component: str) -> Any:
         """Returns a component's parsed config."""
-        return self._configs[component]
-
-    @functools.cached_property
-    def _configs(self) -> Mapping[str, Any]:
-        data = {name: self.manifest.configs[name] for name in self.components}
-        kinds = {name: kind_of(name, config.get("_class_name")) for name, config in data.items()}
-        return {name: kinds[name].parse(config, f"config of {name}") for name, config in data.items()}
+        return self.builder.configs[component]
 
 
 def _beside(spec: ProgramSpec, components: Collection[str]) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from typing import Any
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, Need, estimated, need
 from wanbuild.programs.options import Shape
-from wanbuild.programs.placement import mesh_problem
-from wanrun.artifact.mesh import AXES, Sizes, mesh_text, normal
+from wanbuild.programs.placement import mesh_problem, meshes
+from wanrun.artifact.mesh import Sizes, mesh_text
 from wanrun.errors import UsageError
 
 
@@ -42,7 +42,7 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
     config = generation.step.config
     works = [
         candidate(generation, sizes)
-        for sizes in _meshes(count)
+        for sizes in meshes(count)
         if mesh_problem(sizes, config, generation.shape, count) is None
     ]
     return sorted(works, key=lambda one: (not one.need.fits, one.video if one.need.fits else one.need.total))
@@ -76,17 +76,6 @@ def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
     leaving = generation.experts if found.held != "all" and len(generation.experts) > 1 else ()
     leaving = (*leaving, "text_encoder") if found.held == "low" else leaving
     return total + generation.start_seconds(sizes, leaving)
-
-
-def _meshes(count: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, int]]:
-    """Yields every mesh of exactly this many devices."""
-    first, *others = axes
-    if not others:
-        yield normal({first: count})
-        return
-    for size in (n for n in range(1, count + 1) if count % n == 0):
-        for rest in _meshes(count // size, others):
-            yield normal({first: size, **rest})
 
 
 def refusal(

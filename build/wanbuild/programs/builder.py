@@ -99,6 +99,11 @@ class ProgramBuilder:
         self._dtype, self._vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
         self._check_shape()
 
+    @property
+    def configs(self) -> Mapping[str, Any]:
+        """The components' parsed configs by name."""
+        return self._configs
+
     def _arguments(self, params: Any) -> Any:
         """Returns the abstract weights that a program takes; bfloat16 as uint16 if the kernels take bits."""
 

@@ -86,7 +86,8 @@ def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available:
     if (wrong := mesh_problem(sizes, config, shape, available)) is None:
         return
     what, expected, found = wrong
-    works = [other for other in _meshes(available) if mesh_problem(other, config, shape, available) is None]
+    others = (other for count in range(1, available + 1) for other in meshes(count))
+    works = [other for other in others if mesh_problem(other, config, shape, available) is None]
     nearest = min(works, key=lambda other: _distance(sizes, other))
     remedy = f"use --mesh {mesh_text(nearest)}" if nearest else "leave out --mesh"
     raise UsageError(
@@ -115,15 +116,15 @@ def mesh_problem(
     return None
 
 
-def _meshes(available: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, int]]:
-    """Yields every mesh with at most this many devices; sizes above 16 are powers of two."""
-    if not axes:
-        yield {}
-        return
+def meshes(count: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, int]]:
+    """Yields every mesh of exactly this many devices; sizes above 16 are powers of two."""
     first, *others = axes
-    for size in (n for n in range(1, available + 1) if n <= 16 or not n & (n - 1)):
-        for rest in _meshes(available // size, others):
-            yield normal({first: size, **rest})
+    for size in (n for n in range(1, count + 1) if count % n == 0 and (n <= 16 or not n & (n - 1))):
+        if others:
+            for rest in meshes(count // size, others):
+                yield normal({first: size, **rest})
+        elif size == count:
+            yield normal({first: size})
 
 
 def _distance(wanted: Sizes, other: Sizes) -> tuple[float, float, tuple[int, ...]]:

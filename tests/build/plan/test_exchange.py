@@ -21,7 +21,7 @@ def small() -> Step:
 def step(name: str, size: tuple[int, int]) -> Step:
     manifest = published_manifest(published_names()[name])
     one = Generation(manifest, Shape(*size, 81, 1, True), BuildOptions(), CHIPS["v5p"], 50).step
-    return Step(one.config, one.component, one.shape, one.latent_shape, activation_bytes=4)
+    return Step(one.config, one.component, one.shape, one.latent_shape, one.text_length, activation_bytes=4)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_one_device_sends_nothing(small: Step) -> None:
 
 
 def test_a_chip_sends_activations_in_bfloat16(small: Step) -> None:
-    chip = Step(small.config, small.component, small.shape, small.latent_shape)
+    chip = Step(small.config, small.component, small.shape, small.latent_shape, small.text_length)
     mesh = parse_mesh("context=4")
     assert chip.sent(mesh)["all-to-all"] == small.sent(mesh)["all-to-all"] / 2
 
