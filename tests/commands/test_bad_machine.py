@@ -18,7 +18,8 @@ from helpers.damage import (
     own,
 )
 from helpers.fake_pipeline import Fake, run_here
-from wanbuild.targets.topology import COMPILERS, _installed
+from wanbuild.targets.topology import COMPILERS
+from wanrun.artifact.environment import has_package
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
@@ -120,7 +121,7 @@ def last_line(cli: Any, code: int, *command: Any, **environment: str) -> str:
     assert (result.returncode, result.stdout) == (code, "")
     *before, line = (text for text in result.stderr.splitlines() if not text.startswith("warning: "))
     assert not any(text.startswith("error:") for text in before)
-    if not any(_installed(packages[0]) for _, packages in COMPILERS.values()):
+    if not any(has_package(packages[0]) for _, packages in COMPILERS.values()):
         assert before == []
     return str(line)
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from wanbuild.targets.topology import COMPILERS, _installed
+from wanbuild.targets.topology import COMPILERS
+from wanrun.artifact.environment import has_package
 
 REQUIRED = "WAN_TEST_COMPILERS"
 """With this variable of the environment, such tests fail where a compiler is missing."""
@@ -14,7 +15,7 @@ REQUIRED = "WAN_TEST_COMPILERS"
 
 def _needs(platform: str) -> pytest.MarkDecorator:
     _, packages = COMPILERS[platform]
-    without = not all(map(_installed, packages)) and REQUIRED not in os.environ
+    without = not all(map(has_package, packages)) and REQUIRED not in os.environ
     return pytest.mark.skipif(without, reason="without the extra compilers")
 
 

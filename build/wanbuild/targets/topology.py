@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.targets.chips import Chip, GpuFacts
+from wanrun.artifact.environment import has_package
 from wanrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def open_topology(chip: Chip, count: int) -> Topology:
 def _check_compiler(platform: str) -> None:
     """Raises UsageError if a platform's compiler is not installed."""
     _, packages = COMPILERS[platform]
-    missing = [name for name in packages if not _installed(name)]
+    missing = [name for name in packages if not has_package(name)]
     if missing:
         raise UsageError(
             f"the compiler for {platform} is not installed",
@@ -103,14 +104,6 @@ def _check_compiler(platform: str) -> None:
 
 def _install(platform: str) -> str:
     return f"pip install 'wanrun[build,{COMPILERS[platform][0]}]'"
-
-
-def _installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

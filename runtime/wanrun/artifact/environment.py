@@ -66,13 +66,8 @@ def usable_cores() -> int:
 
 def package_versions(platform_name: str) -> dict[str, str]:
     """Returns the versions of the packages in a platform's keys: JAX, and the platform's own compiler."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    for name in COMPILERS.get(platform_name, ()):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    compilers = filter(has_package, COMPILERS.get(platform_name, ()))
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *compilers)}
 
 
 def host_environment(platform_name: str) -> dict[str, Any]:
@@ -82,14 +77,15 @@ def host_environment(platform_name: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "packages": package_versions(platform_name),
         "variables": {name: os.environ.get(name, "") for name in KEY_VARIABLES},
-        "zstandard": _has_package("zstandard"),
+        "zstandard": has_package("zstandard"),
     }
     if platform_name == "cpu":
         facts["cpu_features"] = list(cpu_features())
     return facts
 
 
-def _has_package(name: str) -> bool:
+def has_package(name: str) -> bool:
+    """Whether a package is installed."""
     try:
         importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -89,7 +89,7 @@ def test_what_is_no_target(name: str, mesh: dict[str, int], line: str) -> None:
 
 @pytest.mark.parametrize("name", ["v5e", "h200"])
 def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(topology, "_installed", lambda package: False)
+    monkeypatch.setattr(topology, "has_package", lambda package: False)
     extra, packages = COMPILERS[CHIPS[name].platform]
     with pytest.raises(UsageError) as caught:
         resolve_target(name)
