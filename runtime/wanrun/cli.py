@@ -236,19 +236,15 @@ def _run(
     with timings.phase("import"):
         from wanrun.generation.pipeline import load
         from wanrun.jobs.batch import tracing
+        from wanrun.loading.policy import choices_of
 
     _try_ahead(artifact, how, plan, timings, batch)
     draft, low, first = plan.jobs[0].draft, how.memory == "low", None
     with contextlib.suppress(UsageError):  # reported in the job's turn
         first = plan.inputs_of(plan.jobs[0])
-    profile = draft.profile
     with load(
         artifact,
-        size=(profile.width, profile.height),
-        num_frames=profile.num_frames,
-        num_videos=profile.num_videos,
-        guidance=profile.guidance,
-        num_references=profile.num_references,
+        **choices_of(draft.profile),
         target=how.target,
         allow_compile=how.allow_compile,
         retune=how.retune,

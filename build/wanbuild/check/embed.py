@@ -19,6 +19,7 @@ from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError, lacks_space
 from wanrun.files import replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline, load
+from wanrun.loading.policy import choices_of
 from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_rows
 from wanrun.text.encoder import cut_warning
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
@@ -58,11 +59,7 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
     return load(
         artifact,
-        size=(profile.width, profile.height),
-        num_frames=profile.num_frames,
-        num_videos=profile.num_videos,
-        guidance=profile.guidance,
-        num_references=profile.num_references,
+        **choices_of(profile),
         embeddings="none",
         tuned=False,
         lazy=lazy,

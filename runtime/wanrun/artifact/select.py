@@ -126,7 +126,7 @@ def select_target(
             expected="one of " + (", ".join(sorted(manifest.targets)) or "none"),
             remedy=f"run wanbuild compile --target {name}",
         )
-    candidates = [one for one in _candidates(manifest, artifact, profile) if name in (None, one.name)]
+    candidates = [one for one in compared_targets(manifest, artifact, profile) if name in (None, one.name)]
     if not candidates:
         raise ArtifactError(
             f"profile {profile.name} has no executables for any target", remedy="run wanbuild compile"
@@ -142,7 +142,7 @@ def select_target(
     return replace(best, others=others)
 
 
-def _candidates(manifest: Manifest, artifact: Path, profile: Profile) -> Iterator[SelectedTarget]:
+def compared_targets(manifest: Manifest, artifact: Path, profile: Profile) -> Iterator[SelectedTarget]:
     """Yields the targets that have a profile's programs, compared with this host."""
     for key, target in sorted(manifest.targets.items()):
         if manifest.programs(target, profile):

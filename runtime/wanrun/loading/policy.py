@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, field
 
 VERIFY = ("fast", "sha256")
@@ -108,8 +109,8 @@ class PolicyChoices(TypedDict, total=False):
     trial: bool
 
 
-class ProfileChoices(TypedDict, total=False):
-    """Keywords that choose a profile and a target.
+class ShapeChoices(TypedDict, total=False):
+    """Keywords that choose a profile.
 
     Attributes:
         size: (width, height) in pixels; None: the first built profile's.
@@ -117,7 +118,6 @@ class ProfileChoices(TypedDict, total=False):
         num_videos: videos per prompt, 1 by default.
         guidance: whether classifier-free guidance is on; None: as the model is published.
         num_references: reference images, 0 by default.
-        target: a target's name; None: the target that matches this machine.
     """
 
     size: tuple[int, int] | None
@@ -125,7 +125,27 @@ class ProfileChoices(TypedDict, total=False):
     num_videos: int
     guidance: bool | None
     num_references: int
+
+
+class ProfileChoices(ShapeChoices, total=False):
+    """Keywords that choose a profile and a target.
+
+    Attributes:
+        target: a target's name; None: the target that matches this machine.
+    """
+
     target: str | None
+
+
+def choices_of(profile: Profile) -> ShapeChoices:
+    """Returns the keywords that choose a profile."""
+    return {
+        "size": (profile.width, profile.height),
+        "num_frames": profile.num_frames,
+        "num_videos": profile.num_videos,
+        "guidance": profile.guidance,
+        "num_references": profile.num_references,
+    }
 
 
 class LoadChoices(ProfileChoices, PolicyChoices, total=False):

@@ -14,6 +14,7 @@ from wanrun.files import check_digest, digest_found
 from wanrun.generation.options import loop_forms
 from wanrun.generation.pipeline import Pipeline, load
 from wanrun.loading.agreement import TOLERANCES, relative_error
+from wanrun.loading.policy import choices_of
 from wanrun.replay.golden import (
     MAX_GOLDEN_BYTES,
     NEGATIVE_PROMPT,
@@ -99,11 +100,7 @@ def _opened(artifact: Path, profile: Profile, target: str, weights: str | None) 
     """Opens the device and checks all files; nothing is loaded yet."""
     return load(
         artifact,
-        size=(profile.width, profile.height),
-        num_frames=profile.num_frames,
-        num_videos=profile.num_videos,
-        guidance=profile.guidance,
-        num_references=profile.num_references,
+        **choices_of(profile),
         target=target,
         weights=weights,
         embeddings="none",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wanrun.artifact.environment import device_mismatches, host_mismatches, open_devices
+from wanrun.artifact.environment import device_mismatches, open_devices
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import SelectedTarget
+from wanrun.artifact.select import SelectedTarget, compared_targets
 from wanrun.errors import ArtifactError, artifact_mismatch, field
 from wanrun.loading.device import OpenDevice
 from wanrun.loading.executables import Executables
@@ -25,14 +25,14 @@ def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> Selected
     Raises:
         ArtifactError: if there is none, listing the mismatches of the nearest one.
     """
-    found = []
-    for name, target in sorted(manifest.targets.items()):
-        differs = host_mismatches(target.environment, artifact / target.requirements.file)
-        mesh = manifest.program_sets[target.program_set].mesh
-        one = SelectedTarget(name, target, tuple(differs), mesh)
-        on_cpu = target.environment["platform"] == "cpu" and num_devices(mesh) == 1
-        if on_cpu and profile.name in target.executables and not one.built_elsewhere:
-            found.append(one)
+    found = [
+        one
+        for one in compared_targets(manifest, artifact, profile)
+        if one.target.environment["platform"] == "cpu"
+        and num_devices(one.mesh) == 1
+        and profile.name in one.target.executables
+        and not one.built_elsewhere
+    ]
     if not found:
         raise ArtifactError(
             f"no CPU target has the text encoder of profile {profile.name}",
