@@ -15,20 +15,20 @@ from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy, kind_of
 from wanbuild.config import read_bytes
-from wanbuild.conversion.defaults import NUM_TRAIN_TIMESTEPS, Defaults
+from wanbuild.conversion.defaults import Defaults, model_record
 from wanbuild.conversion.replacement import check_own, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanbuild.hub.repository import locate_source
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
-from wanbuild.source.checkpoint import Source, SourceComponent, open_source
+from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
-from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, Tokenizer
+from wanrun.artifact.manifest import MANIFEST, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
@@ -196,20 +196,13 @@ def _model_record(
     if timesteps := everywhere.get("timesteps"):
         everywhere["timesteps"] = tuple(timesteps)
     processor = source.image_processor
-    return Model(
-        variant=variant.name,
-        text_width=plans["text_encoder"].config.d_model,
-        latent_channels=plans["vae"].config.z_dim,
-        vae_spatial=variant.vae_spatial,
-        vae_temporal=variant.vae_temporal,
-        size_multiple=variant.size_multiple,
-        leading_latents=variant.leading_latents,
-        num_train_timesteps=NUM_TRAIN_TIMESTEPS,
+    return model_record(
+        variant,
+        {name: plan.config for name, plan in plans.items()},
+        image_processor=None if processor is None else processor.record,
         expand_timesteps=source.expand_timesteps,
         defaults=DefaultOptions(**everywhere),
         options=defaults,
-        image_processor=None if processor is None else processor.record,
-        task=variant.task_record(plans["transformer"].config),
     )
 
 
@@ -229,12 +222,6 @@ def _default_options(source: Source, variant: Variant, request: ConvertRequest) 
         **boundary,
     }
     return request.defaults.applied(own)
-
-
-def _stored_config(component: SourceComponent) -> dict[str, Any]:
-    """Returns a component's config.json; a transformer's names its class, which programs depend on."""
-    named = {"_class_name": component.class_name} if component.name in TRANSFORMERS else {}
-    return {**component.config, **named}
 
 
 def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest]) -> Loras:
@@ -359,7 +346,7 @@ def _manifest(
     loras: Loras,
 ) -> Manifest:
     """Returns the manifest of weights without compiled programs."""
-    configs = {name: _stored_config(source.component(name)) for name in plans}
+    configs = {name: source.component(name).recorded_config for name in plans}
     crcs = {name: item.source_crc32c for name, item in written.items()}
     return Manifest(
         model=model,

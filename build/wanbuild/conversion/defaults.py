@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from wanbuild.variants.variant import Variant
+from wanrun.artifact.model import Defaults as DefaultOptions
+from wanrun.artifact.model import ImageProcessor, Model
 from wanrun.console import parse_numbers
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.solvers import solver_table
@@ -136,3 +139,39 @@ def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
             kind = f"{row.kind}, with commas between them" if row.numbers else row.kind
             raise UsageError(f"--default {name} cannot be read", expected=kind, found=repr(value)) from None
     return values
+
+
+def model_record(
+    variant: Variant,
+    configs: Mapping[str, Any],
+    *,
+    image_processor: ImageProcessor | None,
+    expand_timesteps: bool,
+    defaults: DefaultOptions,
+    options: Mapping[str, Any],
+) -> Model:
+    """Returns the manifest's facts of a model, which the runtime needs because it has no model code.
+
+    Args:
+        variant: the model's variant.
+        configs: its components' parsed configs by name.
+        image_processor: how images are prepared for the image encoder; None for a model without one.
+        expand_timesteps: whether the transformer takes a timestep per token.
+        defaults: defaults of the options that every model has.
+        options: defaults of the model's own options.
+    """
+    return Model(
+        variant=variant.name,
+        task=variant.task_record(configs["transformer"]),
+        image_processor=image_processor,
+        text_width=configs["text_encoder"].d_model,
+        latent_channels=configs["vae"].z_dim,
+        vae_spatial=variant.vae_spatial,
+        vae_temporal=variant.vae_temporal,
+        size_multiple=variant.size_multiple,
+        leading_latents=variant.leading_latents,
+        num_train_timesteps=NUM_TRAIN_TIMESTEPS,
+        expand_timesteps=expand_timesteps,
+        defaults=defaults,
+        options=options,
+    )

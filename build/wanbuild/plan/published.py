@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.components import kind_of
-from wanbuild.conversion.defaults import NUM_TRAIN_TIMESTEPS
+from wanbuild.conversion.defaults import model_record
 from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.toy.published import MODEL_INDEXES
@@ -102,17 +102,10 @@ def _model(variant: Variant, parsed: Mapping[str, Any], boundary: float | None) 
     options = {name: value for name, value in variant.options.items() if not isinstance(value, str)}
     if boundary is not None:
         options["boundary"] = boundary
-    return Model(
-        variant=variant.name,
-        task=variant.task_record(parsed["transformer"]),
+    return model_record(
+        variant,
+        parsed,
         image_processor=ImageProcessorConfig().record if variant.encoded_images else None,
-        text_width=parsed["transformer"].text_dim,
-        latent_channels=parsed["vae"].z_dim,
-        vae_spatial=variant.vae_spatial,
-        vae_temporal=variant.vae_temporal,
-        size_multiple=variant.size_multiple,
-        leading_latents=variant.leading_latents,
-        num_train_timesteps=NUM_TRAIN_TIMESTEPS,
         expand_timesteps=variant.expand_timesteps,
         defaults=defaults,
         options=options,

@@ -19,7 +19,7 @@ from wanbuild.recipe import read_recipe
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.manifest import MANIFEST, TRANSFORMERS, Manifest, read_manifest
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.record import Dtype
 from wanrun.errors import UsageError, shortened
 
@@ -93,10 +93,7 @@ def _of_source(text: str, dtypes: Mapping[str, Dtype | None]) -> Subject | None:
     if (Path(text) / INDEX).is_file():
         with open_source(Path(text)) as source:
             variant = variant_of(source)
-            configs = {
-                name: {**part.config, **({"_class_name": part.class_name} if name in TRANSFORMERS else {})}
-                for name, part in source.components.items()
-            }
+            configs = {name: part.recorded_config for name, part in source.components.items()}
             manifest = manifest_of(variant, configs, source.boundary_ratio, dtypes)
         return Subject(Path(text).name, manifest, variant.sizes)
     name = text.lower().rpartition("/")[2].removesuffix("-diffusers")

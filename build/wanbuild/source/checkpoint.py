@@ -65,6 +65,12 @@ class SourceComponent:
     index: Path | None
 
     @property
+    def recorded_config(self) -> dict[str, Any]:
+        """The config as a manifest records it: a transformer's names its class, which programs depend on."""
+        named = {"_class_name": self.class_name} if self.name in TRANSFORMERS else {}
+        return {**self.config, **named}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors as stored."""
         return sum(self.entry(key).nbytes for key in self.keys)
