@@ -304,14 +304,9 @@ def _run_apart(
         outputs, state = piece(rest, state)
         return jnp.concatenate([y, outputs], 1), state
     pieces = jax.tree.map(lambda leaf: _cut(leaf, count, size), rest)
-    if only_first is None:
-        state, outputs = lax.scan(step, state, pieces)
-    else:
-        # A branch around the scan would make XLA copy the large state.
-        steps = jnp.where(only_first, 0, count)
-        state, outputs = _scan_some(step, state, pieces, steps)
-    outputs = jnp.moveaxis(outputs, 0, 1)
-    return jnp.concatenate([y, outputs.reshape(len(y), -1, *outputs.shape[3:])[:, :rest_out]], 1), state
+    steps = None if only_first is None else jnp.where(only_first, 0, count)
+    state, outputs = _scan(step, state, pieces, steps)
+    return jnp.concatenate([y, outputs[:, :rest_out]], 1), state
 
 
 def _run_alike(
@@ -332,15 +327,23 @@ def _run_alike(
         y, state = piece(x[0], state, x[1])
         return state, y
 
-    numbered = (pieces, jnp.arange(count + 1) == 0)
-    if only_first is None:
-        state, outputs = lax.scan(step, state, numbered)
+    steps = None if only_first is None else jnp.where(only_first, 1, count + 1)
+    state, outputs = _scan(step, state, (pieces, jnp.arange(count + 1) == 0), steps)
+    before = outputs.shape[1] // (count + 1) - 1
+    return outputs[:, before : before + 1 + rest_out], state
+
+
+def _scan(
+    step: Callable[[Any, Any], tuple[Any, jax.Array]], state: Any, pieces: Any, steps: jax.Array | None
+) -> tuple[Any, jax.Array]:
+    """Runs ``lax.scan`` over the pieces, or the first ``steps`` of them; joins the results along time."""
+    if steps is None:
+        state, outputs = lax.scan(step, state, pieces)
     else:
-        state, outputs = _scan_some(step, state, numbered, jnp.where(only_first, 1, count + 1))
-    frames = outputs.shape[2]
+        # A branch around the scan would make XLA copy the large state.
+        state, outputs = _scan_some(step, state, pieces, steps)
     outputs = jnp.moveaxis(outputs, 0, 1)
-    outputs = outputs.reshape(len(outputs), -1, *outputs.shape[3:])
-    return outputs[:, frames - 1 : frames + rest_out], state
+    return state, outputs.reshape(len(outputs), -1, *outputs.shape[3:])
 
 
 def _scan_some(
