@@ -211,28 +211,18 @@ class Programs:
         shape = Shape(width, height, frames, 1, True)
         return ProgramBuilder(self._manifest, shape, self._options, *self.target.programs_for)
 
-    @property
-    def config(self) -> Any:
-        """The transformer's config."""
-        from wanbuild.components import kind_of
-
-        data = self._manifest.configs["transformer"]
-        return kind_of("transformer", data["_class_name"]).parse(data, "transformer")
-
     def compile(self, spec: Any) -> Compiled:
         """Compiles a program.
 
         Raises:
             MemoryError: if a call needs more than JAX may use of the device's memory.
         """
+        from wanbuild.programs.compile import compiled_for
         from wanbuild.programs.export import export_program
-        from wanrun.loading.jax_cache import lower
 
         data = export_program(spec, self.target.platform)
-        target = self.target
-        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options_of(spec.name))
         started = time.perf_counter()
-        compiled = lowered.compile()
+        compiled = compiled_for(self.target, spec.name, data, spec.donate)
         seconds = time.perf_counter() - started
         memory: Any = compiled.memory_analysis()
         used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -280,7 +270,7 @@ def step(rows: Rows, arguments: Arguments) -> None:
             rest = {name: a for name, a in zip(spec.inputs, spec.arguments, strict=True) if name not in given}
             make = _fresh(given, random_arrays(rest, programs.device))
             found = timed(compiled.call, make, arguments["repeats"], arguments["until"])
-            config = programs.config
+            config = builder.configs["transformer"]
             tokens = int(np.prod(config.grid(builder.latent_shape)))
             flops = step_flops(config, tokens, embeddings.shape[1], 2)
             tflops = flops / found.median / TERA

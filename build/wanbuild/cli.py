@@ -225,13 +225,18 @@ def plan(subject: str, as_json: bool, **options: Any) -> None:
     from wanbuild.plan.report import as_json as in_json
     from wanbuild.plan.report import table
     from wanbuild.plan.subject import read_subject
-    from wanbuild.programs.options import BuildOptions
 
-    build_names = [field.name for field in dataclasses.fields(BuildOptions)]
-    build = {name: options.pop(name) for name in build_names if name in options}
-    request = PlanRequest(options=build, **options)
+    request = PlanRequest(options=_build_options(options), **options)
     made = make_plan(read_subject(subject), request, print_error if not as_json else lambda line: None)
     print_result(*(json.dumps(in_json(made), indent=2).split("\n") if as_json else table(made)))
+
+
+def _build_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the given build options out of a command's options; None stands for one that is not given."""
+    from wanbuild.programs.options import BuildOptions
+
+    names = [field.name for field in dataclasses.fields(BuildOptions)]
+    return {name: value for name in names if (value := options.pop(name, None)) is not None}
 
 
 def _compile(artifact: Path, **options: Any) -> None:
@@ -239,9 +244,7 @@ def _compile(artifact: Path, **options: Any) -> None:
     from wanbuild.programs.options import BuildOptions
     from wanbuild.programs.too_large import TooLargeError
 
-    build_names = [field.name for field in dataclasses.fields(BuildOptions)]
-    build = {name: value for name in build_names if (value := options.pop(name, None)) is not None}
-    request = CompileRequest(artifact, options=BuildOptions(**build), **options)
+    request = CompileRequest(artifact, options=BuildOptions(**_build_options(options)), **options)
     try:
         compile_artifact(request, report)
     except TooLargeError as error:

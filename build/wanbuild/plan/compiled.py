@@ -10,11 +10,11 @@ from typing import Any
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, usable
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.export import export_program, jax_options
+from wanbuild.programs.compile import compiled_for
+from wanbuild.programs.export import export_program
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.programs.too_large import refused_bytes
+from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
-from wanrun.loading.jax_cache import lower
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,12 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
     """
     started = time.perf_counter()
     data = export_program(spec, target.platform)
-    with jax_options(jax_traceback_in_locations_limit=0):
-        lowered = lower(data, spec.name, spec.donate, target.where, options=target.options_of(spec.name))
-        try:
-            compiled = lowered.compile()
-        except Exception as error:
-            if (nbytes := refused_bytes(error)) is None:
-                raise
-            weights = sum(generation.weights(name, target.mesh) for name in _components(generation, spec))
-            figures = Figures(weights, 0, max(0, nbytes - weights), refused=True)
-            return Compiled(spec.name, time.perf_counter() - started, figures)
+    try:
+        compiled = compiled_for(target, spec.name, data, spec.donate)
+    except TooLargeError as error:
+        weights = sum(generation.weights(name, target.mesh) for name in _components(generation, spec))
+        figures = Figures(weights, 0, max(0, error.nbytes - weights), refused=True)
+        return Compiled(spec.name, time.perf_counter() - started, figures)
     memory: Any = compiled.memory_analysis()
     figures = Figures(
         arguments=memory.argument_size_in_bytes,

@@ -46,7 +46,7 @@ class PlanRequest:
         num_videos: videos per prompt.
         num_references: reference images of a VACE model.
         mesh: devices by axis; empty: the fastest of all that fit.
-        options: build options by name; those that are None are as the subject says.
+        options: build options by name; those that are left out are as the subject says.
         compiles: whether the programs are compiled.
         programs: names of the programs to compile; empty for all.
         all_meshes: whether all meshes are listed; then none is compiled unless one is named.

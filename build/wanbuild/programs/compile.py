@@ -76,6 +76,28 @@ class CompiledProgram:
     statistics: Mapping[str, Any]
 
 
+def compiled_for(target: TargetSpec, name: str, data: bytes, donate: Sequence[str]) -> jax.stages.Compiled:
+    """Compiles an exported program for a target.
+
+    Args:
+        target: the target.
+        name: the program's name.
+        data: the serialized program.
+        donate: names of donated arguments.
+
+    Raises:
+        TooLargeError: if the compiler refuses it for its size.
+    """
+    with jax_options(jax_traceback_in_locations_limit=0):
+        lowered = lower(data, name, donate, target.where, options=target.options_of(name))
+        try:
+            return lowered.compile()
+        except Exception as error:
+            if (nbytes := refused_bytes(error)) is None:
+                raise
+            raise TooLargeError(name, target, nbytes) from error
+
+
 class _Compiler:
     """Compiles programs for one target, moving each cache entry into the artifact.
 
@@ -102,15 +124,8 @@ class _Compiler:
         with temporary_folder(final.parent) as cache:
             started = time.perf_counter()
             # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
-            options = jax_options(jax_raise_persistent_cache_errors=True, jax_traceback_in_locations_limit=0)
-            with using_cache(cache), options:
-                lowered = lower(data, name, donate, self.target.where, options=self.target.options_of(name))
-                try:
-                    compiled = lowered.compile()
-                except Exception as error:
-                    if (nbytes := refused_bytes(error)) is None:
-                        raise
-                    raise TooLargeError(name, self.target, nbytes) from error
+            with using_cache(cache), jax_options(jax_raise_persistent_cache_errors=True):
+                compiled = compiled_for(self.target, name, data, donate)
             seconds = time.perf_counter() - started
             statistics = self._statistics(name, compiled, seconds)
             (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
@@ -265,21 +280,18 @@ def _compile_target(
         folder=folder,
         environment=spec.environment,
         requirements=requirements_of(spec.environment),
-        options=dict(spec.options),
-        program_options=_plain(spec.program_options),
+        options=spec.options,
+        program_options=spec.program_options,
         executables=executables,
         statistics=statistics,
     )
 
 
-def _plain(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: dict(values) for name, values in options.items()}
-
-
 def _compiled_alike(built: Target, spec: TargetSpec) -> bool:
     """Whether a target's executables were compiled in this environment and with these options."""
-    before = built.environment, built.options, built.program_options
-    return before == (spec.environment, spec.options, _plain(spec.program_options))
+    return all(
+        getattr(built, name) == getattr(spec, name) for name in ("environment", "options", "program_options")
+    )
 
 
 def _usable_entries(

@@ -15,7 +15,7 @@ from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
-from wanrun.artifact.environment import device_mismatches, host_mismatches
+from wanrun.artifact.environment import built_elsewhere, device_mismatches, host_mismatches
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes, name_suffix
@@ -101,7 +101,7 @@ def _like_here(artifact: Path, name: str, target: Target, mesh: Sizes) -> Target
         UsageError: if this machine is of another kind.
     """
     spec = resolve_target(name.removesuffix(name_suffix(mesh)), mesh)
-    if "topology" in target.environment:  # every machine that has its compiler can build it
+    if built_elsewhere(target.environment):  # every machine that has its compiler can build it
         return spec
     packages = ("packages", "zstandard", "platform_version")
     built = {**target.environment, **{fact: spec.environment[fact] for fact in packages}}

@@ -26,11 +26,13 @@ class TooLargeError(UsageError):
         nbytes: what the program needs on a device.
 
     Attributes:
+        target: the target.
+        nbytes: what the program needs on a device.
         profile: the profile that it belongs to; None until it is known.
     """
 
     def __init__(self, program: str, target: TargetSpec, nbytes: int) -> None:
-        self.target = target
+        self.target, self.nbytes = target, nbytes
         self.profile: Profile | None = None
         super().__init__(
             f"{program} does not fit the memory of target {target.name}",

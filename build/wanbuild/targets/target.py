@@ -185,6 +185,6 @@ def _elsewhere(chip: Chip, mesh: Mapping[str, int]) -> TargetSpec:
         environment,
         mesh,
         devices,
-        chip.options,
-        chip.program_options,
+        dict(chip.options),
+        {name: dict(options) for name, options in chip.program_options.items()},
     )
