@@ -9,6 +9,7 @@ Activations are (B, T, H, W, C). Attributes have the checkpoint's names where th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -69,48 +70,52 @@ class Stream:
         self.caches.append(x[:, -frames:])
         return x
 
-    def through(self, blocks: Sequence[ResidualBlock], x: jax.Array) -> jax.Array:
-        """Applies residual blocks in turn; where pieces are alike, neighbours that are alike in one loop.
+    def through(self, layers: Sequence[ResidualBlock] | Sequence[NormConv], x: jax.Array) -> jax.Array:
+        """Applies layers in turn; where pieces are alike, neighbours that are alike in one loop.
 
-        The history of such neighbours is kept as one array for each of their layers.
+        The history of such neighbours is kept as one array for each of their own layers.
 
         Args:
-            blocks: the blocks.
+            layers: the layers; those that are alike keep the shape of x.
             x: (B, T, H, W, I).
 
         Returns:
             (B, T, H, W, O).
         """
         if self.padded is None:
-            for block in blocks:
-                x = block(x, self)
+            for layer in layers:
+                x = layer(x, self)
             return x
-        for _, group in itertools.groupby(
-            blocks, lambda block: (block.has_shortcut, block.conv1.weight.shape)
-        ):
+        for _, group in itertools.groupby(map(nnx.split, layers), lambda parts: _shapes(parts[1])):
             x = self._loop(list(group), x)
         return x
 
-    def _loop(self, blocks: Sequence[ResidualBlock], x: jax.Array) -> jax.Array:
-        """Applies residual blocks of one shape, each of which keeps it."""
-        if len(blocks) == 1:
-            return blocks[0](x, self)
-        graphdef, states = nnx.split(blocks[0])[0], [nnx.split(block)[1] for block in blocks]
+    def _loop(self, layers: Sequence[tuple[Any, Any]], x: jax.Array) -> jax.Array:
+        """Applies layers of one shape, each split into its graph and its parameters."""
+        if len(layers) == 1:
+            return nnx.merge(*layers[0])(x, self)  # type: ignore[no-any-return]
+        (graph, first), states = layers[0], [state for _, state in layers]
         weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
-        def apply(x: jax.Array, layer: tuple[Any, Any]) -> tuple[jax.Array, Any]:
-            state, caches = layer
+        def apply(x: jax.Array, state: Any, caches: Any) -> tuple[jax.Array, Any]:
             stream = Stream(caches, self.algorithm, self.columns, self.padded)
-            y = nnx.merge(graphdef, state)(x, stream)
+            y = nnx.merge(graph, state)(x, stream)
             return y, tuple(stream.caches)
 
-        kept = jax.eval_shape(lambda x: apply(x, (states[0], None))[1], x)
+        def step(carry: tuple[jax.Array, Any], layer: tuple[jax.Array, Any]) -> tuple[Any, None]:
+            (x, all_caches), (i, state) = carry, layer
+            caches = jax.tree.map(lambda cache: lax.dynamic_index_in_dim(cache, i, 0, False), all_caches)
+            x, caches = apply(x, state, caches)
+            put = functools.partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
+            return (x, jax.tree.map(put, all_caches, caches)), None
+
         past = []
-        for one in kept:
-            none = jnp.zeros((len(blocks), *one.shape), one.dtype)
+        for one in jax.eval_shape(lambda x: apply(x, first, None)[1], x):
+            none = jnp.zeros((len(layers), *one.shape), one.dtype)
             found = next(self._previous, None)
             past.append(none if found is None else found)
-        x, caches = lax.scan(apply, x, (weights, tuple(past)))
+        # The caches are carried, and so updated in place; as results of the loop they would exist twice.
+        (x, caches), _ = lax.scan(step, (x, tuple(past)), (jnp.arange(len(layers)), weights))
         self.caches.extend(caches)
         return x
 
@@ -133,6 +138,10 @@ class Stream:
     def own(self, y: jax.Array, others: int = 1) -> jax.Array:
         """Returns y without this many columns on each side, which the neighbours compute too."""
         return y if self.columns is None else y[:, :, :, others:-others]
+
+
+def _shapes(parameters: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(parameters))
 
 
 def _silu(x: jax.Array) -> jax.Array:
@@ -198,6 +207,17 @@ class Conv2d(nnx.Module):
         self.bias = param((out_dim,), dtype, (None,))
 
 
+class NormConv(nnx.Module):
+    """A norm, SiLU and a convolution."""
+
+    def __init__(self, norm: ChannelNorm, conv: CausalConv3d) -> None:
+        self.norm, self.conv = norm, conv
+
+    def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
+        """(B, T, H, W, I) to (B, T, H, W, O)."""
+        return self.conv(self.norm(x, silu=True), stream)
+
+
 class ResidualBlock(nnx.Module):
     """Two norm-SiLU-convolution steps and a shortcut; diffusers' WanResidualBlock."""
 
@@ -212,8 +232,8 @@ class ResidualBlock(nnx.Module):
 
     def __call__(self, x: jax.Array, stream: Stream) -> jax.Array:
         """(B, T, H, W, I) to (B, T, H, W, O)."""
-        y = self.conv1(self.norm1(x, silu=True), stream)
-        y = self.conv2(self.norm2(y, silu=True), stream)
+        steps = NormConv(self.norm1, self.conv1), NormConv(self.norm2, self.conv2)
+        y = stream.through(steps, x)
         return y + (self.conv_shortcut(x) if self.has_shortcut else x)
 
 

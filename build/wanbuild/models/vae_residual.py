@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax import lax
 
 from wanbuild.models.vae_blocks import Downsample, ResidualBlock, Stream, UpBlock
 
@@ -61,6 +63,8 @@ def average_down(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
 def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array:
     """Repeats each channel, then moves channels into pixels; diffusers' DupUp3D.
 
+    Each of the time · space² outputs of a cell is a choice of its channels, so nothing is repeated here.
+
     Args:
         x: (B, T, H, W, C).
         out_dim: out_dim · time · space² is a multiple of C.
@@ -71,9 +75,24 @@ def duplicate_up(x: jax.Array, out_dim: int, time: int, space: int) -> jax.Array
         (B, T · time, H · space, W · space, out_dim).
     """
     B, T, H, W, C = x.shape
-    x = jnp.repeat(x, out_dim * time * space**2 // C, axis=-1)
-    x = x.reshape(B, T, H, W, out_dim, time, space, space).transpose(0, 1, 5, 2, 6, 3, 7, 4)
-    return x.reshape(B, T * time, H * space, W * space, out_dim)
+    B, T, H, W, C = x.shape
+    each = time * space**2
+    # Output channel o at place p is channel (each · o + p) // repeats.
+    index = np.arange(out_dim * each).reshape(out_dim, each) // (out_dim * each // C)
+    places = iter([_channels(x, index[:, place]) for place in range(each)])
+    frames = [
+        jnp.stack([jnp.stack([next(places) for _ in range(space)], 4) for _ in range(space)], 3)
+        for _ in range(time)
+    ]
+    return jnp.stack(frames, 2).reshape(B, T * time, H * space, W * space, out_dim)
+
+
+def _channels(x: jax.Array, index: np.ndarray[Any, Any]) -> jax.Array:
+    """Returns x[..., index]; as a slice if the channels are evenly apart."""
+    step = max(1, int(index[-1] - index[0]) // max(1, len(index) - 1))
+    if np.array_equal(index, np.arange(index[0], index[-1] + 1, step)):
+        return lax.slice_in_dim(x, int(index[0]), int(index[-1]) + 1, step, -1)
+    return x[..., index]
 
 
 class ResidualDownBlock(nnx.Module):
