@@ -131,6 +131,15 @@ def make_plan(
             compiler that is not installed, or a generation that does not fit.
     """
     chip, count = parse_chip(request.target, chips)
+    # Work is counted in jaxprs, for which JAX starts a platform too.
+    with JaxFlags(platforms_of([chip.name])):
+        return _planned(subject, request, report, chip, count)
+
+
+def _planned(
+    subject: Subject, request: PlanRequest, report: Callable[[str], None], chip: Chip, count: int | None
+) -> Plan:
+    """Returns the plan for a chip; see ``make_plan``."""
     mesh = request.mesh or subject.choices.get("mesh", {})
     devices = count or num_devices(mesh)
     generation = _generation(subject, request, chip)
@@ -199,20 +208,19 @@ def _confirmed(
     """
     generation, rejected = plan.generation, dict[str, Candidate]()
     left = [one for one in found if one.need.total <= one.need.limit * NEARLY]
-    with JaxFlags(platforms_of([generation.chip.name])):
-        while left and len(rejected) < TRIES:
-            one, *left = left
-            target = resolve_target(generation.chip.name, one.sizes)
-            compiled = compile_programs(generation, target, names, report)
-            figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
-            outcome = with_figures(generation, one, figures)
-            if outcome.need.fits:
-                return dataclasses.replace(
-                    plan, chosen=outcome, compiled=compiled, rejected=tuple(rejected.values())
-                )
-            rejected[mesh_text(one.sizes)] = outcome
-            report(f"{mesh_text(one.sizes)} does not fit: {outcome.need.total / 1e9:.1f} GB on a device")
-            left = [other for other in left if _may_fit(generation, other, one, outcome)]
+    while left and len(rejected) < TRIES:
+        one, *left = left
+        target = resolve_target(generation.chip.name, one.sizes)
+        compiled = compile_programs(generation, target, names, report)
+        figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
+        outcome = with_figures(generation, one, figures)
+        if outcome.need.fits:
+            return dataclasses.replace(
+                plan, chosen=outcome, compiled=compiled, rejected=tuple(rejected.values())
+            )
+        rejected[mesh_text(one.sizes)] = outcome
+        report(f"{mesh_text(one.sizes)} does not fit: {outcome.need.total / 1e9:.1f} GB on a device")
+        left = [other for other in left if _may_fit(generation, other, one, outcome)]
     nearest = min(rejected.values(), key=lambda one: one.need.total, default=found[0])
     raise refusal(generation, plan.devices, nearest, plan.subject.sizes, rejected)
 

@@ -160,6 +160,11 @@ def test_what_cannot_be_planned_is_one_line(
     assert error.count("\n") == 1
 
 
+def test_compilers_that_are_installed_print_nothing(cli: Any) -> None:
+    result = cli("wanbuild", "plan", "wan2.1-t2v-1.3b", "--target", "v7x", "--no-compile")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_names_of_chips() -> None:
     assert parse_chip("v7x-8") == (CHIPS["v7x"], 8)
     assert parse_chip("rtx4090") == (CHIPS["rtx4090"], None)
