@@ -217,7 +217,7 @@ class Programs:
         Raises:
             MemoryError: if a call needs more than JAX may use of the device's memory.
         """
-        from wanbuild.programs.compile import compiled_for
+        from wanbuild.programs.compiler import compiled_for
         from wanbuild.programs.export import export_program
 
         data = export_program(spec, self.target.platform)

@@ -18,7 +18,7 @@ from wanrun.console import SIZE
 from wanrun.errors import UsageError
 from wanrun.lines import print_error, print_result, report, warn
 
-BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub")
+BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
 
 _ARTIFACT = click.option(

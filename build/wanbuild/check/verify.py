@@ -15,7 +15,9 @@ from pathlib import Path
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
+from wanbuild.programs.instructions import check_level
 from wanbuild.staging import build_lock, build_running, remove_unlisted
+from wanbuild.targets.levels import CPU_LEVELS
 from wanrun.artifact.environment import open_devices
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.programs import Profile
@@ -51,6 +53,9 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         for entries in target.executables.values():
             for name, entry in entries.items():
                 check_entry(artifact, target, name, entry)
+        if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
+            for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:
+                check_level(artifact / target.folder / file, level)
         report(f"target {target_name}: executables intact")
     requirements = [target.requirements for target in manifest.targets.values()]
     for record in [manifest.tokenizer, *manifest.golden.values(), *requirements]:

@@ -10,7 +10,7 @@ from typing import Any
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, usable
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.compile import compiled_for
+from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.too_large import TooLargeError

@@ -7,30 +7,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.export import jax_options, profile_of, used_sets, with_programs
+from wanbuild.programs.compiler import compile_into
+from wanbuild.programs.export import profile_of, used_sets, with_programs
+from wanbuild.programs.instructions import beyond
+from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
-from wanbuild.programs.too_large import TooLargeError, refused_bytes
+from wanbuild.programs.too_large import TooLargeError
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
-from wanrun.artifact.jax_process import JaxFlags, using_cache
+from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Executable, Target
+from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
 from wanrun.loading.entries import read_program
-from wanrun.loading.jax_cache import lower
 from wanrun.temporary import temporary_folder
-
-if TYPE_CHECKING:
-    import jax.stages
 
 
 @dataclass(frozen=True)
@@ -76,28 +76,6 @@ class CompiledProgram:
     statistics: Mapping[str, Any]
 
 
-def compiled_for(target: TargetSpec, name: str, data: bytes, donate: Sequence[str]) -> jax.stages.Compiled:
-    """Compiles an exported program for a target.
-
-    Args:
-        target: the target.
-        name: the program's name.
-        data: the serialized program.
-        donate: names of donated arguments.
-
-    Raises:
-        TooLargeError: if the compiler refuses it for its size.
-    """
-    with jax_options(jax_traceback_in_locations_limit=0):
-        lowered = lower(data, name, donate, target.where, options=target.options_of(name))
-        try:
-            return lowered.compile()
-        except Exception as error:
-            if (nbytes := refused_bytes(error)) is None:
-                raise
-            raise TooLargeError(name, target, nbytes) from error
-
-
 class _Compiler:
     """Compiles programs for one target, moving each cache entry into the artifact.
 
@@ -106,12 +84,21 @@ class _Compiler:
         target: the target to compile for.
         folder: the folder of cache entries, relative to the artifact.
         kept: entries in that folder that stay unchanged, by file name.
+        processes: the processes that compile with a limit on the instruction set.
+        report: gets a line for a program that is compiled again with a lower limit.
     """
 
     def __init__(
-        self, artifact: Path, target: TargetSpec, folder: str, kept: Mapping[str, CompiledProgram]
+        self,
+        artifact: Path,
+        target: TargetSpec,
+        folder: str,
+        kept: Mapping[str, CompiledProgram],
+        processes: LimitedProcesses,
+        report: Callable[[str], None],
     ) -> None:
         self._artifact, self.target, self.folder, self._kept = artifact, target, folder, kept
+        self._processes, self._report = processes, report
 
     def compile(self, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
         """Compiles one exported program.
@@ -122,13 +109,8 @@ class _Compiler:
         final = self._artifact / self.folder
         final.mkdir(parents=True, exist_ok=True)
         with temporary_folder(final.parent) as cache:
-            started = time.perf_counter()
-            # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
-            with using_cache(cache), jax_options(jax_raise_persistent_cache_errors=True):
-                compiled = compiled_for(self.target, name, data, donate)
-            seconds = time.perf_counter() - started
-            statistics = self._statistics(name, compiled, seconds)
-            (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
+            entry, figures = self._compiled(cache, name, data, donate)
+            statistics = self._statistics(name, figures)
             if entry.name in self._kept:  # StableHLO of another digest that compiles to an existing entry
                 return self._kept[entry.name]
             with entry.open("rb+") as file:
@@ -140,26 +122,49 @@ class _Compiler:
         record = Executable(placed.name, placed.stat().st_size, file_sha256(placed))
         return CompiledProgram(record, statistics)
 
-    def _statistics(self, name: str, compiled: jax.stages.Compiled, seconds: float) -> dict[str, Any]:
-        memory: Any = compiled.memory_analysis()
-        cost = compiled.cost_analysis() or {}
-        used = (
-            memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            - memory.alias_size_in_bytes
-            + memory.temp_size_in_bytes
-            + memory.generated_code_size_in_bytes
+    def _compiled(
+        self, cache: Path, name: str, data: bytes, donate: Sequence[str]
+    ) -> tuple[Path, Mapping[str, Any]]:
+        """Compiles a program; returns its entry in a folder under the cache's, and the compiler's figures."""
+        level = self.target.level
+        if level is None:
+            figures = compile_into(cache, self.target, name, data, donate)
+            return _entry_in(cache), figures
+        for limit, following in zip(level.limits, [*level.limits[1:], None], strict=True):
+            folder = cache / limit
+            folder.mkdir()
+            figures = self._processes.compile(limit, folder, self.target.mesh, name, data, donate)
+            entry = _entry_in(folder)
+            if not (more := beyond(entry, level.instructions)):
+                return entry, figures
+            if following is not None:
+                lacks = f"needs {' '.join(more)}, which {level.name} lacks"
+                self._report(f"{name}: code for {limit} {lacks}; compiled for {following}")
+        raise UsageError(
+            f"{name} cannot be compiled for {level.name} on this CPU",
+            expected=f"code for {level.limits[-1]} alone",
+            found=" ".join(more),
+            remedy="build it on another CPU",
         )
+
+    def _statistics(self, name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what the manifest records of the figures.
+
+        Raises:
+            TooLargeError: if the program does not fit the device's memory.
+        """
+        kept = {key: value for key, value in figures.items() if key != "alias_bytes"}
+        parts = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
+        used = sum(figures[part] for part in parts) - figures["alias_bytes"]
         if used > self.target.memory_bytes:
             raise TooLargeError(name, self.target, used)
-        return {
-            "compile_seconds": round(seconds, 3),
-            "flops": max(0.0, cost.get("flops", 0.0)),  # -1 where XLA does not know
-            "argument_bytes": memory.argument_size_in_bytes,
-            "output_bytes": memory.output_size_in_bytes,
-            "temporary_bytes": memory.temp_size_in_bytes,
-            "code_bytes": memory.generated_code_size_in_bytes,
-        }
+        return kept
+
+
+def _entry_in(cache: Path) -> Path:
+    """Returns the single entry of a cache folder."""
+    (entry,) = (path for path in cache.iterdir() if path.name.endswith("-cache"))
+    return entry
 
 
 def _intact(artifact: Path, folder: str, entry: Executable) -> bool:
@@ -212,7 +217,9 @@ def build_target(
     The caller holds the build lock and JAX's flags, and removes files that are no longer listed.
     """
     exported, key = with_programs(artifact, manifest, spec, wanted)
-    compiled = _compile_target(artifact, manifest, exported, spec, key, [p.name for p in wanted], report)
+    names = [profile.name for profile in wanted]
+    with LimitedProcesses() as processes:
+        compiled = _compile_target(artifact, manifest, exported, spec, key, names, processes, report)
     targets = with_requirements({**exported.targets, spec.name: compiled})
     changed = exported.changed(
         targets=targets,
@@ -232,6 +239,7 @@ def _compile_target(
     spec: TargetSpec,
     key: str,
     wanted: Sequence[str],
+    processes: LimitedProcesses,
     report: Callable[[str], None],
 ) -> Target:
     """Compiles the programs that a target has no usable executable of.
@@ -243,6 +251,7 @@ def _compile_target(
         spec: the target.
         key: the key of the target's program set.
         wanted: names of the requested profiles; the target's other profiles are compiled too.
+        processes: the processes that compile with a limit on the instruction set.
         report: gets one line per program.
     """
     folder = f"executables/{spec.name}"
@@ -255,7 +264,8 @@ def _compile_target(
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
         if built.folder == folder:  # keys may be the same, and a killed build must leave the old entries
             folder += "-2"
-    compiler = _Compiler(artifact, spec, folder, {c.executable.file: c for c in ledger.values()})
+    kept = {c.executable.file: c for c in ledger.values()}
+    compiler = _Compiler(artifact, spec, folder, kept, processes, report)
     executables: dict[str, dict[str, Executable]] = {}
     statistics: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wanbuild.devices import open_exactly
 from wanbuild.targets.chips import CHIPS, CUDNN, Chip
+from wanbuild.targets.levels import CPU_LEVELS, Level
 from wanbuild.targets.topology import open_topology
 from wanrun.artifact.attached import ROOT, attached
 from wanrun.artifact.environment import device_environment, host_environment
@@ -44,6 +45,7 @@ class TargetSpec:
         devices: the devices of the mesh.
         options: the compiler's options.
         program_options: further ones by program.
+        level: the level of CPUs; None for one CPU's own target, and for chips.
     """
 
     name: str
@@ -56,6 +58,7 @@ class TargetSpec:
     devices: Sequence[jax.Device] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
+    level: Level | None = None
 
     def options_of(self, program: str) -> dict[str, Option]:
         """The compiler's options for a program."""
@@ -80,8 +83,9 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     """Returns the target of a name, with its devices.
 
     Args:
-        name: 'local' for this machine's default device, 'cpu', or a chip of ``CHIPS``, which need not be
-            attached; with the mesh's number of devices after it or without, 'v7x-8'.
+        name: 'local' for this machine's default device, 'cpu', a level of ``CPU_LEVELS``, or a chip of
+            ``CHIPS``, which need not be attached; with the mesh's number of devices after it or without,
+            'v7x-8'.
         mesh: devices by axis; empty for one device.
 
     Raises:
@@ -103,10 +107,13 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
         if here.name.removesuffix(name_suffix(mesh)) != name:
             raise UsageError(f"target {name} cannot be compiled here", expected=name, found=here.name)
         return here
-    if name not in ("local", "cpu"):
-        known = ", ".join(["local", "cpu", *CHIPS])
+    level = CPU_LEVELS.get(name)
+    if level is not None:
+        level.check_host()
+    elif name not in ("local", "cpu"):
+        known = ", ".join(["local", "cpu", *CPU_LEVELS, *CHIPS])
         raise UsageError(f"target {name} is not known", expected=f"one of {known}", found=name)
-    platform = attached_platform() if name == "local" else name
+    platform = attached_platform() if name == "local" else "cpu"
     try:
         devices = open_exactly(platform, num_devices(mesh))
     except ArtifactError as error:
@@ -117,8 +124,10 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     if platform != "cpu":
         return _attached(environment, mesh, devices)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices(mesh)
-    full_name = f"cpu{name_suffix(mesh)}"
-    return TargetSpec(full_name, platform, CPU, devices[0], memory, environment, mesh, devices)
+    if level is not None:
+        environment |= {"cpu_features": list(level.features), "cpu_level": level.name}
+    full_name = f"{'cpu' if level is None else level.name}{name_suffix(mesh)}"
+    return TargetSpec(full_name, platform, CPU, devices[0], memory, environment, mesh, devices, level=level)
 
 
 def attached_platform(root: Path = ROOT) -> str:

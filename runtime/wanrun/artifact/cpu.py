@@ -1,13 +1,37 @@
-"""The instruction-set features of this CPU."""
+"""The instruction-set features of this CPU, and the levels that executables are built for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 CPU_FEATURE_PREFIXES = ("avx", "amx", "sse", "fma", "bmi", "f16c", "aes", "pclmul", "popcnt", "sha", "gfni")
 CPU_FEATURE_NAMES = frozenset(
     {"adx", "movbe", "vaes", "vpclmulqdq", "lzcnt", "abm", "rdseed", "asimd", "sve"}
 )
+
+
+_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_1", "sse4_2")
+_V4 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+
+LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cpu-v3": _V3,
+        "cpu-v4": (*_V3, *_V4),
+        "cpu-v4-bf16": (*_V3, *_V4, "avx512_bf16", "avx512_vnni"),
+    }
+)
+"""Levels of x86-64 CPUs, the lowest first, with the features that their executables may use, as the system
+names them. The first two are those of the x86-64 psABI; Cooper Lake, Sapphire Rapids and Zen 4
+have the last."""
+
+
+def level_rank(environment: Mapping[str, object]) -> int:
+    """Returns the place of a CPU target among the levels; above all of them if it is one CPU's own."""
+    levels = list(LEVELS)
+    level = environment.get("cpu_level")
+    return levels.index(level) if level in levels else len(levels)
 
 
 def cpu_features() -> tuple[str, ...]:

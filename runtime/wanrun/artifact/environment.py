@@ -9,14 +9,14 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.address_space import check_address_space
 from wanrun.artifact.attached import ROOT, WORDS, attached
-from wanrun.artifact.cpu import cpu_features
+from wanrun.artifact.cpu import LEVELS, cpu_features
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.errors import ArtifactError, Mismatch, UsageError
 
@@ -54,8 +54,8 @@ ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
 )
 """The facts in every target's environment, with their types.
 
-A CPU target also has cpu_features. A target that was built without its chip, for a topology, has topology and
-device_kinds: all of JAX's names of that chip.
+A CPU target also has cpu_features, and a target of a level has cpu_level, its name. A target that was built
+without its chip, for a topology, has topology and device_kinds: all of JAX's names of that chip.
 """
 
 
@@ -102,13 +102,22 @@ def check_environment(environment: Mapping[str, Any]) -> None:
         texts = environment.get(name, [])
         if not isinstance(texts, list | tuple) or any(not isinstance(text, str) for text in texts):
             raise ValueError(f"{name} of a target's environment is {texts!r}")
-    if not isinstance(environment.get("topology", ""), str):
-        raise ValueError(f"topology of a target's environment is {environment['topology']!r}")
+    for name in ("topology", "cpu_level"):
+        if not isinstance(environment.get(name, ""), str):
+            raise ValueError(f"{name} of a target's environment is {environment[name]!r}")
 
 
 def built_elsewhere(environment: Mapping[str, Any]) -> bool:
     """Whether a target was built without its chip, so that its executables have never run."""
     return "topology" in environment
+
+
+def has_other_keys(environment: Mapping[str, Any]) -> bool:
+    """Whether JAX may have another key for a target's executables than where they were built.
+
+    The key holds the compiler's text about its device, which for a CPU is that of all its features.
+    """
+    return built_elsewhere(environment) or "cpu_level" in environment
 
 
 def device_kinds(environment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -192,12 +201,15 @@ def host_mismatches(
         mismatches.append(Mismatch("package zstandard", built["zstandard"], found["zstandard"], command))
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
-        mismatches.append(
-            Mismatch(
-                "CPU features", " ".join(missing), "a CPU without them", "run wanbuild compile on this CPU"
-            )
-        )
+        remedy = "run wanbuild compile on this CPU"
+        if fitting := [name for name, features in LEVELS.items() if _has_all(features, found)]:
+            remedy += f", or with --target {fitting[-1]} on any x86-64 CPU that has what {fitting[-1]} needs"
+        mismatches.append(Mismatch("CPU features", " ".join(missing), "a CPU without them", remedy))
     return mismatches
+
+
+def _has_all(features: Iterable[str], host: Mapping[str, Any]) -> bool:
+    return set(features) <= set(host.get("cpu_features", ()))
 
 
 def device_mismatches(

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wanrun.artifact.environment import built_elsewhere, host_mismatches, unusable_devices
+from wanrun.artifact.cpu import level_rank
+from wanrun.artifact.environment import built_elsewhere, has_other_keys, host_mismatches, unusable_devices
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
@@ -92,6 +93,11 @@ class SelectedTarget:
         return built_elsewhere(self.target.environment)
 
     @property
+    def has_other_keys(self) -> bool:
+        """Whether JAX may have another key for its executables than where they were built."""
+        return has_other_keys(self.target.environment)
+
+    @property
     def reason(self) -> str:
         """The target and its first mismatch, short: ``v5e (platform tpu, found no TPU)``."""
         first = self.mismatches[0]
@@ -167,11 +173,13 @@ def _without_chip(one: SelectedTarget) -> bool:
     return any(fact.what in ("platform", "device kind", "device count") for fact in one.mismatches)
 
 
-def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool]:
+def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool, int]:
     """What fits comes first, then what has the profile. All devices of a CPU are the same cores, so one is
     preferred there; of accelerators, all. A chip that is not there is farther than anything else. Of two
-    that are alike, that which was compiled on the chip needs no trial."""
+    that are alike, that which was compiled on the chip needs no trial. Of a CPU's levels the highest that
+    fits is the fastest, and its own kind is above them; of those that do not fit, the lowest is nearest."""
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
     lacks = profile.name not in one.target.executables
-    return _without_chip(one), len(one.mismatches), lacks, fewer, one.built_elsewhere
+    rank = level_rank(one.target.environment) * (1 if one.mismatches else -1)
+    return _without_chip(one), len(one.mismatches), lacks, fewer, one.built_elsewhere, rank

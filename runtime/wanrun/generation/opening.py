@@ -120,12 +120,14 @@ class Opening:
             self._refusal(Trust(self.folder, manifest, selected, self.policy.weights), profile)
 
     def _selected(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
-        """Chooses the target, and reports why others do not fit."""
+        """Chooses the target; reports why others do not fit, and which level of CPUs it is."""
         selected = select_target(
             manifest, self.folder, profile, self.wanted.get("target"), self.policy.allow_compile
         )
         if selected.others:
             self.report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
+        elif "cpu_level" in selected.target.environment:
+            self.report(f"target {selected.name}")
         return selected
 
     def _refusal(self, trust: Trust, profile: Profile) -> str:

@@ -210,7 +210,7 @@ class Executables:
         """Loads the executable from the artifact's cache."""
         entry = self._entry(profile, name)  # check again just before loading
         path = self._opened.folder / self._target.folder / entry.file
-        if self._opened.device.company is not None or self._opened.selected.built_elsewhere:
+        if self._opened.device.company is not None or self._opened.selected.has_other_keys:
             return self._from_alias(name, data, program, path, entry)
         try:
             with self._using(path.parent, write=False):
@@ -225,8 +225,8 @@ class Executables:
 
         The key of a program contains the numbers of its devices, and the compiler's text about itself. The
         build had one process; in a run of several the devices of the second and later ones have other
-        numbers, at least on CPUs. And a compiler without its chip calls itself by another name. The
-        executable is the same: JAX gives it the devices when it opens it.
+        numbers, at least on CPUs. A compiler without its chip calls itself by another name, and that of a CPU
+        by all of its features. The executable is the same: JAX gives it the devices when it opens it.
         """
         lowered = self._lower(name, data, program)
         with temporary_folder(Path(tempfile.gettempdir())) as folder:

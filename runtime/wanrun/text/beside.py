@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from wanrun.artifact.cpu import level_rank
 from wanrun.artifact.environment import device_mismatches, open_devices
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
@@ -40,7 +41,7 @@ def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> Selected
             found=", ".join(sorted(manifest.targets)),
             remedy="run wanbuild compile --target cpu for this profile, or leave the option out",
         )
-    best = min(found, key=lambda one: len(one.mismatches))
+    best = min(found, key=lambda one: (len(one.mismatches), -level_rank(one.target.environment)))
     if best.mismatches:
         raise artifact_mismatch(f"target {best.name}, for the text encoder,", best.mismatches)
     return best

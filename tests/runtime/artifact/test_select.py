@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from helpers.manifests import ENVIRONMENT
-from wanrun.artifact import select
+from wanrun.artifact import environment, select
+from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.environment import host_mismatches
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
@@ -152,6 +153,41 @@ def test_devices_of_a_cpu_are_the_same_cores(machine: Any, platform: str, prefer
     found = select_target(manifest, HERE, PROFILE)
     assert found.name == preferred and found.mesh == manifest.program_sets[preferred].mesh
     assert select_target(manifest, HERE, PROFILE, "four").mesh == {"context": 4}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "chosen"),
+    [
+        ((), "cpu"),
+        (("cpu",), "cpu-v4-bf16"),
+        (("cpu", "cpu-v4-bf16"), "cpu-v4"),
+        (("cpu", "cpu-v4", "cpu-v4-bf16"), "cpu-v3"),
+    ],
+)
+def test_the_highest_level_that_fits(machine: Any, lacks: Sequence[str], chosen: str) -> None:
+    names = ("cpu", "cpu-v3", "cpu-v4", "cpu-v4-bf16")
+    manifest = machine(**{name: ["CPU features"] if name in lacks else [] for name in names})
+    for name in names[1:]:
+        manifest.targets[name].environment["cpu_level"] = name
+    found = select_target(manifest, HERE, PROFILE)
+    assert found.name == chosen and found.has_other_keys == (chosen != "cpu")
+    assert [other.partition(" ")[0] for other in found.others] == list(lacks)
+
+
+def test_a_host_below_all_levels_is_told_what_it_lacks(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = machine(**{"cpu-v3": [], "cpu-v4": []})
+    for name, target in manifest.targets.items():
+        target.environment = ENVIRONMENT | {"cpu_level": name, "cpu_features": list(LEVELS[name])}
+        target.requirements.file = "requirements.txt"
+    monkeypatch.setattr(environment, "cpu_features", lambda: ("sse4_1", "sse4_2"))
+    monkeypatch.setattr(environment.platform, "machine", lambda: ENVIRONMENT["machine"])
+    monkeypatch.setattr(environment, "package_versions", lambda name: ENVIRONMENT["packages"])
+    monkeypatch.setattr(select, "host_mismatches", host_mismatches)
+    with pytest.raises(
+        ArtifactError, match=r"CPU features: expected abm avx avx2 .*nor do others fit: cpu-v4"
+    ) as caught:
+        select_target(manifest, HERE, PROFILE)
+    assert "avx512" not in str(caught.value).partition("nor do others")[0]
 
 
 def test_the_target_that_fits(machine: Any) -> None:

@@ -1,0 +1,72 @@
+"""Compiles an exported program for a target: an executable, or its entry in JAX's compilation cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wanbuild.programs.export import jax_options
+from wanbuild.programs.too_large import TooLargeError, refused_bytes
+from wanbuild.targets.target import TargetSpec
+from wanrun.artifact.jax_process import using_cache
+from wanrun.loading.jax_cache import lower
+
+if TYPE_CHECKING:
+    import jax.stages
+
+
+def compiled_for(target: TargetSpec, name: str, data: bytes, donate: Sequence[str]) -> jax.stages.Compiled:
+    """Compiles an exported program for a target.
+
+    Args:
+        target: the target.
+        name: the program's name.
+        data: the serialized program.
+        donate: names of donated arguments.
+
+    Raises:
+        TooLargeError: if the compiler refuses it for its size.
+    """
+    with jax_options(jax_traceback_in_locations_limit=0):
+        lowered = lower(data, name, donate, target.where, options=target.options_of(name))
+        try:
+            return lowered.compile()
+        except Exception as error:
+            if (nbytes := refused_bytes(error)) is None:
+                raise
+            raise TooLargeError(name, target, nbytes) from error
+
+
+def compile_into(
+    cache: Path, target: TargetSpec, name: str, data: bytes, donate: Sequence[str]
+) -> Mapping[str, Any]:
+    """Compiles an exported program into an empty cache folder; returns the compiler's figures.
+
+    Args:
+        cache: the folder.
+        target: the target.
+        name: the program's name.
+        data: the serialized program.
+        donate: names of donated arguments.
+
+    Raises:
+        TooLargeError: if the compiler refuses it for its size.
+    """
+    started = time.perf_counter()
+    # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
+    with using_cache(cache), jax_options(jax_raise_persistent_cache_errors=True):
+        compiled = compiled_for(target, name, data, donate)
+    seconds = time.perf_counter() - started
+    memory: Any = compiled.memory_analysis()
+    cost = compiled.cost_analysis() or {}
+    return {
+        "compile_seconds": round(seconds, 3),
+        "flops": max(0.0, cost.get("flops", 0.0)),  # -1 where XLA does not know
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+    }

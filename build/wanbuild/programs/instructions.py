@@ -1,0 +1,75 @@
+"""The instructions in a cache entry of a CPU's executable: which features of a CPU they need."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from wanbuild.targets.levels import Level
+from wanrun.errors import ArtifactError
+
+_ELF = b"\x7fELF"
+_EXECUTABLE = 4  # SHF_EXECINSTR
+_CONTENT = 1  # SHT_PROGBITS
+
+
+def features_used(entry: Path) -> frozenset[str]:
+    """Returns the sets of features that an entry's instructions need, such as ``AVX512F``.
+
+    Args:
+        entry: the cache entry of an executable for x86-64 CPUs, as JAX has written it.
+
+    Raises:
+        ArtifactError: if the entry holds no machine code, or code that cannot be decoded.
+    """
+    from iced_x86 import CpuidFeature, Decoder
+    from jax._src import compilation_cache
+
+    numbers: set[int] = set()
+    instructions = 0
+    for code in _code(compilation_cache.decompress_executable(entry.read_bytes())):
+        for instruction in Decoder(64, code):
+            instructions += 1
+            if instruction.is_invalid:
+                raise ArtifactError(
+                    f"the machine code of {entry.name} cannot be decoded", remedy="compile it again"
+                )
+            numbers.update(instruction.cpuid_features())
+    if not instructions:
+        raise ArtifactError(f"there is no machine code in {entry.name}", remedy="compile it again")
+    names = {value: name for name, value in vars(CpuidFeature).items() if isinstance(value, int)}
+    return frozenset(names[number] for number in numbers)
+
+
+def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
+    """Returns the features that an entry's instructions need beyond the allowed ones, sorted.
+
+    Raises:
+        ArtifactError: as ``features_used``.
+    """
+    return sorted(features_used(entry) - set(allowed))
+
+
+def check_level(entry: Path, level: Level) -> None:
+    """Raises ArtifactError if an entry has instructions beyond its level, or none."""
+    if more := beyond(entry, level.instructions):
+        raise ArtifactError(
+            f"{entry} is no executable for {level.name}",
+            expected=f"instructions of {level.name} alone",
+            found=" ".join(more),
+            remedy="copy the artifact again, or run wanbuild compile",
+        )
+
+
+def _code(data: bytes) -> Iterator[bytes]:
+    """Yields the sections of machine code of every object file (ELF64) in an executable."""
+    at = data.find(_ELF)
+    while at >= 0:
+        (table,) = struct.unpack_from("<Q", data, at + 0x28)
+        size, count = struct.unpack_from("<HH", data, at + 0x3A)
+        for index in range(count):
+            kind, flags, _, offset, length = struct.unpack_from("<IQQQQ", data, at + table + index * size + 4)
+            if kind == _CONTENT and flags & _EXECUTABLE:
+                yield data[at + offset : at + offset + length]
+        at = data.find(_ELF, at + len(_ELF))

@@ -1,0 +1,68 @@
+"""Levels of CPUs as targets: XLA's limits on instructions, and the instructions that an entry may hold."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from wanrun.artifact.cpu import LEVELS, cpu_features
+from wanrun.errors import UsageError
+
+_V2 = (
+    "INTEL8086 INTEL186 INTEL286 INTEL386 INTEL486 X64 CMOV CPUID CX8 CMPXCHG16B FPU MMX MULTIBYTENOP PAUSE "
+    "POPCNT SSE SSE2 SSE3 SSSE3 SSE4_1 SSE4_2"
+)
+_V3 = f"{_V2} AVX AVX2 BMI1 BMI2 F16C FMA LZCNT MOVBE"
+_V4 = f"{_V3} AVX512F AVX512BW AVX512CD AVX512DQ AVX512VL"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of CPUs that executables are built for.
+
+    Args:
+        name: the target's name.
+        limits: values of XLA's option ``xla_cpu_max_isa``, the fastest first. A limit keeps what is not newer
+            than it: code for AVX512 uses all of AVX512 that the building CPU has. So a program whose code
+            goes beyond the level is compiled again with the next limit.
+        instructions: the feature sets of its instructions, as the disassembler names them.
+    """
+
+    name: str
+    limits: tuple[str, ...]
+    instructions: frozenset[str]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that a CPU of this level has, as the system names them."""
+        return LEVELS[self.name]
+
+    def check_host(self) -> None:
+        """Raises UsageError if this host's CPU is not of this level."""
+        missing = sorted(set(self.features) - set(cpu_features()))
+        if missing or platform.machine() != "x86_64":
+            raise UsageError(
+                f"target {self.name} cannot be compiled here",
+                expected="an x86-64 CPU of at least that level",
+                found=f"none of {' '.join(missing)}" if missing else platform.machine(),
+                remedy="choose a lower level, or run it on such a CPU",
+            )
+
+
+CPU_LEVELS: Mapping[str, Level] = MappingProxyType(
+    {
+        level.name: level
+        for level in (
+            Level("cpu-v3", ("AVX2",), frozenset(_V3.split())),
+            Level("cpu-v4", ("AVX512", "AVX2"), frozenset(_V4.split())),
+            Level(
+                "cpu-v4-bf16",
+                ("AVX512_BF16", "AVX512", "AVX2"),
+                frozenset([*_V4.split(), "AVX512_BF16", "AVX512_VNNI"]),
+            ),
+        )
+    }
+)
+"""The levels by name."""

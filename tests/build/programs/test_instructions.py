@@ -1,0 +1,95 @@
+"""The instructions of cache entries, in object files made here by hand."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+from jax._src import compilation_cache
+
+from wanbuild.programs.instructions import beyond, check_level, features_used
+from wanbuild.programs.limited import FLAG, LimitedProcesses
+from wanbuild.targets.levels import CPU_LEVELS
+from wanrun.errors import ArtifactError
+
+RETURN = b"\xc3"
+CODE = {
+    "AVX": bytes.fromhex("c5fc58c1"),  # vaddps ymm0, ymm0, ymm1
+    "AVX2": bytes.fromhex("c5fdfec1"),  # vpaddd ymm0, ymm0, ymm1
+    "FMA": bytes.fromhex("c4e275b8c2"),  # vfmadd231ps xmm0/ymm0, ...
+    "AVX512F": bytes.fromhex("62f17c4858c1"),  # vaddps zmm0, zmm0, zmm1
+    "AVX512_BF16": bytes.fromhex("62f2764852c2"),  # vdpbf16ps zmm0, zmm1, zmm2
+    "AVX512_VBMI": bytes.fromhex("62f275288dc2"),  # vpermb ymm0, ymm1, ymm2
+}
+
+
+def object_file(*sections: tuple[int, bytes]) -> bytes:
+    """An ELF64 file of sections (flags, content)."""
+    contents = b"".join(content for _, content in sections)
+    header = bytearray(64)
+    header[:4] = b"\x7fELF"
+    struct.pack_into("<Q", header, 0x28, 64 + len(contents))
+    struct.pack_into("<HH", header, 0x3A, 64, len(sections))
+    table, offset = b"", 64
+    for flags, content in sections:
+        table += struct.pack("<IIQQQQ", 0, 1, flags, 0, offset, len(content)) + bytes(24)
+        offset += len(content)
+    return bytes(header) + contents + table
+
+
+def entry(path: Path, *files: bytes) -> Path:
+    path.write_bytes(compilation_cache.compress_executable(b"before" + b"between".join(files) + b"after"))
+    return path
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_every_feature_is_seen(tmp_path: Path, name: str) -> None:
+    found = features_used(entry(tmp_path / "one", object_file((4, CODE[name] + RETURN))))
+    assert name in found and found <= {"X64", "AVX512F", "AVX512VL", name}
+
+
+def test_all_files_and_sections_are_read(tmp_path: Path) -> None:
+    plain = object_file((4, RETURN), (0, CODE["AVX512_BF16"]))
+    one = entry(tmp_path / "one", plain, object_file((4, RETURN), (6, CODE["AVX512_VBMI"])))
+    assert beyond(one, CPU_LEVELS["cpu-v4"].instructions) == ["AVX512_VBMI"]
+    with pytest.raises(ArtifactError, match=r"one is no executable for cpu-v3; .*found AVX512VL AVX512_VBMI"):
+        check_level(one, CPU_LEVELS["cpu-v3"])
+    check_level(entry(tmp_path / "two", plain), CPU_LEVELS["cpu-v3"])
+
+
+def test_levels_differ(tmp_path: Path) -> None:
+    for name, lowest in (("FMA", "cpu-v3"), ("AVX512F", "cpu-v4"), ("AVX512_BF16", "cpu-v4-bf16")):
+        one = entry(tmp_path / name, object_file((4, CODE[name] + RETURN)))
+        fitting = [level.name for level in CPU_LEVELS.values() if not beyond(one, level.instructions)]
+        assert fitting == list(CPU_LEVELS)[list(CPU_LEVELS).index(lowest) :]
+
+
+def test_what_is_no_machine_code(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="there is no machine code in one"):
+        features_used(entry(tmp_path / "one", object_file((0, CODE["AVX"]))))
+    with pytest.raises(ArtifactError, match="the machine code of two cannot be decoded"):
+        features_used(entry(tmp_path / "two", object_file((4, b"\x06" + RETURN))))
+
+
+def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
+    """On a CPU of a higher level too; this process's own limit, which is none, stays."""
+    before = os.environ.get("XLA_FLAGS")
+    shape = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
+    function = export.export(jax.jit(lambda x: {"y": jnp.tanh(x) * x + 1}), platforms=["cpu"])
+    data = bytes(function(x=shape).serialize())
+    with LimitedProcesses() as processes:
+        found = {}
+        for limit in ("AVX2", "SSE4_2"):
+            (tmp_path / limit).mkdir()
+            figures = processes.compile(limit, tmp_path / limit, {}, "program", data, ())
+            assert figures["output_bytes"] >= 64 * 4096 * 4
+            (path,) = (tmp_path / limit).glob("*-cache")
+            found[limit] = features_used(path)
+    assert found["AVX2"] <= CPU_LEVELS["cpu-v3"].instructions and "AVX" in found["AVX2"]
+    assert not {name for name in found["SSE4_2"] if name.startswith("AVX")}
+    assert os.environ.get("XLA_FLAGS") == before and FLAG not in (before or "")

@@ -1,0 +1,48 @@
+"""Levels of CPUs as targets."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from wanbuild.targets import levels
+from wanbuild.targets.levels import CPU_LEVELS
+from wanbuild.targets.target import CPU, resolve_target
+from wanrun.artifact.cpu import LEVELS, cpu_features
+from wanrun.artifact.environment import check_environment
+from wanrun.errors import UsageError
+
+
+def host_has(name: str) -> bool:
+    return set(LEVELS[name]) <= set(cpu_features())
+
+
+def test_every_level_of_the_runtime_can_be_built() -> None:
+    assert list(CPU_LEVELS) == list(LEVELS)
+    for level in CPU_LEVELS.values():
+        assert level.limits[-1] == "AVX2" and {"AVX2", "FMA", "SSE2"} <= level.instructions
+        assert ("AVX512F" in level.instructions) == ("avx512f" in level.features)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_a_level_has_no_more_than_its_features(name: str) -> None:
+    if not host_has(name):
+        pytest.skip(f"this CPU is below {name}")
+    spec = resolve_target(name)
+    assert (spec.name, spec.platform, spec.kernels, spec.level) == (name, "cpu", CPU, CPU_LEVELS[name])
+    assert spec.environment["cpu_features"] == list(LEVELS[name])
+    assert spec.environment["cpu_level"] == name
+    check_environment(spec.environment)
+    assert spec.reopened().name == name
+    assert resolve_target("cpu").level is None
+
+
+def test_a_level_that_this_cpu_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "cpu_features", lambda: LEVELS["cpu-v3"])
+    resolve_target("cpu-v3")
+    with pytest.raises(UsageError, match=r"cpu-v4 cannot be compiled here; .*none of avx512bw avx512cd"):
+        resolve_target("cpu-v4")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(UsageError, match="expected an x86-64 CPU of at least that level; found aarch64"):
+        resolve_target("cpu-v3")

@@ -1,0 +1,88 @@
+"""An artifact with a target for a level of CPUs beside one CPU's own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wanbuild.check.verify import check_files
+from wanbuild.programs import compile as compiling
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
+from wanbuild.targets.levels import CPU_LEVELS, Level
+from wanrun import load
+from wanrun.artifact import environment
+from wanrun.artifact.cpu import LEVELS
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, UsageError
+
+LEVEL = "cpu-v3"
+
+
+def request(artifact: Path) -> CompileRequest:
+    """The artifact's profile, for the level."""
+    one = next(iter(read_manifest(artifact).profiles.values()))
+    shape: Any = {"sizes": [(one.width, one.height)], "frames": [one.num_frames]}
+    return CompileRequest(artifact, (LEVEL,), options=BuildOptions.of(one.options), **shape)
+
+
+@pytest.fixture(scope="module")
+def both(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact, float32, with this CPU's target and the lowest level's."""
+    artifact = tmp_path_factory.mktemp("levels") / "toy"
+    shutil.copytree(toy_artifact, artifact)
+    compile_artifact(request(artifact), lambda line: None)
+    return artifact
+
+
+def latents(artifact: Path, **choices: Any) -> tuple[np.ndarray, list[str]]:
+    said: list[str] = []
+    with load(artifact, report=said.append, **choices) as pipeline:
+        return np.asarray(pipeline.generate("a cat", num_steps=2, seed=3).latents, np.float32), said
+
+
+def test_both_give_the_same(both: Path) -> None:
+    own, said = latents(both)
+    assert said == []
+    level, said = latents(both, target=LEVEL)
+    assert said == [f"target {LEVEL}"]
+    assert np.abs(level - own).max() <= 1e-5 * np.abs(own).max()
+
+
+def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if set(environment.cpu_features()) <= set(LEVELS[LEVEL]):
+        pytest.skip("this CPU has nothing beyond the level")
+    monkeypatch.setattr(environment, "cpu_features", lambda: LEVELS[LEVEL])
+    _, (line,) = latents(both)
+    assert line.startswith(f"target {LEVEL}; others do not fit: cpu (CPU features ")
+
+
+def test_entries_of_a_level_are_verified(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, lines = read_manifest(both), list[str]()
+    check_files(both, manifest, lines.append)
+    assert f"target {LEVEL}: executables intact" in lines
+    lower = Level(LEVEL, ("SSE4_2",), CPU_LEVELS[LEVEL].instructions - {"AVX", "AVX2"})
+    monkeypatch.setattr("wanbuild.check.verify.CPU_LEVELS", {LEVEL: lower})
+    with pytest.raises(ArtifactError, match=rf"is no executable for {LEVEL}; .*found AVX"):
+        check_files(both, manifest, lines.append)
+
+
+def test_code_beyond_a_level_is_compiled_again(
+    both: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Here with a check that finds something in everything, and so in what the last limit gives too."""
+    artifact = tmp_path / "toy"
+    shutil.copytree(both, artifact)
+    shutil.rmtree(artifact / read_manifest(artifact).targets[LEVEL].folder)
+    levels = {LEVEL: Level(LEVEL, ("AVX", "SSE4_2"), CPU_LEVELS[LEVEL].instructions)}
+    monkeypatch.setattr("wanbuild.targets.target.CPU_LEVELS", levels)
+    monkeypatch.setattr(compiling, "beyond", lambda entry, allowed: ["GFNI"])
+    lines: list[str] = []
+    with pytest.raises(UsageError, match=r"cannot be compiled for cpu-v3 .*SSE4_2 alone; found GFNI"):
+        compile_artifact(request(artifact), lines.append)
+    (line,) = (line for line in lines if "GFNI" in line)
+    assert line.endswith(f"code for AVX needs GFNI, which {LEVEL} lacks; compiled for SSE4_2")
