@@ -8,7 +8,7 @@ import pytest
 
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.options import Shape
-from wanbuild.programs.placement import _meshes, check_mesh
+from wanbuild.programs.placement import check_mesh, meshes
 from wanrun.artifact.mesh import num_devices, parse_mesh
 from wanrun.errors import UsageError
 
@@ -83,10 +83,9 @@ def test_the_nearest_that_works(mesh: str, heads: int, guidance: bool, videos: i
 
 
 def test_all_meshes_are_tried() -> None:
-    """Of 8 devices: the ordered ways to write every number up to 8 as a product of five."""
-    meshes = list(_meshes(8))
-    assert len(meshes) == len({tuple(mesh.items()) for mesh in meshes})
-    ways = {1: 1, 2: 5, 3: 5, 4: 15, 5: 5, 6: 25, 7: 5, 8: 35}
-    assert {n: sum(num_devices(mesh) == n for mesh in meshes) for n in ways} == ways
-    assert all(math.prod(mesh.values()) <= 8 for mesh in meshes)
-    assert 10_000 < sum(1 for _ in _meshes(256)) < 100_000
+    """The ordered ways to write every number up to 8 as a product of five."""
+    for count, ways in {1: 1, 2: 5, 3: 5, 4: 15, 5: 5, 6: 25, 7: 5, 8: 35}.items():
+        found = list(meshes(count))
+        assert len(found) == ways == len({tuple(mesh.items()) for mesh in found})
+        assert {math.prod(mesh.values()) for mesh in found} == {count} == {num_devices(m) for m in found}
+    assert 10_000 < sum(1 for count in range(1, 257) for _ in meshes(count)) < 100_000
