@@ -7,6 +7,9 @@ into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -14,6 +17,26 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.models.params import param
+
+_WIDENED = ContextVar("widened", default=False)
+
+
+@contextlib.contextmanager
+def widened_products(widened: bool) -> Iterator[None]:
+    """Says whether layers that are traced meanwhile widen bfloat16 operands to float32; see ``Kernels``."""
+    before = _WIDENED.set(widened)
+    try:
+        yield
+    finally:
+        _WIDENED.reset(before)
+
+
+def _operand(x: jax.Array) -> jax.Array:
+    """Returns an operand of a product, in a program that widens them as float32."""
+    if x.dtype != jnp.bfloat16 or not _WIDENED.get():
+        return x
+    # The barrier keeps the conversion out of the product: one pass over one layer's weights.
+    return jax.lax.optimization_barrier(x.astype(jnp.float32))
 
 
 class Linear(nnx.Module):
@@ -43,11 +66,11 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
 
-        The product is computed in x's dtype and accumulated, with the bias, in float32.
+        The product is that of operands in x's dtype, accumulated, with the bias, in float32.
         """
         y = jax.lax.dot_general(
-            x,
-            self.weight[...].astype(x.dtype),
+            _operand(x),
+            _operand(self.weight[...].astype(x.dtype)),
             (((x.ndim - 1,), (1,)), ((), ())),
             preferred_element_type=jnp.float32,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from wanbuild.models.layers import widened_products
 from wanbuild.models.loops import sliced_as_bits
 from wanbuild.programs.placement import arrays_placed
 from wanrun.artifact.programs import Kernels
@@ -40,12 +41,13 @@ class ProgramSpec:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Sets what models ask JAX for: the mesh, the precision of float32, and how slices are taken."""
+        """Sets what models ask JAX for: the mesh, the precision of float32, forms of slices and products."""
         with contextlib.ExitStack() as stack:
             if self.mesh is not None:
                 stack.enter_context(jax.set_mesh(self.mesh))
             if self.kernels is not None:
                 stack.enter_context(sliced_as_bits(self.kernels.weight_bits))
+                stack.enter_context(widened_products(self.kernels.products == "widened"))
                 if self.kernels.float32_precision != "default":
                     stack.enter_context(jax.default_matmul_precision(self.kernels.float32_precision))
             yield

@@ -27,7 +27,10 @@ ATTACHED = "-local"
 """What the name of a target ends with that was compiled on its own accelerator."""
 
 CPU = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
-"""Kernels of a CPU."""
+"""Kernels of a CPU that multiplies bfloat16."""
+
+PLAIN_CPU = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1, products="widened")
+"""Kernels of an x86-64 CPU that does not."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,18 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     if level is not None:
         environment |= {"cpu_features": list(level.features), "cpu_level": level.name}
     full_name = f"{'cpu' if level is None else level.name}{name_suffix(mesh)}"
-    return TargetSpec(full_name, platform, CPU, devices[0], memory, environment, mesh, devices, level=level)
+    kernels = _cpu_kernels(environment)
+    return TargetSpec(
+        full_name, platform, kernels, devices[0], memory, environment, mesh, devices, level=level
+    )
+
+
+def _cpu_kernels(environment: Mapping[str, Any]) -> Kernels:
+    """Returns the kernels of a CPU with the features of an environment."""
+    plain = environment["machine"] == "x86_64" and not {"avx512_bf16", "amx_bf16"} & set(
+        environment["cpu_features"]
+    )
+    return PLAIN_CPU if plain else CPU
 
 
 def attached_platform(root: Path = ROOT) -> str:

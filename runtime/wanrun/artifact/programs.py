@@ -150,6 +150,8 @@ class Kernels(Record, frozen=True, omit_defaults=True):
             their operands to bfloat16, an NVIDIA GPU's to TF32.
         pieces_alike: whether the VAE's first frame is padded to a piece like all others, so that its layers
             are compiled once, for the time of one more piece.
+        products: ``widened`` if layers convert bfloat16 operands to float32 before they multiply, one layer's
+            weights at a time. The products are the same; a CPU without bfloat16 instructions is faster.
     """
 
     attention: str
@@ -159,6 +161,7 @@ class Kernels(Record, frozen=True, omit_defaults=True):
     attention_blocks: tuple[AtLeastOne, ...] = ()
     float32_precision: Literal["default", "highest"] = "default"
     pieces_alike: bool = False
+    products: Literal["native", "widened"] = "native"
 
 
 class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
