@@ -7,6 +7,10 @@ the machine is shared, so compare ratios, not single times.
 
     python benchmarks/generate.py --model 1.3b --size 448x256 --frames 9 --steps 3 [--reference]
     python benchmarks/generate.py --model animate-14b --layers 5 --size 448x256 --frames 9 --reference
+    python benchmarks/generate.py --target cpu-v3 --reference      # a level below this CPU's
+
+The reference computes in the dtype that is the fastest on the target's CPUs. For a level below this
+machine's, its libraries are limited to that level too, by their own variables.
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import MODELS, ensure_checkpoint
+from cpus import cpu_name, fair_dtype, limits
 from pagecache import warm
 from peers import diffusers
+from processes import clean_environment
 from wanbuild.toy.media import write_samples
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
@@ -54,7 +60,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int, help="of the transformer, where it is too large as published")
     parser.add_argument("--optional", action="store_true", help="with what may be left out; VACE always is")
-    parser.add_argument("--reference", action="store_true", help="also time diffusers in bfloat16")
+    parser.add_argument("--target", default="cpu", help="cpu, or a level of CPUs")
+    parser.add_argument("--reference", action="store_true", help="also time diffusers")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         run(options, options.folder or Path(temporary))
@@ -93,16 +100,18 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     artifact = folder / f"artifact-{options.model}"
     media = media_files(folder / "media", variant.inputs, options)
     figures: dict[str, Any] = {"model": options.model, "size": options.size, "frames": options.frames}
+    figures |= {"cpu": cpu_name(), "target": options.target, "dtype": options.dtype}
     figures["convert_seconds"] = _timed("wanbuild", "convert", checkpoint, "--artifact", artifact, "--force")
     figures["compile_seconds"] = _timed(
-        *("wanbuild", "compile", "--artifact", artifact, "--target", "cpu", "--size", options.size),
+        *("wanbuild", "compile", "--artifact", artifact, "--target", options.target),
+        *("--size", options.size),
         *("--frames", options.frames, "--dtype", options.dtype),
     )
     timing = folder / "timing.json"
     _warm(artifact)
     _timed(
         *("wanrun", "--artifact", artifact, "--prompt", PROMPT, "--steps", options.steps, "--overwrite"),
-        *("--size", options.size, "--frames", options.frames),
+        *("--size", options.size, "--frames", options.frames, "--target", options.target),
         *(word for name, path in media.items() for word in (f"--{name.replace('_', '-')}", path)),
         *("--output", folder / "out.npy", "--timing", "--timing-json", timing),
     )
@@ -110,6 +119,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     ours, theirs = wanrun_rows(figures["wanrun"]), dict[str, float]()
     if options.reference:
         width, height = map(int, options.size.split("x"))
+        figures["reference_dtype"] = fair_dtype(options.target)
         _warm(checkpoint)
         figures["reference"] = diffusers(
             *(checkpoint, (width, height), options.frames, (PROMPT, "")),
@@ -118,8 +128,12 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             variant=variant.name,
             media=media,
             guidance_scale=read_manifest(artifact).model.defaults.guidance_scale,
+            dtype=figures["reference_dtype"],
+            environment=clean_environment(**limits(options.target)),
         )
         theirs = reference_rows(figures["reference"])
+    print(f"{figures['cpu']}; artifact {options.target}, {options.dtype}", end="")
+    print(f"; diffusers {figures['reference_dtype']}" if options.reference else "")
     print(f"{'':<34} {'artifact':>10} {'diffusers':>10} {'ratio':>7}")
     for name, value in ours.items():
         other = theirs.get(name)

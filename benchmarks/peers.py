@@ -33,8 +33,9 @@ def diffusers(
     variant: str = "wan2.1-t2v",
     media: Mapping[str, Path] = MappingProxyType({}),
     guidance_scale: float = 5.0,
+    dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Times a diffusers pipeline in bfloat16 with a float32 VAE, loaded as its documentation says.
+    """Times a diffusers pipeline with a float32 VAE, loaded as its documentation says.
 
     Args:
         checkpoint: folder in the published layout.
@@ -51,6 +52,7 @@ def diffusers(
         variant: the checkpoint's variant; without media, the text pipeline is used.
         media: image files and folders of frames, by option.
         guidance_scale: guidance scale; only above 1 is the negative prompt used.
+        dtype: torch's dtype of everything but the VAE.
 
     Returns:
         ``import``, ``load``, ``text``, ``read_media`` (opening files, resizing), ``encode_media`` (the image
@@ -75,6 +77,7 @@ def diffusers(
         "variant": variant,
         "media": {name: str(path) for name, path in media.items()},
         "guidance_scale": guidance_scale,
+        "dtype": dtype,
     }
     return measure(
         Path(__file__),
@@ -137,7 +140,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     if arguments["threads"]:
         torch.set_num_threads(arguments["threads"])
     pipe = pipeline_class.from_pretrained(
-        arguments["checkpoint"], dtype=torch.bfloat16, local_files_only=True
+        arguments["checkpoint"], dtype=getattr(torch, arguments["dtype"]), local_files_only=True
     )
     pipe.vae.to(torch.float32)
     pipe.set_progress_bar_config(disable=True)

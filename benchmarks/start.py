@@ -22,6 +22,9 @@ and does not read the text encoder. "cold" drops the artifact and the checkpoint
 A virtual machine may return free 2 MiB pages to its host within seconds. Their next touch then waits for the
 host (0.5 GB/s was seen, and 10 GB/s for recently used memory), while the cost of 4 KiB pages is constant. So
 the floor is measured with both page sizes, and the faster one counts; the system's CPU seconds show which.
+
+diffusers computes in the dtype that is the fastest on the target's CPUs. For a level below this machine's,
+its libraries are limited to that level by their own variables.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import ensure_checkpoint
+from cpus import cpu_name, fair_dtype, limits
 from pagecache import cold, warm
 from peers import diffusers
 from processes import clean_environment, measure, run_timed
@@ -61,8 +65,8 @@ def command(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def build(folder: Path, model: str, size: str, frames: int) -> tuple[Path, Path]:
-    """Returns the checkpoint and its artifact with this profile; creates them if they are missing."""
+def build(folder: Path, model: str, size: str, frames: int, target: str = "cpu") -> tuple[Path, Path]:
+    """Returns the checkpoint and its artifact with this profile and target; creates what is missing."""
     checkpoint, artifact = folder / f"checkpoint-{model}", folder / f"artifact-{model}"
     if model != "toy":
         checkpoint = ensure_checkpoint(folder, model)
@@ -71,7 +75,7 @@ def build(folder: Path, model: str, size: str, frames: int) -> tuple[Path, Path]
     if not artifact.exists():
         run_timed([command("wanbuild"), "convert", checkpoint, "--artifact", artifact], LONG)
     profile = ("--size", size, "--frames", frames)
-    run_timed([command("wanbuild"), "compile", "--artifact", artifact, "--target", "cpu", *profile], LONG)
+    run_timed([command("wanbuild"), "compile", "--artifact", artifact, "--target", target, *profile], LONG)
     return checkpoint, artifact
 
 
@@ -115,7 +119,7 @@ class Starts:
     def _wanrun_arguments(self, *more: object) -> list[str]:
         size, frames = self.options.size, self.options.frames
         words = ["--artifact", self.artifact, "--size", size, "--frames", frames, "--prompt", PROMPT]
-        words += ["--negative-prompt", NEGATIVE_PROMPT, "--steps", 4, "--target", "cpu"]
+        words += ["--negative-prompt", NEGATIVE_PROMPT, "--steps", 4, "--target", self.options.target]
         return [str(word) for word in [*words, *more]]
 
     def _wanrun(self, variant: str, stop: int | str, **more: Any) -> dict[str, Any]:
@@ -180,7 +184,7 @@ class Starts:
     def _diffusers(self, state: str, *, cache: Path | None = None, **options: Any) -> dict[str, Any]:
         """Runs diffusers once, compiled if a folder for its compile cache is given."""
         resident = self.set_cache(state, self.checkpoint)
-        environment = dict(self.environment)
+        environment = self.environment | limits(self.options.target)
         if cache is not None:
             environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
         width, height = map(int, self.options.size.split("x"))
@@ -190,6 +194,7 @@ class Starts:
             threads=self.options.threads,
             timeout=LONG,
             environment=environment,
+            dtype=fair_dtype(self.options.target),
             **options,
         )
         return {"resident": resident, **figures}
@@ -259,7 +264,7 @@ class Starts:
     def overhead(self) -> None:
         """Measures a toy's steps, which are short enough to show Python's time between them."""
         size, frames = SHAPES["toy"]
-        _, toy = build(self.folder, "toy", size, frames)
+        _, toy = build(self.folder, "toy", size, frames, self.options.target)
         for _ in range(self.options.repeat):
             with tempfile.TemporaryDirectory() as scratch:
                 timing = Path(scratch) / "timing.json"
@@ -293,6 +298,7 @@ def parse_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=sorted(SHAPES), default="1.3b")
+    parser.add_argument("--target", default="cpu", help="cpu, or a level of CPUs")
     parser.add_argument("--size", help="the model's own small profile where not given")
     parser.add_argument("--frames", type=int)
     parser.add_argument("--repeat", type=int, help="of everything without a denoising step: 5")
@@ -330,7 +336,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, artifact = options.checkpoint, options.artifact
     if artifact is None:
-        checkpoint, artifact = build(folder, options.model, options.size, options.frames)
+        checkpoint, artifact = build(folder, options.model, options.size, options.frames, options.target)
     os.sync()  # dirty pages cannot be dropped
     starts = Starts(options, folder, checkpoint.resolve(), artifact.resolve())
     parts = {
@@ -348,8 +354,10 @@ def run(options: argparse.Namespace, folder: Path) -> None:
             except SystemExit as error:  # earlier measurements are still worth reporting
                 starts.notes.append(f"FAILED, {'/'.join(sorted(names))}: {error}")
     settings = {"model": options.model, "size": options.size, "frames": options.frames}
+    settings |= {"cpu": cpu_name(), "target": options.target, "reference_dtype": fair_dtype(options.target)}
     settings |= {"threads": options.threads, "read_threads": options.read_threads}
     settings["benchmark_seconds"] = time.monotonic() - begun
+    print(f"{settings['cpu']}; target {settings['target']}; diffusers in {settings['reference_dtype']}")
     print(report(starts.runs, starts.notes, settings))
     if any(note.startswith("FAILED") for note in starts.notes):
         raise SystemExit(1)

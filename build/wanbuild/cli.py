@@ -13,6 +13,7 @@ from wanbuild.plan.options import plan_options
 from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
+from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.mesh import AXES, parse_mesh
 from wanrun.console import SIZE
 from wanrun.errors import UsageError
@@ -144,8 +145,8 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     multiple=True,
     default=["local"],
     show_default=True,
-    help="Repeatable: local (this machine's accelerator, or else its CPU), cpu, or a chip that need not be "
-    f"here: {', '.join(CHIPS)}.",
+    help="Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), a level of x86-64 "
+    f"CPUs ({', '.join(LEVELS)}), or a chip that need not be here: {', '.join(CHIPS)}.",
 )
 @click.option(
     "--size", "sizes", type=SIZE, multiple=True, help="Repeatable.  [default: the model's published size]"

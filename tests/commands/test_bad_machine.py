@@ -36,7 +36,7 @@ from wanrun.loading.entries import overlay_folder
         ({"device_count": 8}, "device count: expected 8, found 1 (make as many devices visible"),
         (
             {"cpu_features": ["avx", "warp_drive"]},
-            "CPU features: expected warp_drive, found a CPU without them (run wanbuild compile on this CPU)",
+            "CPU features: expected warp_drive, found a CPU without them (run wanbuild compile on this CPU",
         ),
         ({"variables": {"XLA_FLAGS": "--xla_x=1"}}, "variable XLA_FLAGS: expected '--xla_x=1', found ''"),
         ({"zstandard": False}, "package zstandard: expected False, found True"),

@@ -177,7 +177,7 @@ def full_manifest() -> Manifest:
     )
     programs = msgspec.structs.replace(
         program_set({profile.name: {"denoise_step": program}}),
-        kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest", pieces_alike=True),
+        kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest", True, "widened"),
         mesh={"data": 2},
         rules={"heads": ("tensor",)},
     )

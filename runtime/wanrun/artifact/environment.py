@@ -203,7 +203,7 @@ def host_mismatches(
     if missing:
         remedy = "run wanbuild compile on this CPU"
         if fitting := [name for name, features in LEVELS.items() if _has_all(features, found)]:
-            remedy += f", or with --target {fitting[-1]} on any x86-64 CPU that has what {fitting[-1]} needs"
+            remedy += f", or with --target {fitting[-1]} on another one of that level"
         mismatches.append(Mismatch("CPU features", " ".join(missing), "a CPU without them", remedy))
     return mismatches
 

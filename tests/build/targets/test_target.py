@@ -73,7 +73,11 @@ def test_a_target_without_its_chip() -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "line"),
     [
-        ("v9", {}, "target v9 is not known; expected one of local, cpu, v4, v5e"),
+        (
+            "v9",
+            {},
+            "target v9 is not known; expected one of local, cpu, cpu-v3, cpu-v4, cpu-v4-bf16, v4, v5e",
+        ),
         ("v5e", {"context": 3}, "v5e does not come with 3 devices; expected one of 1, 2, 4, 8"),
         ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
         ("v7x-8", {"data": 2}, "expected --mesh with 8 in all; found data=2; wanbuild plan --target v7x-8"),
