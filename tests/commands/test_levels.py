@@ -19,6 +19,7 @@ from wanrun.artifact import environment
 from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.replay.golden import replayed
 
 LEVEL = "cpu-v3"
 
@@ -51,6 +52,14 @@ def test_both_give_the_same(both: Path) -> None:
     level, said = latents(both, target=LEVEL)
     assert said == [f"target {LEVEL}"]
     assert np.abs(level - own).max() <= 1e-5 * np.abs(own).max()
+
+
+def test_a_record_of_a_level_names_the_whole_cpu(both: Path) -> None:
+    """Digests are compared between equal machines, and products of matrices depend on more than the level."""
+    with load(both, target=LEVEL, embeddings="none") as pipeline:
+        assert pipeline.environment["cpu_features"] == list(LEVELS[LEVEL])
+        machine = replayed(pipeline, pipeline.environment).machine
+    assert machine["cpu_features"] == list(environment.cpu_features()) and machine["cpu_level"] == LEVEL
 
 
 def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,23 +10,31 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from wanrun.artifact.mesh import Sizes
+from wanrun.errors import WanError
 
 FLAG = "--xla_cpu_max_isa"
 """XLA's flag."""
 
 
 class LimitedProcesses:
-    """Processes that compile with a limit on the instruction set, one for each limit; ends them on exit."""
+    """Processes that compile with a limit on the instruction set, one for each limit.
+
+    On exit they end; after an error at once, in the middle of a program.
+    """
 
     def __init__(self) -> None:
         self._pools: dict[str, ProcessPoolExecutor] = {}
+        self._processes: set[BaseProcess] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -34,6 +42,8 @@ class LimitedProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for process in self._processes if kind is not None else ():
+            process.kill()
         for pool in self._pools.values():
             pool.shutdown(cancel_futures=True)
 
@@ -49,14 +59,29 @@ class LimitedProcesses:
             name: the program's name.
             data: the serialized program.
             donate: names of donated arguments.
+
+        Raises:
+            WanError: if the process is killed.
         """
-        with _limited(limit):  # the process starts with its first task
-            pool = self._pools.get(limit)
-            if pool is None:
-                spawn = multiprocessing.get_context("spawn")
-                pool = self._pools[limit] = ProcessPoolExecutor(1, mp_context=spawn)
-            future = pool.submit(_compile, str(cache), dict(mesh), name, data, tuple(donate))
-        return future.result()
+        pool, others = self._pool(limit), set(multiprocessing.active_children())
+        try:
+            with _limited(limit):  # the process starts with its first task
+                future = pool.submit(_compile, str(cache), dict(mesh), name, data, tuple(donate))
+            self._processes |= set(multiprocessing.active_children()) - others
+            return future.result()
+        except BrokenProcessPool:
+            raise WanError(
+                f"the process that compiles {name} for {limit} has ended",
+                expected="the executable",
+                found="the process killed, perhaps because memory ran out",
+                remedy="run it again with more free memory",
+            ) from None
+
+    def _pool(self, limit: str) -> ProcessPoolExecutor:
+        if limit not in self._pools:
+            spawn = multiprocessing.get_context("spawn")
+            self._pools[limit] = ProcessPoolExecutor(1, mp_context=spawn, initializer=_end_with_parent)
+        return self._pools[limit]
 
 
 @contextlib.contextmanager
@@ -71,6 +96,18 @@ def _limited(limit: str) -> Iterator[None]:
             del os.environ["XLA_FLAGS"]
         else:
             os.environ["XLA_FLAGS"] = before
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone, even if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _compile(cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from wanrun.artifact.cpu import cpu_features
 from wanrun.artifact.environment import usable_cores
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
@@ -89,6 +90,11 @@ def read_golden(path: Path) -> Golden:
         ) from None
 
 
+def _own_features(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """This CPU's features, where a target has those of its level: jaxlib's own kernels use them all."""
+    return {"cpu_features": list(cpu_features())} if "cpu_level" in environment else {}
+
+
 def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | None = None) -> Golden:
     """Runs a pipeline's loaded profile from the fixed seed.
 
@@ -114,7 +120,7 @@ def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | Non
         sha256_of(result.frames.tobytes()),
         tuple(float(value) for value in _sampled(result.latents)),
         # The number of cores may decide the order in which partial sums are added.
-        {**environment, "cores": usable_cores()},
+        {**environment, **_own_features(environment), "cores": usable_cores()},
         TOLERANCES[profile.options.dtype],
         tuple(int(value) for value in _sampled(result.frames)),
     )

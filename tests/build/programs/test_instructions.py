@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import struct
+import time
 from pathlib import Path
 
 import jax
@@ -15,7 +17,7 @@ from jax._src import compilation_cache
 from wanbuild.programs.instructions import beyond, check_level, features_used
 from wanbuild.programs.limited import FLAG, LimitedProcesses
 from wanbuild.targets.levels import CPU_LEVELS
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, WanError
 
 RETURN = b"\xc3"
 CODE = {
@@ -76,17 +78,41 @@ def test_what_is_no_machine_code(tmp_path: Path) -> None:
         features_used(entry(tmp_path / "two", object_file((4, b"\x06" + RETURN))))
 
 
+def tanh(rows: int) -> bytes:
+    """An exported program."""
+    shape = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
+    function = export.export(jax.jit(lambda x: {"y": jnp.tanh(x) * x + 1}), platforms=["cpu"])
+    return bytes(function(x=shape).serialize())
+
+
+def test_a_process_that_is_killed(tmp_path: Path) -> None:
+    with LimitedProcesses() as processes:
+        processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
+        (worker,) = multiprocessing.active_children()
+        worker.kill()
+        worker.join()
+        with pytest.raises(WanError, match="process that compiles program for AVX2 has ended; expected"):
+            processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
+    assert multiprocessing.active_children() == []
+
+
+def test_an_error_ends_the_processes_at_once(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), LimitedProcesses() as processes:
+        processes.compile("AVX2", tmp_path, {}, "program", tanh(8), ())
+        (worker,) = multiprocessing.active_children()
+        processes._pool("AVX2").submit(time.sleep, 600)
+        raise KeyboardInterrupt
+    assert not worker.is_alive() and multiprocessing.active_children() == []
+
+
 def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
     """On a CPU of a higher level too; this process's own limit, which is none, stays."""
     before = os.environ.get("XLA_FLAGS")
-    shape = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
-    function = export.export(jax.jit(lambda x: {"y": jnp.tanh(x) * x + 1}), platforms=["cpu"])
-    data = bytes(function(x=shape).serialize())
     with LimitedProcesses() as processes:
         found = {}
         for limit in ("AVX2", "SSE4_2"):
             (tmp_path / limit).mkdir()
-            figures = processes.compile(limit, tmp_path / limit, {}, "program", data, ())
+            figures = processes.compile(limit, tmp_path / limit, {}, "program", tanh(64), ())
             assert figures["output_bytes"] >= 64 * 4096 * 4
             (path,) = (tmp_path / limit).glob("*-cache")
             found[limit] = features_used(path)
