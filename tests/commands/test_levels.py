@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from helpers.damage import edit_environment
 from wanbuild.check.verify import check_files
 from wanbuild.programs import compile as compiling
 from wanbuild.programs.compile import CompileRequest, compile_artifact
@@ -60,6 +62,30 @@ def test_a_record_of_a_level_names_the_whole_cpu(both: Path) -> None:
         assert pipeline.environment["cpu_features"] == list(LEVELS[LEVEL])
         machine = replayed(pipeline, pipeline.environment).machine
     assert machine["cpu_features"] == list(environment.cpu_features()) and machine["cpu_level"] == LEVEL
+
+
+def under_other_keys(artifact: Path) -> None:
+    """Gives the entries of this CPU's target other names, as if JAX had had other keys for them."""
+    manifest = read_manifest(artifact)
+    target = manifest.targets["cpu"]
+    for path in (artifact / target.folder).iterdir():
+        path.rename(path.with_name(f"other-{path.name}"))
+    renamed = {
+        profile: {
+            name: msgspec.structs.replace(entry, file=f"other-{entry.file}")
+            for name, entry in entries.items()
+        }
+        for profile, entries in target.executables.items()
+    }
+    manifest.changed(targets={"cpu": msgspec.structs.replace(target, executables=renamed)}).write(artifact)
+
+
+def test_a_cpu_with_more_features_than_the_one_that_built(artifact_copy: Path, toy_artifact: Path) -> None:
+    under_other_keys(artifact_copy)
+    with pytest.raises(ArtifactError, match="the compilation cache has no entry"):
+        latents(artifact_copy)
+    edit_environment(artifact_copy, cpu_features=list(environment.cpu_features()[1:]))
+    assert np.array_equal(latents(artifact_copy)[0], latents(toy_artifact)[0])
 
 
 def test_a_cpu_of_that_level_alone_takes_it(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,13 @@ def built_elsewhere(environment: Mapping[str, Any]) -> bool:
 
 
 def has_other_keys(environment: Mapping[str, Any]) -> bool:
-    """Whether JAX may have another key for a target's executables than where they were built.
+    """Whether JAX has another key here for a target's executables than where they were built.
 
-    The key holds the compiler's text about its device, which for a CPU is that of all its features.
+    The key holds the compiler's text about its device, which for a CPU is that of all its features: a CPU
+    with more of them has another one, and runs the same executable.
     """
-    return built_elsewhere(environment) or "cpu_level" in environment
+    other_cpu = environment.get("cpu_features") not in (None, list(cpu_features()))
+    return built_elsewhere(environment) or "cpu_level" in environment or other_cpu
 
 
 def device_kinds(environment: Mapping[str, Any]) -> tuple[str, ...]:
