@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-import wanbuild.programs.compile as compilation
 from helpers.damage import (
     PROFILE,
     PROGRAMS,
@@ -27,6 +26,7 @@ from helpers.damage import (
 )
 from helpers.manifests import without_profiles
 from wanbuild.cli import wanbuild
+from wanbuild.programs import compiler
 from wanrun.artifact.manifest import read_manifest
 from wanrun.console import run
 from wanrun.files import sha256_of
@@ -351,7 +351,7 @@ def test_a_compilation_cut_short_keeps_the_old_executables(
 
     own(artifact, "programs")
     own(artifact, "executables")
-    monkeypatch.setattr(compilation, "lower", lower)
+    monkeypatch.setattr(compiler, "lower", lower)
     interrupt_at = 0
     edit_environment(artifact, device_count=9)
     assert compile_again() == 0
