@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from wanrun.artifact.cpu import level_rank
@@ -92,9 +93,9 @@ class SelectedTarget:
         """Whether its executables were built without their chip, and have never run."""
         return built_elsewhere(self.target.environment)
 
-    @property
+    @cached_property
     def has_other_keys(self) -> bool:
-        """Whether JAX may have another key for its executables than where they were built."""
+        """Whether JAX has another key here for its executables than where they were built."""
         return has_other_keys(self.target.environment)
 
     @property
