@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from wanrun.artifact.cpu import LEVELS, cpu_features
+from wanrun.artifact.cpu import LEVELS, cpu_features, highest_level, multiplies_bfloat16
 
 LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -31,13 +31,7 @@ def cpu_name() -> str:
     name = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
     )
-    return f"{name} ({host_level() or 'below cpu-v3'})"
-
-
-def host_level() -> str | None:
-    """Returns the highest level that this CPU has; None if it has none."""
-    fitting = [name for name, features in LEVELS.items() if set(features) <= set(cpu_features())]
-    return fitting[-1] if fitting else None
+    return f"{name} ({highest_level(cpu_features()) or 'below cpu-v3'})"
 
 
 def fair_dtype(target: str) -> str:
@@ -50,9 +44,9 @@ def fair_dtype(target: str) -> str:
         target: ``cpu`` for this machine's, or a level.
     """
     features = LEVELS.get(target, cpu_features())
-    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(features) else "float32"
+    return "bfloat16" if multiplies_bfloat16(features) else "float32"
 
 
 def limits(target: str) -> dict[str, str]:
     """Returns the variables that limit torch to a target, if this CPU is of a higher level."""
-    return {} if target in ("cpu", host_level()) else dict(LIMITS.get(target, {}))
+    return {} if target in ("cpu", highest_level(cpu_features())) else dict(LIMITS.get(target, {}))

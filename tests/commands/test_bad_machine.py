@@ -19,12 +19,18 @@ from helpers.damage import (
 )
 from helpers.fake_pipeline import Fake, run_here
 from wanbuild.targets.topology import COMPILERS
+from wanrun.artifact.cpu import cpu_features, highest_level
 from wanrun.artifact.environment import has_package
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
 from wanrun.console import run
 from wanrun.errors import UsageError
 from wanrun.loading.entries import overlay_folder
+
+LEVEL = highest_level(cpu_features())
+COMPILE_HERE = "run wanbuild compile on this CPU" + (
+    f", or with --target {LEVEL} on another one of that level" if LEVEL else ""
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +42,7 @@ from wanrun.loading.entries import overlay_folder
         ({"device_count": 8}, "device count: expected 8, found 1 (make as many devices visible"),
         (
             {"cpu_features": ["avx", "warp_drive"]},
-            "CPU features: expected warp_drive, found a CPU without them (run wanbuild compile on this CPU",
+            f"CPU features: expected warp_drive, found a CPU without them ({COMPILE_HERE})",
         ),
         ({"variables": {"XLA_FLAGS": "--xla_x=1"}}, "variable XLA_FLAGS: expected '--xla_x=1', found ''"),
         ({"zstandard": False}, "package zstandard: expected False, found True"),

@@ -14,6 +14,7 @@ from wanbuild.targets.chips import CHIPS, CUDNN, Chip
 from wanbuild.targets.levels import CPU_LEVELS, Level
 from wanbuild.targets.topology import open_topology
 from wanrun.artifact.attached import ROOT, attached
+from wanrun.artifact.cpu import multiplies_bfloat16
 from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
@@ -138,10 +139,8 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
 
 def _cpu_kernels(environment: Mapping[str, Any]) -> Kernels:
     """Returns the kernels of a CPU with the features of an environment."""
-    plain = environment["machine"] == "x86_64" and not {"avx512_bf16", "amx_bf16"} & set(
-        environment["cpu_features"]
-    )
-    return PLAIN_CPU if plain else CPU
+    native = environment["machine"] != "x86_64" or multiplies_bfloat16(environment["cpu_features"])
+    return CPU if native else PLAIN_CPU
 
 
 def attached_platform(root: Path = ROOT) -> str:

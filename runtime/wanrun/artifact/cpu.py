@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,6 +32,17 @@ def level_rank(environment: Mapping[str, object]) -> int:
     levels = list(LEVELS)
     level = environment.get("cpu_level")
     return levels.index(level) if level in levels else len(levels)
+
+
+def highest_level(features: Iterable[str]) -> str | None:
+    """Returns the highest level of a CPU with these features; None if it is below all of them."""
+    own = set(features)
+    return next((name for name, needed in reversed(list(LEVELS.items())) if own.issuperset(needed)), None)
+
+
+def multiplies_bfloat16(features: Iterable[str]) -> bool:
+    """Whether an x86-64 CPU with these features has instructions for products of bfloat16."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(features)
 
 
 def cpu_features() -> tuple[str, ...]:

@@ -9,14 +9,14 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.address_space import check_address_space
 from wanrun.artifact.attached import ROOT, WORDS, attached
-from wanrun.artifact.cpu import LEVELS, cpu_features
+from wanrun.artifact.cpu import cpu_features, highest_level
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.errors import ArtifactError, Mismatch, UsageError
 
@@ -204,14 +204,10 @@ def host_mismatches(
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
         remedy = "run wanbuild compile on this CPU"
-        if fitting := [name for name, features in LEVELS.items() if _has_all(features, found)]:
-            remedy += f", or with --target {fitting[-1]} on another one of that level"
+        if (level := highest_level(found.get("cpu_features", ()))) is not None:
+            remedy += f", or with --target {level} on another one of that level"
         mismatches.append(Mismatch("CPU features", " ".join(missing), "a CPU without them", remedy))
     return mismatches
-
-
-def _has_all(features: Iterable[str], host: Mapping[str, Any]) -> bool:
-    return set(features) <= set(host.get("cpu_features", ()))
 
 
 def device_mismatches(
