@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from wanbuild.check.verify import check_files
 from wanbuild.programs import compile as compiling
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions
-from wanbuild.targets.levels import CPU_LEVELS, Level
+from wanbuild.targets.levels import CPU_LEVELS
 from wanrun import load
 from wanrun.artifact import environment
 from wanrun.artifact.cpu import LEVELS
@@ -100,10 +101,14 @@ def test_entries_of_a_level_are_verified(both: Path, monkeypatch: pytest.MonkeyP
     manifest, lines = read_manifest(both), list[str]()
     check_files(both, manifest, lines.append)
     assert f"target {LEVEL}: executables intact" in lines
-    lower = Level(LEVEL, ("SSE4_2",), CPU_LEVELS[LEVEL].instructions - {"AVX", "AVX2"})
-    monkeypatch.setattr("wanbuild.check.verify.CPU_LEVELS", {LEVEL: lower})
-    with pytest.raises(ArtifactError, match=rf"is no executable for {LEVEL}; .*found AVX"):
-        check_files(both, manifest, lines.append)
+    level = CPU_LEVELS[LEVEL]
+    for lower, found in (
+        (replace(level, instructions=level.instructions - {"AVX", "AVX2"}), "AVX"),
+        (replace(level, recorded=level.recorded - {"fma"}), "fma"),
+    ):
+        monkeypatch.setattr("wanbuild.check.verify.CPU_LEVELS", {LEVEL: lower})
+        with pytest.raises(ArtifactError, match=rf"is no executable for {LEVEL}; .*found {found}"):
+            check_files(both, manifest, lines.append)
 
 
 def test_code_beyond_a_level_is_compiled_again(
@@ -113,7 +118,7 @@ def test_code_beyond_a_level_is_compiled_again(
     artifact = tmp_path / "toy"
     shutil.copytree(both, artifact)
     shutil.rmtree(artifact / read_manifest(artifact).targets[LEVEL].folder)
-    levels = {LEVEL: Level(LEVEL, ("AVX", "SSE4_2"), CPU_LEVELS[LEVEL].instructions)}
+    levels = {LEVEL: replace(CPU_LEVELS[LEVEL], limits=("AVX", "SSE4_2"))}
     monkeypatch.setattr("wanbuild.targets.target.CPU_LEVELS", levels)
     monkeypatch.setattr(compiling, "beyond", lambda entry, allowed: ["GFNI"])
     lines: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.export import profile_of, used_sets, with_programs
-from wanbuild.programs.instructions import beyond
+from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
@@ -136,6 +136,7 @@ class _Compiler:
             figures = self._processes.compile(limit, folder, self.target.mesh, name, data, donate)
             entry = _entry_in(folder)
             if not (more := beyond(entry, level.instructions)):
+                record_level(entry, level)
                 return entry, figures
             if following is not None:
                 lacks = f"needs {' '.join(more)}, which {level.name} lacks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from wanrun.errors import ArtifactError
 _ELF = b"\x7fELF"
 _EXECUTABLE = 4  # SHF_EXECINSTR
 _CONTENT = 1  # SHT_PROGBITS
+_RECORD = re.compile(rb"[+-][a-z0-9.-]+(?:,[+-][a-z0-9.-]+){30,}")
+"""LLVM's features of the CPU that an entry was compiled on, such as ``+avx2,-avx512f``."""
 
 
 def features_used(entry: Path) -> frozenset[str]:
@@ -51,9 +54,40 @@ def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
     return sorted(features_used(entry) - set(allowed))
 
 
+def features_recorded(entry: Path) -> frozenset[str]:
+    """Returns the features that an entry says that it needs, as LLVM names them."""
+    from jax._src import compilation_cache
+
+    data = compilation_cache.decompress_executable(entry.read_bytes())
+    names = b",".join(_RECORD.findall(data)).decode().split(",")
+    return frozenset(name[1:] for name in names if name.startswith("+"))
+
+
+def record_level(entry: Path, level: Level) -> None:
+    """Takes what is beyond a level from the features that an entry says that it needs.
+
+    XLA writes down those of the CPU that compiles. On one that lacks any of them it would warn of SIGILL at
+    every start, in lines of 3 000 characters, whatever instructions there are.
+
+    Args:
+        entry: the cache entry, of which ``beyond`` has found no instruction beyond the level.
+        level: the level.
+    """
+    from jax._src import compilation_cache
+
+    def within(record: re.Match[bytes]) -> bytes:
+        names = (name.decode() for name in record.group().split(b","))
+        kept = (name if name[1:] in level.recorded else f"-{name[1:]}" for name in names)
+        return ",".join(kept).encode()
+
+    data = compilation_cache.decompress_executable(entry.read_bytes())
+    entry.write_bytes(compilation_cache.compress_executable(_RECORD.sub(within, data)))
+
+
 def check_level(entry: Path, level: Level) -> None:
-    """Raises ArtifactError if an entry has instructions beyond its level, or none."""
-    if more := beyond(entry, level.instructions):
+    """Raises ArtifactError if an entry has instructions beyond its level, or none, or asks for such a CPU."""
+    more = beyond(entry, level.instructions) or sorted(features_recorded(entry) - level.recorded)
+    if more:
         raise ArtifactError(
             f"{entry} is no executable for {level.name}",
             expected=f"instructions of {level.name} alone",

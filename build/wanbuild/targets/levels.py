@@ -17,6 +17,12 @@ _V2 = (
 _V3 = f"{_V2} AVX AVX2 BMI1 BMI2 F16C FMA LZCNT MOVBE"
 _V4 = f"{_V3} AVX512F AVX512BW AVX512CD AVX512DQ AVX512VL"
 
+_LLVM_V3 = (
+    "64bit avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sahf sse sse2 sse3 "
+    "sse4.1 sse4.2 ssse3 xsave"
+)
+_LLVM_V4 = f"{_LLVM_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
+
 
 @dataclass(frozen=True)
 class Level:
@@ -28,11 +34,13 @@ class Level:
             than it: code for AVX512 uses all of AVX512 that the building CPU has. So a program whose code
             goes beyond the level is compiled again with the next limit.
         instructions: the feature sets of its instructions, as the disassembler names them.
+        recorded: the features that an entry may say that it needs, as LLVM names them.
     """
 
     name: str
     limits: tuple[str, ...]
     instructions: frozenset[str]
+    recorded: frozenset[str]
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -55,12 +63,13 @@ CPU_LEVELS: Mapping[str, Level] = MappingProxyType(
     {
         level.name: level
         for level in (
-            Level("cpu-v3", ("AVX2",), frozenset(_V3.split())),
-            Level("cpu-v4", ("AVX512", "AVX2"), frozenset(_V4.split())),
+            Level("cpu-v3", ("AVX2",), frozenset(_V3.split()), frozenset(_LLVM_V3.split())),
+            Level("cpu-v4", ("AVX512", "AVX2"), frozenset(_V4.split()), frozenset(_LLVM_V4.split())),
             Level(
                 "cpu-v4-bf16",
                 ("AVX512_BF16", "AVX512", "AVX2"),
                 frozenset([*_V4.split(), "AVX512_BF16", "AVX512_VNNI"]),
+                frozenset([*_LLVM_V4.split(), "avx512bf16", "avx512vnni"]),
             ),
         )
     }

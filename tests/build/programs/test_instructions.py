@@ -14,7 +14,13 @@ import pytest
 from jax import export
 from jax._src import compilation_cache
 
-from wanbuild.programs.instructions import beyond, check_level, features_used
+from wanbuild.programs.instructions import (
+    beyond,
+    check_level,
+    features_recorded,
+    features_used,
+    record_level,
+)
 from wanbuild.programs.limited import FLAG, LimitedProcesses
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun.errors import ArtifactError, WanError
@@ -62,6 +68,23 @@ def test_all_files_and_sections_are_read(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"one is no executable for cpu-v3; .*found AVX512VL AVX512_VBMI"):
         check_level(one, CPU_LEVELS["cpu-v3"])
     check_level(entry(tmp_path / "two", plain), CPU_LEVELS["cpu-v3"])
+
+
+def test_what_an_entry_says_that_it_needs(tmp_path: Path) -> None:
+    """The first record is of a CPU with GFNI, the second too short to be one."""
+    more = [f"-feature{number}" for number in range(30)]
+    needs = ",".join(["+64bit", "+avx2", "+gfni", *more, "-avx512f", "+sse4.1"]).encode()
+    one = entry(tmp_path / "one", needs + b"\0", b"+gfni,+vaes", object_file((4, RETURN)))
+    before = compilation_cache.decompress_executable(one.read_bytes())
+    level = CPU_LEVELS["cpu-v3"]
+    assert features_recorded(one) == {"64bit", "avx2", "gfni", "sse4.1"}
+    with pytest.raises(ArtifactError, match=r"one is no executable for cpu-v3; .*found gfni"):
+        check_level(one, level)
+    record_level(one, level)
+    after = compilation_cache.decompress_executable(one.read_bytes())
+    assert after == before.replace(b"+gfni,-", b"-gfni,-")
+    assert features_recorded(one) == {"64bit", "avx2", "sse4.1"}
+    check_level(one, level)
 
 
 def test_levels_differ(tmp_path: Path) -> None:
@@ -116,6 +139,10 @@ def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
             assert figures["output_bytes"] >= 64 * 4096 * 4
             (path,) = (tmp_path / limit).glob("*-cache")
             found[limit] = features_used(path)
+    (path,) = (tmp_path / "AVX2").glob("*-cache")
+    assert {"avx2", "fma", "sse4.2"} <= features_recorded(path)
+    record_level(path, CPU_LEVELS["cpu-v3"])
+    assert {"avx2", "fma", "sse4.2"} <= features_recorded(path) <= CPU_LEVELS["cpu-v3"].recorded
     assert found["AVX2"] <= CPU_LEVELS["cpu-v3"].instructions and "AVX" in found["AVX2"]
     assert not {name for name in found["SSE4_2"] if name.startswith("AVX")}
     assert os.environ.get("XLA_FLAGS") == before and FLAG not in (before or "")
