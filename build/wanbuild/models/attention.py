@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from wanbuild.models.forms import operand
 from wanbuild.models.loops import map_leading
 
 Mask = jax.Array | int | None
@@ -66,9 +67,11 @@ def _weighted(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the sum of values by weight, float32 (S, K); the largest score; and the sum of weights, (S, 1).
 
-    Weights are exp(score - largest score); ``masked`` is the score of a masked key.
+    Weights are exp(score - largest score), rounded to bfloat16 where operands are; ``masked`` is the score of
+    a masked key.
     """
     scale = q.shape[-1] ** -0.5
+    q, k, v = operand(q), operand(k), operand(v)
     scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     scores = scores * scale
     if mask is not None:

@@ -12,8 +12,9 @@ from flax import nnx
 
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
 from wanbuild.models.loops import map_leading
-from wanbuild.models.params import param
+from wanbuild.models.params import Stack, param
 from wanbuild.models.partition import constrain
+from wanbuild.models.prompts import Prompts
 from wanbuild.models.rope import apply_rope
 from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
@@ -110,7 +111,7 @@ class CrossAttention(WanAttention):
             self.add_v_proj = Linear(added, dim, dtype, ("heads", "embed"))
             self.norm_added_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
 
-    def kv(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
+    def kv(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, jax.Array]:
         """Computes the keys and values of one block.
 
         Args:
@@ -121,10 +122,11 @@ class CrossAttention(WanAttention):
         Returns:
             One layer of ``KV``, in text's dtype.
         """
-        kv = {"k": self.key(text).astype(text.dtype), "v": self.value(text)}
+        dtype = text.rows.dtype
+        kv = text.map(lambda rows: {"k": self.key(rows).astype(dtype), "v": self.value(rows)})
         if image is not None:
             key = self.norm_added_k(self.add_k_proj(image, out_dtype=jnp.float32))
-            kv["image_k"] = self.split_heads(key.astype(text.dtype))
+            kv["image_k"] = self.split_heads(key.astype(dtype))
             kv["image_v"] = self.split_heads(self.add_v_proj(image))
         kv = {name: constrain(x, *STORED[name]) for name, x in kv.items()}
         if mask is not None:
@@ -205,7 +207,9 @@ class WanBlock(nnx.Module):
         return constrain(x, "videos", "tokens", None)
 
 
-def block_kv(blocks: WanBlock, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> KV:
+def block_kv(blocks: WanBlock, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> KV:
     """Computes the cache of a stack of blocks; arguments as in ``CrossAttention.kv``."""
-    graphdef, state = nnx.split(blocks)
-    return map_leading(lambda layer: nnx.merge(graphdef, layer).attn2.kv(text, image, mask), state)
+    stack = Stack(blocks)
+    return map_leading(
+        lambda layer: stack.layer(layer, whole=False).attn2.kv(text, image, mask), stack.scanned
+    )

@@ -15,8 +15,7 @@ from flax import nnx
 
 from wanbuild.models.clip_config import ImageEncoderConfig
 from wanbuild.models.layers import LayerNorm, Linear
-from wanbuild.models.loops import from_bits, to_bits
-from wanbuild.models.params import gathered, param, stacked
+from wanbuild.models.params import Stack, param, stacked
 from wanbuild.models.partition import constrain
 
 
@@ -114,15 +113,11 @@ class CLIPImageEncoder(nnx.Module):
         size = self.config.image_size
         if pixels.shape[1:] != (size, size, self.config.num_channels):
             raise ValueError(f"pixels of shape {pixels.shape}, not {size} x {size} x 3")
-        graphdef, state = nnx.split(self.blocks)
         # A scan would need a slice of all rows but the last, which is a copy; indexing needs none.
-        stack = jax.tree.map(to_bits, state)
+        stack = Stack(self.blocks)
 
         def layer(index: jax.Array, x: jax.Array) -> jax.Array:
-            row = jax.tree.map(
-                lambda rows: from_bits(jax.lax.dynamic_index_in_dim(rows, index, keepdims=False)), stack
-            )
-            return constrain(nnx.merge(graphdef, gathered(row))(x, dtype))
+            return constrain(stack.at(index)(x, dtype))
 
         layers = self.config.num_hidden_layers - 1
         return jax.lax.fori_loop(0, layers, layer, self._embed(pixels, dtype)).astype(dtype)

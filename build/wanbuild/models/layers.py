@@ -7,36 +7,60 @@ into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wanbuild.models.forms import operand
+from wanbuild.models.loops import LayerSlice
 from wanbuild.models.params import param
 
-_WIDENED = ContextVar("widened", default=False)
+FEW_ROWS = 320
+"""Up to this many rows of a product, its weight is sliced from the stack block by block (BUILD_NOTES.md,
+"Forms"). CLIP has 257."""
+
+BLOCK_ROWS = 640
+"""Rows of such a block, at most: 5 MB at a width of 4096."""
 
 
-@contextlib.contextmanager
-def widened_products(widened: bool) -> Iterator[None]:
-    """Says whether layers that are traced meanwhile widen bfloat16 operands to float32; see ``Kernels``."""
-    before = _WIDENED.set(widened)
-    try:
-        yield
-    finally:
-        _WIDENED.reset(before)
+def _block_rows(rows: int) -> int:
+    """Returns the rows of the largest equal blocks that are multiples of 16; all rows if there are none."""
+    return max((size for size in range(16, BLOCK_ROWS + 1, 16) if rows % size == 0), default=rows)
 
 
-def _operand(x: jax.Array) -> jax.Array:
-    """Returns an operand of a product, in a program that widens them as float32."""
-    if x.dtype != jnp.bfloat16 or not _WIDENED.get():
-        return x
-    # The barrier keeps the conversion out of the product: one pass over one layer's weights.
-    return jax.lax.optimization_barrier(x.astype(jnp.float32))
+def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns x Wᵀ over the last axes in float32, with W in x's dtype."""
+    return jax.lax.dot_general(
+        operand(x),
+        operand(weight.astype(x.dtype)),
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _product_by_block(x: jax.Array, weight: LayerSlice) -> jax.Array:
+    """Returns the same for few rows.
+
+    A block is still in the cache when it is multiplied. It is the left operand: XLA's CPU backend first
+    rearranges the right one, which for few rows takes as long as the product.
+    """
+    out_dim = weight.shape[0]
+    size = _block_rows(out_dim)
+    dtype, x = x.dtype, operand(x)
+
+    def block(start: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(
+            operand(weight.block(start, size).astype(dtype)),
+            x,
+            (((1,), (x.ndim - 1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+
+    y = jax.lax.map(block, jnp.arange(0, out_dim, size))
+    return jnp.moveaxis(y.reshape(out_dim, *x.shape[:-1]), 0, -1)
 
 
 class Linear(nnx.Module):
@@ -68,12 +92,11 @@ class Linear(nnx.Module):
 
         The product is that of operands in x's dtype, accumulated, with the bias, in float32.
         """
-        y = jax.lax.dot_general(
-            _operand(x),
-            _operand(self.weight[...].astype(x.dtype)),
-            (((x.ndim - 1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
+        weight = self.weight.get_value()
+        if isinstance(weight, LayerSlice) and math.prod(x.shape[:-1]) <= FEW_ROWS:
+            y = _product_by_block(x, weight)
+        else:
+            y = _product(x, weight[...])
         if self.has_bias:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(out_dtype or x.dtype)

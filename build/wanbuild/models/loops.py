@@ -5,36 +5,26 @@ slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB copy
 sliced arrays are sliced as uint16 of the same bits, and weights are already passed as uint16
 (``Kernels.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
 
-A TPU slices bfloat16, and copies whole stacks for a bitcast. Which of both a program is for is said around
-its tracing with ``sliced_as_bits``, like the mesh with ``jax.set_mesh``.
+A TPU slices bfloat16, and copies whole stacks for a bitcast: ``models.forms`` says which a program is for.
+
+A slice of a stack is a copy in memory before it is multiplied. For few rows that costs as much as their
+product. ``LayerSlice`` leaves it to the layer that reads a weight to slice blocks, which stay in the cache.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-_AS_BITS = ContextVar("as_bits", default=True)
-
-
-@contextlib.contextmanager
-def sliced_as_bits(bits: bool) -> Iterator[None]:
-    """Says whether programs that are traced meanwhile slice bfloat16 arrays as uint16."""
-    before = _AS_BITS.set(bits)
-    try:
-        yield
-    finally:
-        _AS_BITS.reset(before)
+from wanbuild.models.forms import forms
 
 
 def to_bits(x: jax.Array) -> jax.Array:
     """Returns a bfloat16 array as uint16 of the same bits, in a program that slices those; else the array."""
-    as_bits = x.dtype == jnp.bfloat16 and _AS_BITS.get()
+    as_bits = x.dtype == jnp.bfloat16 and forms().cpu
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if as_bits else x
 
 
@@ -53,3 +43,29 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
 def map_leading(function: Callable[[Any], Any], xs: Any) -> Any:
     """``jax.lax.map`` over the leading axis of every array in xs; see ``scan``."""
     return scan(lambda _, x: ((), function(x)), (), xs)[1]
+
+
+class LayerSlice:
+    """One layer of a stacked parameter, sliced where it is read.
+
+    Args:
+        stack: the parameter of all layers, (L, ...), as ``to_bits`` returns it.
+        layer: the layer's index, an int32 scalar.
+    """
+
+    def __init__(self, stack: jax.Array, layer: jax.Array) -> None:
+        self._stack, self._layer = stack, layer
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one layer's parameter."""
+        return self._stack.shape[1:]
+
+    def __getitem__(self, key: Any) -> jax.Array:
+        """Returns the whole slice, or what ``key`` chooses of it."""
+        return self.block(0, self.shape[0])[key]
+
+    def block(self, start: Any, size: int) -> jax.Array:
+        """Returns ``size`` entries along the first axis from ``start``, which may be a traced scalar."""
+        starts = (self._layer, start, *(0 for _ in self.shape[1:]))
+        return from_bits(jax.lax.dynamic_slice(self._stack, starts, (1, size, *self.shape[1:]))[0])

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wanbuild.models.loops import from_bits, scan, to_bits
+from wanbuild.models.forms import forms
+from wanbuild.models.loops import LayerSlice, from_bits, scan, to_bits
 from wanbuild.models.partition import constrain_parameter, mesh_sizes
 
 LAYERS = "layers"
@@ -63,6 +64,62 @@ def stacked(block: Any, num_layers: int) -> Any:
     return nnx.merge(graphdef, jax.tree.map(add_axis, state, is_leaf=_is_variable))
 
 
+class Stack:
+    """The layers of a module made by ``stacked``, which holds arrays; read one at a time in a loop.
+
+    A program for a CPU has each layer's parameters as ``LayerSlice``, any other as arrays.
+
+    Args:
+        blocks: the module.
+    """
+
+    def __init__(self, blocks: nnx.Module) -> None:
+        self._graphdef, state = nnx.split(blocks)
+        self._state = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), state)
+        self._where_read = forms().cpu and not mesh_sizes()
+
+    @property
+    def scanned(self) -> Any:
+        """What ``scan`` slices to read one layer after the other with ``layer``."""
+        return np.arange(len(jax.tree.leaves(self._state)[0])) if self._where_read else self._state
+
+    def layer(self, scanned: Any, whole: bool = True) -> Any:
+        """Returns the layer of one slice of ``scanned``.
+
+        Args:
+            scanned: the slice.
+            whole: whether parameters that a mesh stores in parts are made whole.
+        """
+        return self.at(scanned) if self._where_read else self._merged(scanned, whole)
+
+    def at(self, index: jax.Array) -> Any:
+        """Returns one layer.
+
+        Args:
+            index: int32 scalar.
+        """
+        if self._where_read:
+            layer = jax.tree.map(lambda stack: LayerSlice(stack, index), self._state)
+            return nnx.merge(self._graphdef, layer)
+        return self._merged(
+            jax.tree.map(
+                lambda stack: from_bits(jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)),
+                self._state,
+            )
+        )
+
+    def _merged(self, layer: Any, whole: bool = True) -> Any:
+        """Returns a layer of these arrays; on a mesh, parameters that are stored in parts are made whole."""
+
+        def made_whole(variable: nnx.Variable) -> nnx.Variable:
+            axes = variable.get_metadata()["axes"][1:]
+            return variable.replace(constrain_parameter(variable.get_value(), axes))
+
+        if whole and mesh_sizes():
+            layer = jax.tree.map(made_whole, layer, is_leaf=_is_variable)
+        return nnx.merge(self._graphdef, layer)
+
+
 def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_layer: Any = None) -> Any:
     """Runs ``carry = apply(block, carry, per_layer[i])`` over the stacked layers with ``lax.scan``.
 
@@ -72,23 +129,13 @@ def scan_layers(blocks: nnx.Module, apply: Callable[..., Any], carry: Any, per_l
         carry: a pytree of arrays.
         per_layer: a pytree of arrays with a leading layer axis, or None.
     """
-    graphdef, state = nnx.split(blocks)
+    stack = Stack(blocks)
 
-    def body(carry: Any, layer: Any) -> tuple[Any, None]:
-        weights, extra = layer
-        return apply(nnx.merge(graphdef, gathered(weights)), carry, extra), None
+    def body(carry: Any, scanned: Any) -> tuple[Any, None]:
+        layer, extra = scanned
+        return apply(stack.layer(layer), carry, extra), None
 
-    return scan(body, carry, (state, per_layer))[0]
-
-
-def gathered(layer: Any) -> Any:
-    """Returns the state of one layer of a stack; on a mesh, parameters that are stored in parts are whole."""
-
-    def whole(variable: nnx.Variable) -> nnx.Variable:
-        axes = variable.get_metadata()["axes"][1:]
-        return variable.replace(constrain_parameter(variable.get_value(), axes))
-
-    return jax.tree.map(whole, layer, is_leaf=_is_variable) if mesh_sizes() else layer
+    return scan(body, carry, (stack.scanned, per_layer))[0]
 
 
 def scan_beside(
@@ -113,24 +160,23 @@ def scan_beside(
         per_layer: a pytree of arrays with a leading layer axis, or None.
         per_side: the same for the side's layers.
     """
-    graphdef, state = nnx.split(blocks)
-    side_graphdef, side_state = nnx.split(side)
-    side_bits = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), (side_state, per_side))
-    layers = jax.tree.leaves(state)[0].shape[0]
+    stack, side_stack = Stack(blocks), Stack(side)
+    side_bits = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), per_side)
+    layers = jax.tree.leaves(nnx.state(blocks))[0].shape[0]
     follows = np.full(layers, -1, np.int32)
     follows[list(positions)] = np.arange(len(positions))
 
-    def body(carry: Any, layer: Any) -> tuple[Any, None]:
-        weights, extra, index = layer
-        carry = apply(nnx.merge(graphdef, gathered(weights)), carry, extra)
+    def body(carry: Any, scanned: Any) -> tuple[Any, None]:
+        layer, extra, index = scanned
+        carry = apply(stack.layer(layer), carry, extra)
 
         def beside(carry: Any) -> Any:
-            weights, extra = jax.tree.map(lambda bits: from_bits(bits[index]), side_bits)
-            return apply_side(nnx.merge(side_graphdef, gathered(weights)), carry, extra)
+            extra = jax.tree.map(lambda bits: from_bits(bits[index]), side_bits)
+            return apply_side(side_stack.at(index), carry, extra)
 
         return jax.lax.cond(index >= 0, beside, lambda carry: carry, carry), None
 
-    return scan(body, carry, (state, per_layer, follows))[0]
+    return scan(body, carry, (stack.scanned, per_layer, follows))[0]
 
 
 def _stringify(node: Any) -> Any:

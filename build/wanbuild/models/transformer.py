@@ -27,6 +27,7 @@ from wanbuild.models.partition import (
     shared_tokens,
     token_groups,
 )
+from wanbuild.models.prompts import Prompts
 from wanbuild.models.rope import rope_tables
 from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
@@ -115,7 +116,9 @@ class WanTransformer(nnx.Module):
         Returns:
             The cache and the rope tables.
         """
-        text = constrain(self.condition_embedder.text(embeddings).astype(dtype), "prompts", None, None)
+        prompts = Prompts.of(embeddings)
+        text = prompts.map(lambda rows: self.condition_embedder.text(rows).astype(dtype))
+        text = Prompts(constrain(text, "prompts", None, None), prompts.pieces)
         image, mask = None, None
         if image_tokens is not None:
             image, mask = padded(self.condition_embedder.image(image_tokens).astype(dtype), image_multiple)
@@ -123,7 +126,7 @@ class WanTransformer(nnx.Module):
         rope = {"cos": shared_tokens(cos, 0), "sin": shared_tokens(sin, 0)}
         return self.caches(text, image, mask), rope
 
-    def caches(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
+    def caches(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
         """Computes the cache of every stack of blocks; arguments as in ``CrossAttention.kv``."""
         return {"blocks": block_kv(self.blocks, text, image, mask)}
 

@@ -18,10 +18,11 @@ import numpy as np
 from flax import nnx
 
 from wanbuild.config import ConfigError, Divisor
+from wanbuild.models.forms import forms, operand
 from wanbuild.models.layers import Linear, RMSNorm
-from wanbuild.models.loops import from_bits, to_bits
+from wanbuild.models.loops import from_bits, map_leading, to_bits
 from wanbuild.models.params import VOCAB, param, scan_layers, stacked
-from wanbuild.models.partition import constrain
+from wanbuild.models.partition import constrain, mesh_sizes
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,50 @@ def relative_position_buckets(length: int, num_buckets: int, max_distance: int) 
     return (bucket + half * (distance > 0)).astype(np.int32)
 
 
+SCORES_BYTES = 4 * 2**20
+"""Limit on the float32 scores that are in work at once on a CPU: several passes read them, from its cache."""
+
+
+def _attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, buckets: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Returns softmax(q kᵀ + bias) v, which UMT5 does not scale by 1/sqrt(K); as many heads at once as fit.
+
+    Args:
+        q, k, v: (P, T, N, K).
+        table: float32, bias by (bucket, head).
+        buckets: int32 (T, T), the position bucket of every (query, key).
+        mask: bool (P, T), true for tokens.
+
+    Returns:
+        A float32 array of q's shape.
+    """
+    P, T, N, K = q.shape
+    sizes = [size for size in range(1, N + 1) if N % size == 0 and 4 * P * size * T * T <= SCORES_BYTES]
+    size = max(sizes, default=1) if forms().cpu and not mesh_sizes() else N
+    if size == N:
+        return _some_heads(q, k, v, table, buckets, mask)
+    heads = tuple(jnp.moveaxis(x.reshape(P, T, -1, size, K), 2, 0) for x in (q, k, v))
+    tables = jnp.moveaxis(table.reshape(-1, N // size, size), 1, 0)
+
+    def some(qkv_table: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, k, v, table = qkv_table
+        return _some_heads(q, k, v, table, buckets, mask)
+
+    return jnp.moveaxis(map_leading(some, (*heads, tables)), 0, 2).reshape(q.shape)
+
+
+def _some_heads(
+    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, buckets: jax.Array, mask: jax.Array
+) -> jax.Array:
+    q, k, v = operand(q), operand(k), operand(v)
+    scores = jnp.einsum("PSNK,PTNK->PNST", q, k, preferred_element_type=jnp.float32)
+    scores = scores + table[buckets].transpose(2, 0, 1)
+    scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("PNST,PTNK->PSNK", weights, v, preferred_element_type=jnp.float32)
+
+
 class UMT5Block(nnx.Module):
     """Self-attention with a relative position bias, then a gated feed-forward; both pre-norm."""
 
@@ -147,14 +192,9 @@ class UMT5Block(nnx.Module):
         P, T, _ = x.shape
         y = self.attn_norm(x)
         q, k, v = (proj(y).reshape(P, T, self.heads, -1) for proj in (self.q, self.k, self.v))
-        # UMT5 does not scale by 1/sqrt(K).
-        scores = jnp.einsum("PSNK,PTNK->PNST", q, k, preferred_element_type=jnp.float32)
-        bias = self.relative_attention_bias[...].astype(jnp.float32)[buckets]
-        scores = scores + bias.transpose(2, 0, 1)
-        scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        out = jnp.einsum("PNST,PTNK->PSNK", weights, v, preferred_element_type=jnp.float32)
-        out = self.o(out.astype(x.dtype).reshape(P, T, -1), out_dtype=jnp.float32)
+        table = self.relative_attention_bias[...].astype(jnp.float32)
+        out = _attention(q, k, v, table, buckets, mask).astype(x.dtype)
+        out = self.o(out.reshape(P, T, -1), out_dtype=jnp.float32)
         x = (x.astype(jnp.float32) + out).astype(x.dtype)
 
         y = self.ff_norm(x)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from wanbuild.models.blocks import KV, WanBlock, block_kv
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import scan_beside, stacked
+from wanbuild.models.prompts import Prompts
 from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 
@@ -68,7 +69,7 @@ class VACETransformer(WanTransformer):
         self.vace_proj_in = Linear(config.dim, config.dim, dtype, ("embed", "heads"))
         self.vace_blocks = stacked(ControlBlock(config, dtype, norm_dtype), len(config.vace_layers))
 
-    def caches(self, text: jax.Array, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
+    def caches(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
         """Computes the base's cache and the control blocks' cache."""
         return {
             **super().caches(text, image, mask),

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from wanbuild.models.layers import widened_products
-from wanbuild.models.loops import sliced_as_bits
+from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.programs.placement import arrays_placed
 from wanrun.artifact.programs import Kernels
 
@@ -46,8 +45,8 @@ class ProgramSpec:
             if self.mesh is not None:
                 stack.enter_context(jax.set_mesh(self.mesh))
             if self.kernels is not None:
-                stack.enter_context(sliced_as_bits(self.kernels.weight_bits))
-                stack.enter_context(widened_products(self.kernels.products == "widened"))
+                forms = Forms(self.kernels.weight_bits, self.kernels.products == "widened")
+                stack.enter_context(tracing_with(forms))
                 if self.kernels.float32_precision != "default":
                     stack.enter_context(jax.default_matmul_precision(self.kernels.float32_precision))
             yield

@@ -150,8 +150,9 @@ class Kernels(Record, frozen=True, omit_defaults=True):
             their operands to bfloat16, an NVIDIA GPU's to TF32.
         pieces_alike: whether the VAE's first frame is padded to a piece like all others, so that its layers
             are compiled once, for the time of one more piece.
-        products: ``widened`` if layers convert bfloat16 operands to float32 before they multiply, one layer's
-            weights at a time. The products are the same; a CPU without bfloat16 instructions is faster.
+        products: ``widened`` if layers and attention convert bfloat16 operands to float32 before they
+            multiply, one layer's weights at a time: a CPU without bfloat16 instructions is faster. Products
+            are the same, and attention's weights are not rounded.
     """
 
     attention: str

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wanbuild.models.layers import Linear, widened_products
+from wanbuild.models.forms import Forms, tracing_with
+from wanbuild.models.layers import BLOCK_ROWS, FEW_ROWS, Linear
 from wanbuild.models.loops import scan, to_bits
-from wanbuild.models.params import bind
+from wanbuild.models.params import bind, scan_layers, stacked
 
 LAYERS, ROWS, IN, OUT = 3, 24, 320, 208
 
@@ -26,7 +27,7 @@ def run(widened: bool, weights: Any, x: Any) -> Any:
 
         return scan(step, None, weights)[1]
 
-    with widened_products(widened):
+    with tracing_with(Forms(widened=widened)):
         lowered = jax.jit(function).lower(weights, x)
     return lowered, lowered.compile()(weights, x)
 
@@ -60,6 +61,53 @@ def test_one_layer_is_widened_at_a_time(arguments: tuple[Any, Any]) -> None:
 def test_float32_stays_as_it_is() -> None:
     layer = Linear(IN, OUT, jnp.float32, (None, None), bias=False)
     shapes = {"weight": jax.ShapeDtypeStruct((OUT, IN), jnp.float32)}
-    with widened_products(True):
+    with tracing_with(Forms(widened=True)):
         text = jax.jit(lambda w, x: bind(layer, w)(x)).lower(shapes, jnp.ones((ROWS, IN))).as_text()
     assert "barrier" not in text and "convert" not in text
+
+
+def stacked_layer(rows: int, dtype: Any = jnp.bfloat16) -> tuple[Any, Any, np.ndarray]:
+    """A loop over stacked layers of three blocks each, its arguments, and the exact result."""
+    layer = stacked(Linear(IN, 3 * BLOCK_ROWS, dtype, (None, None)), LAYERS)
+    rng = np.random.default_rng(rows)
+    weights = {
+        "weight": jnp.asarray(rng.standard_normal((LAYERS, 3 * BLOCK_ROWS, IN)), dtype),
+        "bias": jnp.asarray(rng.standard_normal((LAYERS, 3 * BLOCK_ROWS)), dtype),
+    }
+    x = jnp.asarray(rng.standard_normal((2, FEW_ROWS, IN)), dtype)[:, : rows // 2]
+
+    def function(weights: Any, x: jax.Array) -> jax.Array:
+        out = jnp.zeros((2, rows // 2, 3 * BLOCK_ROWS), jnp.float32)
+        return scan_layers(bind(layer, weights), lambda one, out, _: out + one(x, jnp.float32), out)
+
+    weight, bias = (np.asarray(weights[name], np.float64) for name in ("weight", "bias"))
+    exact = sum(np.asarray(x, np.float64) @ weight[i].T + bias[i] for i in range(LAYERS))
+    return jax.jit(function).lower(jax.tree.map(to_bits, weights), x), (weights, x), exact
+
+
+@pytest.mark.parametrize("widened", [False, True])
+@pytest.mark.parametrize("rows", [6, FEW_ROWS, FEW_ROWS + 2])
+def test_a_weight_is_sliced_by_block_for_few_rows(rows: int, widened: bool) -> None:
+    with tracing_with(Forms(widened=widened)):
+        lowered, (weights, x), exact = stacked_layer(rows)
+    found = lowered.compile()(jax.tree.map(to_bits, weights), x)
+    np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-6 * np.abs(exact).max())
+    whole, block = (f"tensor<1x{size}x{IN}xui16>" for size in (3 * BLOCK_ROWS, BLOCK_ROWS))
+    text = lowered.as_text()
+    assert (block in text, whole in text) == (rows <= FEW_ROWS, rows > FEW_ROWS)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    """Bitwise, so that an embedding is that of its prompt alone."""
+    lowered, (weights, x), _ = stacked_layer(64)
+    several = lowered.compile()(jax.tree.map(to_bits, weights), x)
+    other, _, _ = stacked_layer(64)
+    changed = other.compile()(jax.tree.map(to_bits, weights), x.at[1].set(x[1] * 3 - 1))
+    np.testing.assert_array_equal(np.asarray(several[0]), np.asarray(changed[0]))
+    assert float(jnp.max(jnp.abs(several[1] - changed[1]))) > 1
+
+
+def test_float32_is_sliced_by_block_too() -> None:
+    lowered, (weights, x), exact = stacked_layer(8, jnp.float32)
+    found = lowered.compile()(weights, x)
+    np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-6 * np.abs(exact).max())

@@ -1,0 +1,56 @@
+"""The forms that suit a machine, where models read weights and multiply; set around a program's tracing.
+
+XLA's CPU backend has no bfloat16 dynamic-slice or gather, and a TPU copies whole stacks for a bitcast
+(``models.loops``); a CPU without bfloat16 instructions multiplies float32 faster (``models.layers``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What a program that is traced asks for; see ``wanrun.artifact.programs.Kernels``.
+
+    Args:
+        cpu: whether the program is for XLA's CPU backend: bfloat16 arrays are sliced as uint16 of the same
+            bits, and what several operations read is computed in blocks that stay in the cache.
+        widened: whether layers and attention convert bfloat16 operands to float32 before they multiply.
+    """
+
+    cpu: bool = True
+    widened: bool = False
+
+
+DEFAULT = Forms()
+_FORMS = ContextVar("forms", default=DEFAULT)
+
+
+def forms() -> Forms:
+    """Returns the forms of the program that is being traced."""
+    return _FORMS.get()
+
+
+@contextlib.contextmanager
+def tracing_with(chosen: Forms) -> Iterator[None]:
+    """Sets the forms of programs that are traced meanwhile, like ``jax.set_mesh`` the mesh."""
+    before = _FORMS.set(chosen)
+    try:
+        yield
+    finally:
+        _FORMS.reset(before)
+
+
+def operand(x: jax.Array) -> jax.Array:
+    """Returns an operand of a product; float32 in a program that widens bfloat16."""
+    if x.dtype != jnp.bfloat16 or not forms().widened:
+        return x
+    # The barrier keeps the conversion out of the product: one pass over one layer's weights.
+    return jax.lax.optimization_barrier(x.astype(jnp.float32))
