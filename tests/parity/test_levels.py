@@ -1,0 +1,58 @@
+"""The executables of every level of CPUs that can be built here, against diffusers in float32."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wanbuild.check.reference import compare_with_reference
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.options import BuildOptions
+from wanbuild.targets.levels import CPU_LEVELS
+from wanrun.artifact.cpu import cpu_features, level_rank
+from wanrun.artifact.manifest import read_manifest
+
+LIMIT = 1e-5
+
+
+@pytest.fixture(scope="module")
+def levels(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact, float32, with every level that this CPU has, in place of its own target."""
+    artifact = tmp_path_factory.mktemp("levels") / "toy"
+    shutil.copytree(toy_artifact, artifact)
+    manifest = read_manifest(artifact)
+    profile = next(iter(manifest.profiles.values()))
+    shape: Any = {"sizes": [(profile.width, profile.height)], "frames": [profile.num_frames]}
+    names = tuple(name for name, level in CPU_LEVELS.items() if set(level.features) <= set(cpu_features()))
+    assert names, "this CPU is below all levels"
+    options = BuildOptions.of(profile.options)
+    compile_artifact(CompileRequest(artifact, names, options=options, **shape), lambda line: None)
+    return artifact
+
+
+@pytest.mark.parametrize("name", CPU_LEVELS)
+def test_a_level_against_the_reference(levels: Path, toy_checkpoint: Path, tmp_path: Path, name: str) -> None:
+    manifest = read_manifest(levels)
+    if name not in manifest.targets:
+        pytest.skip(f"this CPU has no {name}")
+    artifact = tmp_path / "toy"
+    shutil.copytree(levels, artifact)
+    manifest.changed(targets={name: manifest.targets[name]}).write(artifact)
+    lines: list[str] = []
+    checks = compare_with_reference(artifact, str(toy_checkpoint), 3, lines.append)
+    assert all(check["error"] <= LIMIT for check in checks.values()), lines
+
+
+def test_sizes_and_ranks(levels: Path) -> None:
+    """Levels share their programs where their products are alike; each has entries of its own."""
+    manifest = read_manifest(levels)
+    targets = [manifest.targets[name] for name in CPU_LEVELS if name in manifest.targets]
+    assert sorted(targets, key=lambda target: level_rank(target.environment)) == targets
+    for target in targets:
+        files = list((levels / target.folder).glob("*-cache"))
+        entries = [entry for kind in target.executables.values() for entry in kind.values()]
+        assert {file.name for file in files} == {entry.file for entry in entries}
+        assert sum(entry.nbytes for entry in entries) > 100_000
