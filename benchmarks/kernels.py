@@ -1,6 +1,6 @@
 """Times the forms of the hot operations on this machine's CPU backend, and torch's if it is installed.
 
-Every row names first the form that the models use. Best of a few runs each; rows of one run belong together.
+Best of a few runs each; rows of one run belong together. BUILD_NOTES.md, "Forms", says which are used where.
 
     python benchmarks/kernels.py
 """
@@ -16,14 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cpus import cpu_name, fair_dtype
 from wanbuild.models.attention import blocked_attention
+from wanbuild.models.convolution import conv3x3x3
+from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.models.layers import Linear
 from wanbuild.models.loops import scan
-from wanbuild.models.params import abstract_params, bind
-from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
+from wanbuild.models.params import bind, scan_layers, stacked
 
 REPEATS = 4
 BF16 = jnp.bfloat16
+NATIVE, WIDENED = Forms(), Forms(widened=True)
+
+Rows = dict[str, float]
+"""Operations per second by form."""
 
 
 def random(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
@@ -31,9 +37,11 @@ def random(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
     return jnp.asarray(values, dtype)
 
 
-def best_seconds(function: Callable[..., Any], *arguments: Any) -> float:
+def best_seconds(function: Callable[..., Any], *arguments: Any, forms: Forms = NATIVE) -> float:
     """Returns the best of REPEATS calls of the compiled function, after one that does not count."""
-    compiled = jax.jit(function).lower(*arguments).compile()
+    with tracing_with(forms):
+        # A function of its own: jax.jit would take what it traced for the other forms.
+        compiled = jax.jit(lambda *arguments: function(*arguments)).lower(*arguments).compile()
     times = []
     for _ in range(REPEATS + 1):
         started = time.perf_counter()
@@ -58,8 +66,24 @@ def torch_seconds(make: Callable[[Any], Callable[[], Any]]) -> float | None:
     return min(times[1:])
 
 
-def stacked_matmul() -> dict[str, float | None]:
-    """Feed-forward of a 1.3B block over four stacked layers, bfloat16: GFLOP/s."""
+def torch_rate(flops: float, make: Callable[[Any, Any], Callable[[], Any]]) -> Rows:
+    """Returns torch's rate in float32, and in bfloat16 if this CPU has instructions for it, because otherwise
+    that is a plain loop; nothing if torch is not installed.
+
+    Args:
+        flops: operations of one call.
+        make: takes torch and a dtype; returns the function to time.
+    """
+    rates: Rows = {}
+    for dtype in dict.fromkeys((fair_dtype("cpu"), "float32")):
+        seconds = torch_seconds(lambda torch, dtype=dtype: make(torch, getattr(torch, dtype)))
+        if seconds is not None:
+            rates[f"torch, {dtype}"] = flops / seconds
+    return rates
+
+
+def many_rows() -> Rows:
+    """Feed-forward of a 1.3B block over four stacked layers, 2 688 rows"""
     L, M, D, F = 4, 2688, 1536, 8960
     x = random((M, D), BF16)
     up, down = random((L, F, D), BF16, 0.02), random((L, D, F), BF16, 0.02)
@@ -71,78 +95,121 @@ def stacked_matmul() -> dict[str, float | None]:
         hidden = jax.nn.gelu(first(x, out_dtype=jnp.float32), approximate=True).astype(BF16)
         return (x + second(hidden)).astype(BF16), None
 
+    def unbarred(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        wide = jnp.float32
+        first, second = (
+            bind(linear, {"weight": w.astype(wide)}) for linear, w in zip(linears, weights, strict=True)
+        )
+        hidden = jax.nn.gelu(first(x.astype(wide)), approximate=True).astype(BF16)
+        return (x + second(hidden.astype(wide))).astype(BF16), None
+
     def naive(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
         up, down = weights
         return x + jax.nn.gelu(x @ up.T, approximate=True) @ down.T, None
 
-    flops = 4 * L * M * D * F
+    def in_loop(body: Any, loop: Any = scan) -> Callable[..., Any]:
+        return lambda x, w: loop(body, x, w)[0]
 
-    def make(torch: Any) -> Callable[[], Any]:
-        a, b = torch.randn(M, D).bfloat16(), torch.randn(F, D).bfloat16()
+    def make(torch: Any, dtype: Any) -> Callable[[], Any]:
+        a, b = torch.randn(M, D).to(dtype), torch.randn(F, D).to(dtype)
         return lambda: [torch.nn.functional.linear(a, b) for _ in range(2 * L)]
 
-    torch_time = torch_seconds(make)
+    flops = 4 * L * M * D * F
     return {
-        "float32 accumulation, sliced as bits": flops
-        / best_seconds(lambda x, w: scan(block, x, w)[0], x, as_bits),
-        "float32 accumulation, sliced as bfloat16": flops
-        / best_seconds(lambda x, w: jax.lax.scan(block, x, w)[0], x, [up, down]),
-        "x @ w, sliced as bfloat16": flops
-        / best_seconds(lambda x, w: jax.lax.scan(naive, x, w)[0], x, [up, down]),
-        "torch, matmuls alone": flops / torch_time if torch_time else None,
+        "bfloat16, sliced as bits": flops / best_seconds(in_loop(block), x, as_bits),
+        "widened, with a barrier": flops / best_seconds(in_loop(block), x, as_bits, forms=WIDENED),
+        "widened, without": flops / best_seconds(in_loop(unbarred), x, as_bits),
+        "bfloat16, sliced as bfloat16": flops / best_seconds(in_loop(block, jax.lax.scan), x, [up, down]),
+        "x @ w, sliced as bfloat16": flops / best_seconds(in_loop(naive, jax.lax.scan), x, [up, down]),
+        **torch_rate(flops, make),
     }
 
 
-def attention() -> dict[str, float | None]:
-    """Self-attention of two 1.3B sequences of 1 344 tokens, bfloat16: GFLOP/s."""
+def few_rows(rows: int) -> Rows:
+    """Layers of UMT5-XXL, 4 096 to 10 240, two of them stacked"""
+    L, D, F = 2, 4096, 10240
+    x, weight = random((rows, D), BF16), random((L, F, D), BF16, 0.02)
+    linear = stacked(Linear(D, F, BF16, (None, None), bias=False), L)
+    stack = {"weight": jax.lax.bitcast_convert_type(weight, jnp.uint16)}
+
+    def by_block(x: jax.Array, stack: Any) -> jax.Array:
+        out = jnp.zeros((rows, F), jnp.float32)
+        return scan_layers(bind(linear, stack), lambda layer, out, _: out + layer(x, jnp.float32), out)
+
+    def whole(x: jax.Array, stack: Any) -> jax.Array:
+        layer = Linear(D, F, BF16, (None, None), bias=False)
+        out = jnp.zeros((rows, F), jnp.float32)
+        return scan(lambda out, one: (out + bind(layer, one)(x, jnp.float32), None), out, stack)[0]
+
+    def make(torch: Any, dtype: Any) -> Callable[[], Any]:
+        a, weights = torch.randn(rows, D).to(dtype), [torch.randn(F, D).to(dtype) for _ in range(L)]
+        return lambda: [torch.nn.functional.linear(a, weight) for weight in weights]
+
+    flops = 2 * L * rows * D * F
+    return {
+        "bfloat16, sliced block by block": flops / best_seconds(by_block, x, stack),
+        "widened, sliced block by block": flops / best_seconds(by_block, x, stack, forms=WIDENED),
+        "bfloat16, a layer sliced at once": flops / best_seconds(whole, x, stack),
+        "widened, a layer sliced at once": flops / best_seconds(whole, x, stack, forms=WIDENED),
+        **torch_rate(flops, make),
+    }
+
+
+def attention() -> Rows:
+    """Self-attention of two 1.3B sequences of 1 344 tokens"""
     B, S, N, K = 2, 1344, 12, 128
     q, k, v = (random((B, S, N, K), BF16) for _ in range(3))
-    flops = 4 * B * N * S * S * K
 
-    def make(torch: Any) -> Callable[[], Any]:
-        a = torch.randn(B, N, S, K).bfloat16()
+    def make(torch: Any, dtype: Any) -> Callable[[], Any]:
+        a = torch.randn(B, N, S, K).to(dtype)
         return lambda: torch.nn.functional.scaled_dot_product_attention(a, a, a)
 
-    torch_time = torch_seconds(make)
+    flops = 4 * B * N * S * S * K
     return {
-        "head by head": flops / best_seconds(blocked_attention, q, k, v),
+        "head by head, bfloat16": flops / best_seconds(blocked_attention, q, k, v),
+        "head by head, widened": flops / best_seconds(blocked_attention, q, k, v, forms=WIDENED),
         "jax.nn.dot_product_attention": flops / best_seconds(jax.nn.dot_product_attention, q, k, v),
-        "torch": flops / torch_time if torch_time else None,
+        **torch_rate(flops, make),
     }
 
 
-def encode_batch() -> dict[str, float | None]:
-    """Two prompts through two UMT5-XXL layers, bfloat16: seconds."""
-    config = TextEncoderConfig(512, 4096, 64, 10240, 2, 64)
-    module = UMT5Encoder(config)
-    params = jax.tree.map(lambda a: random(a.shape, a.dtype, 0.02), abstract_params(module))
-    params = jax.tree.map(
-        lambda a: jax.lax.bitcast_convert_type(a, jnp.uint16) if a.dtype == BF16 else a, params
-    )
-    ids = jnp.asarray(np.random.default_rng(0).integers(2, 512, (2, 512)), jnp.int32)
-    mask = jnp.ones_like(ids)
+def convolution() -> Rows:
+    """3x3x3, 192 channels, 4 frames of 128x224, in operations of the direct sum"""
+    T, H, W, C = 4, 128, 224, 192
+    x, kernel = random((1, T + 2, H, W, C), jnp.float32), random((3, 3, 3, C, C), jnp.float32, 0.02)
+    flops = 2 * 27 * T * H * W * C * C
 
-    def encode(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return bind(module, params)(ids, mask, BF16)
+    def make(torch: Any, dtype: Any) -> Callable[[], Any]:
+        a, b = torch.randn(1, C, T + 2, H + 2, W + 2).to(dtype), torch.randn(C, C, 3, 3, 3).to(dtype)
+        return lambda: torch.nn.functional.conv3d(a, b)
+
+    def seconds(algorithm: str, dtype: Any) -> float:
+        return best_seconds(
+            lambda x, kernel: conv3x3x3(x, kernel, algorithm), x.astype(dtype), kernel.astype(dtype)
+        )
 
     return {
-        "one prompt at a time": 2 * best_seconds(encode, params, ids[:1], mask[:1]),
-        "both in one batch": best_seconds(encode, params, ids, mask),
+        "Winograd, float32": flops / seconds("winograd", jnp.float32),
+        "Winograd, bfloat16": flops / seconds("winograd", BF16),
+        "direct, float32": flops / seconds("direct", jnp.float32),
+        **torch_rate(flops, make),
     }
 
 
 def main() -> None:
-    figures = {}
-    for measure, unit, scale in (
-        (stacked_matmul, "GFLOP/s", 1e9),
-        (attention, "GFLOP/s", 1e9),
-        (encode_batch, "s", 1.0),
+    print(cpu_name())
+    figures: dict[str, Rows] = {}
+    for measure, *arguments in (
+        (many_rows,),
+        *((few_rows, rows) for rows in (64, 128, 256, 512)),
+        (attention,),
+        (convolution,),
     ):
-        rows = figures[measure.__name__] = measure()
-        print((measure.__doc__ or "").strip())
-        for name, value in rows.items():
-            text = "not installed" if value is None else f"{value / scale:8.2f} {unit}"
-            print(f"  {name:<44} {text}")
+        name = " ".join([measure.__name__, *map(str, arguments)])
+        rows = figures[name] = measure(*arguments)
+        print(f"{name}: {(measure.__doc__ or '').strip()}, GFLOP/s")
+        for form, rate in rows.items():
+            print(f"  {form:<44} {rate / 1e9:8.0f}", flush=True)
     print(json.dumps(figures))
 
 
