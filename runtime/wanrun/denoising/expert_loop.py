@@ -155,11 +155,11 @@ class ExpertLoop:
 
     def _prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
         """Returns the inputs that every step of an expert takes."""
+        import jax
+
         programs = [self._bound(name, steps.transformer) for name in self._before]
         given = {"embeddings": run.embeddings, **conditions.prepare}
         constant: dict[str, Any] = {}
-        import jax
-
         with run.timings.phase("prepare"):
             for program in programs:
                 constant |= program(**{**given, **constant})

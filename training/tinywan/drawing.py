@@ -1,0 +1,154 @@
+"""Draws a scene as a video, with anti-aliased edges. Plain NumPy.
+
+Lengths are in units of a frame's height, x to the right and y down, the origin in the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinywan.scenes import SIDEWAYS, Scene, Thing
+from tinywan.vocabulary import COLOURS, GROUNDS, SIZES
+
+RADIUS = 0.17
+"""The usual radius of a ball. All shapes of a size have its area."""
+
+SAMPLES = 4
+"""Samples of a pixel along each axis."""
+
+CONTRAST = 9
+"""How much lighter or darker a texture is than its ground, in levels."""
+
+TURN = -math.pi / 2
+"""The angle of a star's or triangle's first corner: it points up."""
+
+
+def _polygon(radii: tuple[float, ...]) -> np.ndarray:
+    """Returns the corners (n, 2) at these distances and equal angles, scaled to the area of a unit ball."""
+    angles = TURN + np.arange(len(radii)) * 2 * math.pi / len(radii)
+    corners = np.stack([np.cos(angles), np.sin(angles)], -1) * np.reshape(radii, (-1, 1))
+    x, y = corners.T
+    area = 0.5 * abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
+    return np.asarray(corners * math.sqrt(math.pi / area))
+
+
+def inside(shape: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns which points are inside a shape with the area of a ball of radius 1 about the origin; bool."""
+    if shape == "ball":
+        return np.asarray(x * x + y * y <= 1)
+    if shape == "box":
+        half = math.sqrt(math.pi) / 2
+        return np.asarray((abs(x) <= half) & (abs(y) <= half))
+    corners = _polygon((1.0,) * 3 if shape == "triangle" else (1.0, 0.45) * 5)
+    crossings = np.zeros(np.broadcast(x, y).shape, bool)
+    for (ax, ay), (bx, by) in zip(corners, np.roll(corners, -1, 0), strict=True):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossings ^= ((ay > y) != (by > y)) & (x < (bx - ax) * (y - ay) / (by - ay) + ax)
+    return crossings
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where a thing is, and how large, in every frame.
+
+    Args:
+        x, y: float (T,).
+        radius: float (T,), of the ball of its area.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    radius: np.ndarray
+
+
+_STEPS: Mapping[str, tuple[int, int]] = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
+
+
+def random_path(
+    thing: Thing, frames: int, box: tuple[float, float, float, float], rng: np.random.Generator
+) -> Path:
+    """Draws a path of a thing within a box (left, top, right, bottom), which it does not leave."""
+    left, top, right, bottom = box
+    time = np.linspace(0, 1, frames)
+    most = 0.42 * min(right - left, bottom - top)
+    radius = min(RADIUS * SIZES.get(thing.size or "", 1.0) * rng.uniform(0.94, 1.06), most)
+    radii = np.full(frames, radius)
+    if thing.motion in ("grow", "shrink"):
+        radii = radius * (0.55 + 0.85 * time)
+        radii = np.minimum(radii, most)[:: 1 if thing.motion == "grow" else -1]
+    reach = 1.35 * radii.max()  # a triangle's corner is 1.35 radii away
+    width, height = max(right - left - 2 * reach, 0), max(bottom - top - 2 * reach, 0)
+    x0, y0 = (left + right) / 2, (top + bottom) / 2
+    if thing.motion == "circle":
+        round_radius = min(width, height) / 2 * rng.uniform(0.85, 1)
+        angle = rng.uniform(0, 2 * math.pi) + 2 * math.pi * time * rng.choice([-1, 1])
+        x0 += rng.uniform(-0.5, 0.5) * (width - 2 * round_radius)
+        y0 += rng.uniform(-0.5, 0.5) * (height - 2 * round_radius)
+        return Path(x0 + round_radius * np.cos(angle), y0 + round_radius * np.sin(angle), radii)
+    dx, dy = _STEPS.get(thing.motion, (0, 0))
+    x0 += rng.uniform(-0.5, 0.5) * width * (1 - abs(dx))
+    y0 += rng.uniform(-0.5, 0.5) * height * (1 - abs(dy))
+    share = rng.uniform(0.8, 1) * (time - 0.5)
+    return Path(x0 + dx * width * share, y0 + dy * height * share, radii)
+
+
+def boxes(scene: Scene, width: float) -> list[tuple[float, float, float, float]]:
+    """Returns the box of every thing: the frame; of two things its halves, along what their motions need."""
+    half = width / 2
+    if len(scene.things) == 1:
+        return [(-half, -0.5, half, 0.5)]
+    if any(thing.motion in SIDEWAYS for thing in scene.things):
+        return [(-half, -0.5, half, 0.0), (-half, 0.0, half, 0.5)]
+    return [(-half, -0.5, 0.0, 0.5), (0.0, -0.5, half, 0.5)]
+
+
+def draw(scene: Scene, frames: int, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws a video.
+
+    Args:
+        scene: what it shows.
+        frames: their number, T.
+        height: H, pixels.
+        width: W, pixels.
+        rng: chooses places, speeds and the texture's phase.
+
+    Returns:
+        uint8 (T, H, W, 3).
+    """
+    ground = _ground(scene, height, width, rng)
+    video = np.repeat(ground[None], frames, 0)
+    for thing, box in zip(scene.things, boxes(scene, width / height), strict=True):
+        path = random_path(thing, frames, box, rng)
+        for frame, x, y, radius in zip(video, path.x, path.y, path.radius, strict=True):
+            cover = coverage(thing.shape, x, y, radius, height, width)[..., None]
+            frame += cover * (np.asarray(COLOURS[thing.colour]) - frame)
+    return np.asarray(np.clip(np.rint(video), 0, 255).astype(np.uint8))
+
+
+def coverage(shape: str, x: float, y: float, radius: float, height: int, width: int) -> np.ndarray:
+    """Returns the share of every pixel that a shape covers, float (H, W)."""
+    offsets = (np.arange(height * SAMPLES) + 0.5) / (height * SAMPLES) - 0.5
+    columns = ((np.arange(width * SAMPLES) + 0.5) / (width * SAMPLES) - 0.5) * width / height
+    points = inside(shape, (columns[None, :] - x) / radius, (offsets[:, None] - y) / radius)
+    return np.asarray(points.reshape(height, SAMPLES, width, SAMPLES).mean((1, 3)))
+
+
+def _ground(scene: Scene, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws the ground, float (H, W, 3)."""
+    rows, columns = np.mgrid[:height, :width]
+    size = max(height // 8, 2)
+    shift = rng.integers(0, 2 * size, 2)
+    if scene.texture == "striped":
+        pattern = ((rows + columns + shift[0]) // size % 2) * 2.0 - 1
+    elif scene.texture == "checked":
+        pattern = ((rows + shift[0]) // size + (columns + shift[1]) // size) % 2 * 2.0 - 1
+    elif scene.texture == "speckled":
+        coarse = rng.uniform(-1, 1, (-(-height // 2), -(-width // 2)))
+        pattern = coarse.repeat(2, 0).repeat(2, 1)[:height, :width]
+    else:
+        pattern = np.zeros((height, width))
+    return np.asarray(np.asarray(GROUNDS[scene.ground]) + CONTRAST * pattern[..., None])
