@@ -65,7 +65,8 @@ class Work:
 
 def work_of(spec: ProgramSpec) -> Work:
     """Returns the work of a program, which must be for one device."""
-    return _work(jax.make_jaxpr(spec.function)(*spec.arguments).jaxpr, 1)
+    with spec.tracing():
+        return _work(jax.make_jaxpr(spec.function)(*spec.arguments).jaxpr, 1)
 
 
 def _work(jaxpr: core.Jaxpr, trips: int) -> Work:

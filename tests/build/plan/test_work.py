@@ -109,6 +109,17 @@ def test_a_step_is_its_layers_by_formula(name: str, size: tuple[int, int], frame
     assert kinds["attention"] == pytest.approx(step.batch * L * attention, rel=2e-3)
 
 
+def test_keys_and_values_are_counted_for_all_rows_of_text() -> None:
+    """A chip computes those of padding too, and in one product; a CPU only the pieces that hold tokens."""
+    one = generation("wan2.1-t2v-14b", (1280, 720), 81)
+    config, P, T = one.step.config, one.step.batch, 512
+    D, L = config.dim, config.num_layers
+    embedder = 2 * P * T * (config.text_dim * D + D * D)
+    work = one.work["prepare"]
+    assert work.operations == pytest.approx(embedder + 2 * L * 2 * P * T * D * D, rel=1e-6)
+    assert work.nbytes < 2 * (2 * L * D * D) * 2  # the weights once, and less than as much beside them
+
+
 def by_kind(work: Work) -> Mapping[str, float]:
     kinds: dict[str, float] = {}
     for product, flops in work.flops.items():
