@@ -171,15 +171,16 @@ def _shape(masks: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray) 
 
 def _motion(x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> str | None:
     """Returns the motion of a centre, in heights of a frame; None if there is none."""
-    third = max(len(x) // 5, 1)
-    dx, dy = (float(np.mean(a[-third:]) - np.mean(a[:third])) for a in (x, y))
+    end = max(len(x) // 5, 1)  # frames that are averaged at either end
+    dx, dy = (float(np.mean(a[-end:]) - np.mean(a[:end])) for a in (x, y))
     way = float(np.hypot(np.diff(x), np.diff(y)).sum())
-    growth = float(np.log(np.mean(radius[-third:]) / np.mean(radius[:third])))
+    growth = float(np.log(np.mean(radius[-end:]) / np.mean(radius[:end])))
+    turned = abs(_turned(x, y))
     if math.hypot(dx, dy) < LEAST_MOVE:
-        if abs(growth) >= LEAST_GROWTH and abs(_turned(x, y)) < math.pi:
+        if abs(growth) >= LEAST_GROWTH and turned < math.pi:
             return "grow" if growth > 0 else "shrink"
-        return "circle" if way >= 2 * LEAST_MOVE and abs(_turned(x, y)) >= 1.3 * math.pi else None
-    if abs(_turned(x, y)) >= 1.3 * math.pi:
+        return "circle" if way >= 2 * LEAST_MOVE and turned >= 1.3 * math.pi else None
+    if turned >= 1.3 * math.pi:
         return "circle"
     if abs(dx) < 2 * abs(dy) and abs(dy) < 2 * abs(dx):
         return None  # between two directions

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from wanbuild.models.partition import mesh_sizes
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -36,6 +38,11 @@ _FORMS = ContextVar("forms", default=DEFAULT)
 def forms() -> Forms:
     """Returns the forms of the program that is being traced."""
     return _FORMS.get()
+
+
+def for_one_cpu() -> bool:
+    """Whether the program that is being traced is for XLA's CPU backend, and not for a mesh."""
+    return forms().cpu and not mesh_sizes()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wanbuild.models.forms import forms
+from wanbuild.models.forms import for_one_cpu
 from wanbuild.models.loops import LayerSlice, from_bits, scan, to_bits
 from wanbuild.models.partition import constrain_parameter, mesh_sizes
 
@@ -76,12 +76,16 @@ class Stack:
     def __init__(self, blocks: nnx.Module) -> None:
         self._graphdef, state = nnx.split(blocks)
         self._state = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), state)
-        self._where_read = forms().cpu and not mesh_sizes()
+        self._where_read = for_one_cpu()
+
+    def __len__(self) -> int:
+        """The number of layers."""
+        return len(jax.tree.leaves(self._state)[0])
 
     @property
     def scanned(self) -> Any:
         """What ``scan`` slices to read one layer after the other with ``layer``."""
-        return np.arange(len(jax.tree.leaves(self._state)[0])) if self._where_read else self._state
+        return np.arange(len(self)) if self._where_read else self._state
 
     def layer(self, scanned: Any, whole: bool = True) -> Any:
         """Returns the layer of one slice of ``scanned``.
@@ -162,8 +166,7 @@ def scan_beside(
     """
     stack, side_stack = Stack(blocks), Stack(side)
     side_bits = jax.tree.map(lambda x: to_bits(jnp.asarray(x)), per_side)
-    layers = jax.tree.leaves(nnx.state(blocks))[0].shape[0]
-    follows = np.full(layers, -1, np.int32)
+    follows = np.full(len(stack), -1, np.int32)
     follows[list(positions)] = np.arange(len(positions))
 
     def body(carry: Any, scanned: Any) -> tuple[Any, None]:

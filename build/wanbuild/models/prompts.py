@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.forms import forms
+from wanbuild.models.forms import for_one_cpu
 from wanbuild.models.loops import from_bits, to_bits
-from wanbuild.models.partition import mesh_sizes
 
 PIECE = 64
 """Rows that are computed at once."""
@@ -40,7 +39,7 @@ class Prompts:
     def of(embeddings: jax.Array) -> Prompts:
         """Returns the rows of embeddings, which are zero behind each prompt."""
         T = embeddings.shape[1]
-        if not forms().cpu or mesh_sizes() or T % PIECE:
+        if not for_one_cpu() or T % PIECE:
             return Prompts(embeddings)
         tokens = jnp.any(embeddings != 0, axis=(0, 2))
         last = jnp.max(jnp.where(tokens, jnp.arange(1, T + 1), 0))

@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 
 from wanbuild.config import ConfigError, Divisor
-from wanbuild.models.forms import forms, operand
+from wanbuild.models.forms import for_one_cpu, operand
 from wanbuild.models.layers import Linear, RMSNorm
 from wanbuild.models.loops import from_bits, map_leading, to_bits
 from wanbuild.models.params import VOCAB, param, scan_layers, stacked
-from wanbuild.models.partition import constrain, mesh_sizes
+from wanbuild.models.partition import constrain
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _attention(
     """
     P, T, N, K = q.shape
     sizes = [size for size in range(1, N + 1) if N % size == 0 and 4 * P * size * T * T <= SCORES_BYTES]
-    size = max(sizes, default=1) if forms().cpu and not mesh_sizes() else N
+    size = max(sizes, default=1) if for_one_cpu() else N
     if size == N:
         return _some_heads(q, k, v, table, buckets, mask)
     heads = tuple(jnp.moveaxis(x.reshape(P, T, -1, size, K), 2, 0) for x in (q, k, v))

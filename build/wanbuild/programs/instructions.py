@@ -27,11 +27,10 @@ def features_used(entry: Path) -> frozenset[str]:
         ArtifactError: if the entry holds no machine code, or code that cannot be decoded.
     """
     from iced_x86 import CpuidFeature, Decoder
-    from jax._src import compilation_cache
 
     numbers: set[int] = set()
     instructions = 0
-    for code in _code(compilation_cache.decompress_executable(entry.read_bytes())):
+    for code in _code(_executable(entry)):
         for instruction in Decoder(64, code):
             instructions += 1
             if instruction.is_invalid:
@@ -56,10 +55,7 @@ def beyond(entry: Path, allowed: Collection[str]) -> list[str]:
 
 def features_recorded(entry: Path) -> frozenset[str]:
     """Returns the features that an entry says that it needs, as LLVM names them."""
-    from jax._src import compilation_cache
-
-    data = compilation_cache.decompress_executable(entry.read_bytes())
-    names = b",".join(_RECORD.findall(data)).decode().split(",")
+    names = b",".join(_RECORD.findall(_executable(entry))).decode().split(",")
     return frozenset(name[1:] for name in names if name.startswith("+"))
 
 
@@ -80,8 +76,8 @@ def record_level(entry: Path, level: Level) -> None:
         kept = (name if name[1:] in level.recorded else f"-{name[1:]}" for name in names)
         return ",".join(kept).encode()
 
-    data = compilation_cache.decompress_executable(entry.read_bytes())
-    entry.write_bytes(compilation_cache.compress_executable(_RECORD.sub(within, data)))
+    restricted = _RECORD.sub(within, _executable(entry))
+    entry.write_bytes(compilation_cache.compress_executable(restricted))
 
 
 def check_level(entry: Path, level: Level) -> None:
@@ -94,6 +90,13 @@ def check_level(entry: Path, level: Level) -> None:
             found=" ".join(more),
             remedy="copy the artifact again, or run wanbuild compile",
         )
+
+
+def _executable(entry: Path) -> bytes:
+    """Returns the serialized executable in a cache entry."""
+    from jax._src import compilation_cache
+
+    return compilation_cache.decompress_executable(entry.read_bytes())
 
 
 def _code(data: bytes) -> Iterator[bytes]:

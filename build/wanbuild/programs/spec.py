@@ -45,6 +45,7 @@ class ProgramSpec:
             if self.mesh is not None:
                 stack.enter_context(jax.set_mesh(self.mesh))
             if self.kernels is not None:
+                # Weights are passed as bits to XLA's CPU backend alone.
                 forms = Forms(self.kernels.weight_bits, self.kernels.products == "widened")
                 stack.enter_context(tracing_with(forms))
                 if self.kernels.float32_precision != "default":
