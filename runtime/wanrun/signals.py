@@ -1,9 +1,11 @@
 """Ends a command on SIGINT, SIGTERM and SIGHUP: with an exception, or without one where that is not enough.
 
-The handler raises in the main thread, so that ``finally`` clauses run. Three things stand against that:
+The handler raises in the main thread, so that ``finally`` clauses run. Four things stand against that:
 
 - A module is being imported. An exception in the middle of the C++ initialisation of an extension module
   ends in a crash.
+- Something is being recorded, or removed, that must not be done by half. A module whose functions do so says
+  ``FINISHED_FIRST = True`` at its top.
 - Python drops what is raised in a destructor or in a callback of its garbage collector, and extension modules
   drop what a function raises that they call: msgspec does so while it hashes a type.
 - The main thread is inside XLA, which returns when it has compiled or computed: after minutes for a large
@@ -29,7 +31,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from wanrun.early import WORDS, end_now
 
@@ -37,8 +39,6 @@ GRACE_SECONDS = 3.0
 """From a signal to the end of the process, whatever the main thread does."""
 
 _AGAIN_SECONDS = 0.02
-
-T = TypeVar("T")
 
 
 class Stopped(KeyboardInterrupt):
@@ -51,15 +51,6 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(WORDS[number])
         self.number = number
-
-
-def undisturbed(call: Callable[[], T]) -> T:
-    """Calls a function in whose middle no signal raises. One that arrives raises soon after.
-
-    Args:
-        call: does what must not be done by half, and returns soon.
-    """
-    return call()
 
 
 class Watch:
@@ -153,9 +144,12 @@ class Watch:
 
 
 def _must_finish(frame: FrameType | None) -> bool:
-    """Whether an import or an ``undisturbed`` call is under way."""
+    """Whether an import is under way, or a function of a module that says ``FINISHED_FIRST``.
+
+    The body of a ``with`` statement is not: a suspended generator has no place among the frames.
+    """
     while frame is not None:
-        if frame.f_code is undisturbed.__code__ or frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib") or "FINISHED_FIRST" in frame.f_globals:
             return True
         frame = frame.f_back
     return False

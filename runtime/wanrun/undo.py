@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from wanrun.signals import undisturbed
-
 T = TypeVar("T")
+
+FINISHED_FIRST = True
+"""No signal raises inside the functions of this module; see ``wanrun.signals``."""
 
 LOCK_SECONDS = 1.0
 """What the end of the process waits for a thread that begins something at that moment."""
@@ -33,13 +34,9 @@ def begun(begin: Callable[[], T], undo: Callable[[T], object]) -> Iterator[T]:
         undo: takes what ``begin`` returned.
     """
 
-    def record() -> T:
-        with _beginning:
-            made = begin()
-            _under_way[id(made)] = functools.partial(undo, made)
-        return made
-
-    made = undisturbed(record)
+    with _beginning:
+        made = begin()
+        _under_way[id(made)] = functools.partial(undo, made)
     try:
         yield made
     finally:

@@ -34,6 +34,8 @@ def command(where, folder):
         elif where == "import":
             sys.path.insert(0, str(folder))
             import slow
+        elif where == "removal":  # the first step of a removal takes its time
+            Path.is_dir = lambda path: (ready(), time.sleep(1))[0]
         else:
             ready()
             time.sleep(60)
@@ -192,6 +194,15 @@ def test_an_import_is_finished_first(tmp_path: Path) -> None:
     code, out, err, _ = interrupted("import", tmp_path, signal.SIGTERM)
     assert (code, out, err) == (143, "imported\n", "terminated\n")
     assert {path.name for path in tmp_path.iterdir()} <= {"slow.py", "__pycache__"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_removal_is_finished_first(number: signal.Signals, tmp_path: Path) -> None:
+    """What was being removed when the signal came is not left there."""
+    code, _, err, _ = interrupted("removal", tmp_path, number)
+    assert (code, err) == (CODES[number], WORDS[number])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
