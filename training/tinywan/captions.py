@@ -34,9 +34,11 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
     place = one(["over {}", "on {}", "on a {}"]).format(f"{texture}{scene.ground} ground")
     joint = one([" and ", " while "])
     things = joint.join(clause(thing) for thing in scene.things)
-    if rng is not None and rng.random() < 0.25:
-        return f"{place}, {things}"
-    return f"{things} {place}"
+    turned = rng is not None and rng.random() < 0.25
+    text = f"{place}, {things}" if turned else f"{things} {place}"
+    if rng is not None and rng.random() < 0.2:
+        return f"{text[0].upper()}{text[1:]}."
+    return text
 
 
 def read_caption(text: str) -> Scene:

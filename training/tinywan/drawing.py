@@ -131,10 +131,30 @@ def draw(scene: Scene, frames: int, height: int, width: int, rng: np.random.Gene
 
 def coverage(shape: str, x: float, y: float, radius: float, height: int, width: int) -> np.ndarray:
     """Returns the share of every pixel that a shape covers, float (H, W)."""
-    offsets = (np.arange(height * SAMPLES) + 0.5) / (height * SAMPLES) - 0.5
-    columns = ((np.arange(width * SAMPLES) + 0.5) / (width * SAMPLES) - 0.5) * width / height
-    points = inside(shape, (columns[None, :] - x) / radius, (offsets[:, None] - y) / radius)
-    return np.asarray(points.reshape(height, SAMPLES, width, SAMPLES).mean((1, 3)))
+    cover = np.zeros((height, width))
+    rows = _near(y, radius, height, height)
+    columns = _near(x, radius, width, height)
+    points = inside(
+        shape,
+        (_samples(columns, width, height)[None, :] - x) / radius,
+        (_samples(rows, height, height)[:, None] - y) / radius,
+    )
+    inner = cover[rows.start : rows.stop, columns.start : columns.stop]
+    inner[:] = points.reshape(len(rows), SAMPLES, len(columns), SAMPLES).mean((1, 3))
+    return cover
+
+
+def _near(centre: float, radius: float, pixels: int, height: int) -> range:
+    """Returns the pixels of an axis that a shape can reach: a star's corner is 1.8 radii away."""
+    middle, reach = centre * height + pixels / 2, 2 * radius * height
+    first, last = math.floor(middle - reach), math.ceil(middle + reach)
+    return range(min(max(first, 0), pixels), max(min(last, pixels), 0))
+
+
+def _samples(axis: range, pixels: int, height: int) -> np.ndarray:
+    """Returns where the samples of an axis's pixels are, in heights of a frame."""
+    samples = np.arange(axis.start * SAMPLES, axis.stop * SAMPLES)
+    return np.asarray(((samples + 0.5) / (pixels * SAMPLES) - 0.5) * pixels / height)
 
 
 def _ground(scene: Scene, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
