@@ -1,0 +1,77 @@
+"""``python -m tinywan``: draws a caption's video, shows one as a contact sheet, judges one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import imageio.v3 as iio
+import numpy as np
+from PIL import Image
+
+from tinywan.captions import CaptionError, read_caption
+from tinywan.contact_sheet import contact_sheet
+from tinywan.drawing import draw
+from tinywan.judge import judge
+from tinywan.scenes import Scene
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def main() -> None:
+    """Videos of moving shapes: drawn, shown and judged."""
+
+
+@main.command("draw")
+@click.argument("caption")
+@click.option("--output", type=FILE, required=True, help="A .png for the first frame, a .npy for all.")
+@click.option("--frames", default=17, show_default=True)
+@click.option("--size", default="96x64", show_default=True, help="Width and height.")
+@click.option("--seed", default=0, show_default=True)
+def draw_command(caption: str, output: Path, frames: int, size: str, seed: int) -> None:
+    """Draws the video that CAPTION tells of."""
+    width, height = map(int, size.split("x"))
+    video = draw(_scene(caption), frames, height, width, np.random.default_rng(seed))
+    if output.suffix == ".npy":
+        np.save(output, video)
+    else:
+        Image.fromarray(video[0]).save(output)
+
+
+@main.command("show")
+@click.argument("video", type=click.Path(exists=True, path_type=Path))
+@click.option("--prompt", required=True, help="Written below the frames.")
+@click.option("--sheet", type=FILE, required=True, help="The contact sheet, a .png.")
+@click.option("--score/--no-score", default=True, help="Judge the video by its prompt, a caption.")
+@click.option("--at-least", default=0.0, help="Fail if the score is lower.")
+def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: float) -> None:
+    """Makes a contact sheet of VIDEO, a .mp4 or .npy, and says which facts of its prompt hold."""
+    frames = np.load(video) if video.suffix == ".npy" else iio.imread(video, index=None)
+    verdict, why = None, None
+    if score:
+        try:
+            verdict = judge(frames, prompt)
+        except CaptionError as error:
+            why = str(error)
+    text = prompt if verdict is None else f"{prompt}   (score {verdict.score:.2f})"
+    contact_sheet(frames, text).save(sheet, optimize=True)
+    click.echo(f"contact sheet: {sheet}")
+    if why is not None:
+        click.echo(f"not judged: {why}")
+    if verdict is not None:
+        facts = ", ".join(f"{fact} {'yes' if holds else 'NO'}" for fact, holds in verdict.facts.items())
+        click.echo(f"score: {verdict.score:.2f} ({facts})")
+        if verdict.score < at_least:
+            raise click.ClickException(f"the score is {verdict.score:.2f}; expected at least {at_least:.2f}")
+
+
+def _scene(caption: str) -> Scene:
+    try:
+        return read_caption(caption)
+    except CaptionError as error:
+        raise click.BadParameter(str(error), param_hint="caption") from error
+
+
+if __name__ == "__main__":
+    main()
