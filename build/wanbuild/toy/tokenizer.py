@@ -13,7 +13,7 @@ SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
 unknown text, whatever the file says; in this order it and `tokenizers` give the same ids for any text. It
 also ignores an NFKC normalizer in the file, so there is none."""
 
-_WORDS = """
+WORDS = """
 a an the and or of in on at to with by for from over under into near through across behind
 is are was it its as no not very two three one many more
 cat dog bird horse fish man woman child boy girl person people robot car train boat ship bike
@@ -28,24 +28,25 @@ blurred blurry static overexposed subtitles deformed extra fingers hands face ey
 _PARTS = "ing ed er est ly tion ment ness ful th sh ch ck nd nt st tr pr br gr ou ea ee oo ai an en in on re"
 
 
-def vocabulary() -> list[tuple[str, float]]:
+def vocabulary(words: str = WORDS) -> list[tuple[str, float]]:
     """Returns pieces and log probabilities in id order: special tokens, words, parts of words, characters."""
-    words = dict.fromkeys("▁" + word for word in _WORDS.split())
+    whole = dict.fromkeys("▁" + word for word in words.split())
     characters = [char for char in string.printable if not char.isspace()]
     pieces = [(token, 0.0) for token in SPECIAL_TOKENS]
-    pieces += [(word, -5.0 - 0.01 * rank) for rank, word in enumerate(words)]
+    pieces += [(word, -5.0 - 0.01 * rank) for rank, word in enumerate(whole)]
     pieces += [(part, -7.0 - 0.01 * rank) for rank, part in enumerate(_PARTS.split())]
     return pieces + [("▁", -4.0)] + [(char, -9.0 - 0.01 * rank) for rank, char in enumerate(characters)]
 
 
-def write_tokenizer(folder: Path, max_length: int = 512) -> None:
+def write_tokenizer(folder: Path, max_length: int = 512, words: str = WORDS) -> None:
     """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json into an existing folder.
 
     Args:
         folder: the folder.
         max_length: the prompt length in tokens that the config states.
+        words: those with a piece of their own, separated by white space.
     """
-    tokenizer = Tokenizer(models.Unigram(vocabulary(), unk_id=SPECIAL_TOKENS.index("<unk>")))
+    tokenizer = Tokenizer(models.Unigram(vocabulary(words), unk_id=SPECIAL_TOKENS.index("<unk>")))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )

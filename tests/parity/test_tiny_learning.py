@@ -1,0 +1,164 @@
+"""The training of the tiny checkpoints: what it does in another way than the reference is equal to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tinywan.captions import caption
+from tinywan.learning import autoencoder, flow, latents, models, optimizer, state, text
+from tinywan.scenes import random_scene
+from tokenizers import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    models.save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def captions(tokenizer: Path) -> text.Captions:
+    torch.manual_seed(1)
+    size = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
+    return text.Captions(tokenizer, models.text_encoder(size)).eval()
+
+
+def test_every_word_of_a_caption_has_a_piece(tokenizer: Path) -> None:
+    read = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        words = caption(random_scene(rng), rng).lower().rstrip(".")
+        pieces = read.encode(words).tokens
+        assert len(pieces) <= len(words.split()) + words.count(",") + 1
+
+
+def test_captions_leave_room_for_padding(captions: text.Captions) -> None:
+    rng = np.random.default_rng(0)
+    some = [caption(random_scene(rng, most_things=2), rng) for _ in range(300)]
+    with torch.no_grad():
+        embedded = captions(some)
+    assert embedded.shape == (300, text.TOKENS, models.TEXT_WIDTH)
+    assert not embedded[:, -1].any()
+    assert embedded[:, 0].any(-1).all()
+
+
+def test_a_caption_that_is_too_long_is_refused(captions: text.Captions) -> None:
+    with pytest.raises(ValueError, match="41 tokens; expected fewer than 32"):
+        captions(["red " * 40])
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_attention_to_few_tokens_is_attention_to_512(image: bool, captions: text.Captions) -> None:
+    torch.manual_seed(2)
+    model = models.transformer(image).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        given = torch.randn(2, 36 if image else 16, 3, 6, 10)
+        sigmas = torch.tensor([300.0, 700.0])
+        few = captions(["a red ball moves up over green ground", ""])
+        all_tokens = torch.cat([few, few.new_zeros(2, text.PADDED_TOKENS - text.TOKENS, few.shape[2])], 1)
+        pictures = torch.randn(2, 17, models.IMAGE_WIDTH) if image else None
+        expected = model(given, sigmas, all_tokens, pictures, return_dict=False)[0]
+        text.shorten(model)
+        found = model(given, sigmas, few, pictures, return_dict=False)[0]
+    assert float((found - expected).abs().max() / expected.abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize(
+    "noise", [flow.Noise(3.0), flow.Noise(12.0, lowest=0.85), flow.Noise(12.0, highest=0.9)]
+)
+def test_noise_is_spread_over_the_schedulers_steps(noise: flow.Noise) -> None:
+    sigmas = noise.draw(4000)
+    assert noise.lowest <= float(sigmas.min()) < noise.lowest + 0.02
+    assert noise.highest - 0.02 < float(sigmas.max()) <= noise.highest
+    even = sigmas / (noise.shift - (noise.shift - 1) * sigmas)  # the shift taken back
+    assert torch.allclose(even.sort().values.diff(), (even.max() - even.min()) / 3999, atol=5e-4)
+
+
+def test_a_new_vae_treats_every_frame_by_itself() -> None:
+    """A still video is decoded to a still one; so training on pictures is a start for videos."""
+    torch.manual_seed(3)
+    model = models.autoencoder().eval()
+    picture = torch.rand(1, 3, 1, 32, 48) * 2 - 1
+    with torch.no_grad():
+        one = model.decode(model.encode(picture).latent_dist.mode()).sample
+        many = model.decode(model.encode(picture.repeat(1, 1, 9, 1, 1)).latent_dist.mode()).sample
+    assert float(one.std()) > 0.01
+    assert torch.allclose(many, one.expand_as(many), atol=1e-5)
+
+
+def test_a_bank_is_read_as_it_was_written(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    models.autoencoder().save_pretrained(tmp_path / "vae")
+    made = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
+    read = latents.Bank.load(tmp_path / "bank")
+    assert read.scenes == made.scenes
+    assert not any(scene.held_out for scene in read.scenes)
+    assert torch.equal(read.latents, made.latents)
+    assert torch.equal(read.conditions[:, :, 0], made.latents[:, :, 0])  # both begin with the first frame
+    assert np.array_equal(read.first_frames, made.first_frames)
+
+
+def test_a_step_of_training_lowers_the_loss(tmp_path: Path, captions: text.Captions) -> None:
+    torch.manual_seed(6)
+    models.autoencoder().save_pretrained(tmp_path / "vae")
+    bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
+    lesson = flow.Lesson("text", flow.Noise(3.0), steps=100, rate=3e-3, batch=4, compiled=False)
+    kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path / "log.jsonl", seed=7)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [50, 100]
+    assert lines[1]["loss"] < 0.9 * lines[0]["loss"]
+    assert len(kept) == 2  # the text encoder learns too
+
+
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(6)
+    models.autoencoder().save_pretrained(tmp_path / "vae")
+    bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
+    lesson = flow.Lesson("text", flow.Noise(3.0), steps=9, rate=3e-3, batch=2, compiled=False)
+    size = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
+    monkeypatch.setattr(state, "EVERY", 4)
+
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(8)
+        captions = text.Captions(tokenizer, models.text_encoder(size))
+        (tmp_path / name).mkdir(exist_ok=True)
+        log = tmp_path / name / "log.jsonl"
+        return dict(flow.train(models.transformer(), captions, bank, lesson, log, seed=7)[0].state_dict())
+
+    expected = weights("whole")
+
+    class Interrupting(flow.Log):
+        def step(self, number: int, **losses: float) -> None:
+            super().step(number, **losses)
+            if number == 6:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(flow, "Log", Interrupting)
+        weights("cut")
+    assert (tmp_path / "cut" / "text.state").exists()
+    found = weights("cut")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not (tmp_path / "cut" / "text.state").exists()
+
+
+def test_the_vaes_phases_fill_its_training() -> None:
+    assert sum(phase.share for phase in autoencoder.PHASES) == pytest.approx(1)
+    assert [autoencoder.phase(done) for done in (0.01, 0.5, 1.0)] == list(autoencoder.PHASES)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    shares = [optimizer.share(step / 1000) for step in range(1, 1001)]
+    assert max(shares) == pytest.approx(1, abs=0.02)
+    assert shares.index(max(shares)) == pytest.approx(30, abs=2)
+    assert shares[-1] == pytest.approx(0.01, abs=1e-3)

@@ -1,0 +1,1 @@
+"""Trains the tiny checkpoints with torch, on diffusers' and transformers' own classes."""

@@ -1,0 +1,91 @@
+"""Writes what was trained in the published layout: one folder a variant, with links to what they share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan, WanTransformer3DModel
+from transformers import CLIPImageProcessor, CLIPVisionModel, UMT5EncoderModel
+
+from wanbuild.toy.published import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, SCHEDULER_CONFIGS
+from wanbuild.toy.weights import write_json
+
+SHARED = "shared"
+"""The folder of components that several variants use."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A variant's checkpoint.
+
+    Args:
+        flow_shift: in its scheduler's config, as published.
+        transformers: what was trained, by component.
+        shared: its other components with files.
+    """
+
+    flow_shift: float
+    transformers: Mapping[str, str]
+    shared: tuple[str, ...] = ("vae", "text_encoder", "tokenizer")
+
+
+LAYOUTS: Mapping[str, Layout] = MappingProxyType(
+    {
+        "wan2.1-t2v": Layout(3.0, {"transformer": "text"}),
+        "wan2.2-t2v": Layout(12.0, {"transformer": "high", "transformer_2": "low"}),
+        "wan2.1-i2v": Layout(
+            3.0,
+            {"transformer": "image"},
+            ("vae", "text_encoder", "tokenizer", "image_encoder", "image_processor"),
+        ),
+    }
+)
+
+IMAGE_PROCESSOR = {
+    **PUBLISHED_IMAGE_PROCESSOR,
+    "crop_size": {"height": 32, "width": 32},
+    "size": {"shortest_edge": 32},
+}
+
+
+def image_processor() -> CLIPImageProcessor:
+    """What prepares a first frame for the image encoder."""
+    return CLIPImageProcessor(**IMAGE_PROCESSOR)
+
+
+def write(trained: Path, target: Path) -> None:
+    """Writes all checkpoints, weights in float16.
+
+    Args:
+        trained: the folder of the trained models.
+        target: the folder to create; one that is there is replaced.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shared = target / SHARED
+    shutil.copytree(trained / "tokenizer", shared / "tokenizer")
+    (shared / "image_processor").mkdir()
+    write_json(shared / "image_processor" / "preprocessor_config.json", IMAGE_PROCESSOR)
+    kinds = {"vae": AutoencoderKLWan, "text_encoder": UMT5EncoderModel, "image_encoder": CLIPVisionModel}
+    for name, kind in kinds.items():
+        _halve(kind, trained / name, shared / name)
+    for variant, layout in LAYOUTS.items():
+        folder = target / variant
+        (folder / "scheduler").mkdir(parents=True)
+        for component, name in layout.transformers.items():
+            _halve(WanTransformer3DModel, trained / name, folder / component)
+        for name in layout.shared:
+            (folder / name).symlink_to(Path("..", SHARED, name), target_is_directory=True)
+        scheduler = {**SCHEDULER_CONFIGS["unipc"], "flow_shift": layout.flow_shift}
+        write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
+        write_json(folder / "model_index.json", MODEL_INDEXES[variant])
+
+
+def _halve(kind: Any, source: Path, target: Path) -> None:
+    model = kind.from_pretrained(source, torch_dtype=torch.float32)
+    model.to(torch.float16).save_pretrained(target)

@@ -1,0 +1,151 @@
+"""Flow matching: a transformer learns the velocity from a video's latents to noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import WanTransformer3DModel
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import CLIPVisionModel
+
+from tinywan.captions import caption
+from tinywan.learning.latents import Bank
+from tinywan.learning.log import Log
+from tinywan.learning.optimizer import Optimizer
+from tinywan.learning.state import State
+from tinywan.learning.text import Captions, shorten
+
+DROPPED = 0.1
+"""The share of captions that are left out, for guidance."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Which noise a transformer is to take away.
+
+    Args:
+        shift: of the scheduler: more of it is learned at high noise.
+        lowest: least sigma.
+        highest: greatest sigma, 1 for pure noise.
+    """
+
+    shift: float
+    lowest: float = 0.0
+    highest: float = 1.0
+
+    def draw(self, count: int) -> Tensor:
+        """Draws sigmas (count,), spread evenly over the scheduler's steps."""
+        low, high = (sigma / (self.shift - (self.shift - 1) * sigma) for sigma in (self.lowest, self.highest))
+        even = low + (high - low) * (torch.arange(count) + torch.rand(count)) / count
+        return self.shift * even / (1 + (self.shift - 1) * even)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How a transformer is trained.
+
+    Args:
+        name: in the log.
+        noise: which it learns to take away.
+        steps: their number.
+        rate: the highest learning rate.
+        batch: videos of a step.
+        compiled: whether torch compiles the transformer: half as fast again, but it needs a C++ compiler.
+    """
+
+    name: str
+    noise: Noise
+    steps: int
+    rate: float
+    batch: int = 16
+    compiled: bool = True
+
+
+@dataclass(frozen=True)
+class Images:
+    """First frames of a bank's videos, for image to video.
+
+    Args:
+        encoder: CLIP, which learns.
+        pixels: float32 (N, 3, 32, 32), prepared for it.
+    """
+
+    encoder: CLIPVisionModel
+    pixels: Tensor
+
+    def embed(self, chosen: np.ndarray) -> Tensor:
+        """Returns float32 (B, 17, width), of the last layer but one as Wan's pipelines do."""
+        states = self.encoder(self.pixels[chosen], output_hidden_states=True).hidden_states
+        return torch.as_tensor(states[-2])
+
+
+def train(
+    model: WanTransformer3DModel,
+    captions: Captions,
+    bank: Bank,
+    lesson: Lesson,
+    log_file: Path,
+    seed: int,
+    images: Images | None = None,
+) -> list[Any]:
+    """Trains a transformer, and those encoders whose parameters require gradients.
+
+    Args:
+        model: is changed.
+        captions: embeds texts.
+        bank: videos.
+        lesson: how.
+        log_file: where losses are written.
+        seed: of everything that is drawn.
+        images: of the bank; None for text to video.
+
+    A training that was interrupted goes on from its last state, beside the log, as if it had not been.
+
+    Returns:
+        the averages of what was trained: the transformer, and then the encoder if one was.
+    """
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    shorten(model)
+    encoders = [captions.encoder, *([images.encoder] if images else [])]
+    learning = [encoder for encoder in encoders if next(encoder.parameters()).requires_grad]
+    trained = nn.ModuleList([model, *learning])
+    average = AveragedModel(trained, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    optimizer = Optimizer([trained], lesson.rate, lesson.steps)
+    state = State(log_file.with_name(f"{lesson.name}.state"), [trained, average, optimizer], rng)
+    velocity = torch.compile(model, dynamic=False) if lesson.compiled else model
+    log = Log(log_file, lesson.name, lesson.steps)
+    for step in range(state.resumed() + 1, lesson.steps + 1):
+        chosen = rng.integers(0, len(bank.scenes), lesson.batch)
+        sigma = lesson.noise.draw(lesson.batch)[torch.randperm(lesson.batch)]
+        clean = bank.latents[chosen].float()
+        noise = torch.randn_like(clean)
+        share = sigma.view(-1, 1, 1, 1, 1)
+        given = (1 - share) * clean + share * noise
+        image = None
+        if images is not None:
+            given = torch.cat([given, condition(bank.conditions[chosen].float())], 1)
+            image = images.embed(chosen)
+        texts = ["" if rng.random() < DROPPED else caption(bank.scenes[i], rng) for i in chosen]
+        predicted = velocity(given, 1000 * sigma, captions(texts), image, return_dict=False)[0]
+        loss = mse_loss(predicted, noise - clean)
+        loss.backward()
+        optimizer.step()
+        average.update_parameters(trained)
+        log.step(step, loss=loss.item())
+        state.save(step)
+    state.remove()
+    return list(average.module.children())
+
+
+def condition(latents: Tensor) -> Tensor:
+    """Returns (B, 20, T, H, W): four channels of mask, 1 for the first frame, and the condition's latents."""
+    mask = torch.zeros_like(latents[:, :4])
+    mask[:, :, 0] = 1
+    return torch.cat([mask, latents], 1)

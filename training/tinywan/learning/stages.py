@@ -1,0 +1,82 @@
+"""The transformers, one after the other: those after the first begin with its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import WanTransformer3DModel
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import UMT5EncoderModel
+
+from tinywan.learning import checkpoints, models
+from tinywan.learning.flow import Images, Lesson, Noise, train
+from tinywan.learning.latents import Bank
+from tinywan.learning.text import Captions
+
+SHIFT, EXPERTS_SHIFT = 3.0, 12.0
+"""As published: Wan 2.1 at 480p, Wan 2.2 T2V."""
+
+BOUNDARY = 0.875
+"""Sigma at which the expert of low noise takes over from that of high noise."""
+
+OVERLAP = 0.03
+"""Sigmas beyond the boundary that an expert learns too: a step's sigma is not exactly the boundary's."""
+
+TEXT = Lesson("text", Noise(SHIFT), steps=9000, rate=2e-3)
+HIGH = Lesson("high", Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP), steps=2000, rate=1e-3)
+LOW = Lesson("low", Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP), steps=2000, rate=1e-3)
+IMAGE = Lesson("image", Noise(SHIFT), steps=4000, rate=1e-3)
+
+
+def train_text(folder: Path, seed: int) -> None:
+    """Trains Wan 2.1's text to video, and the text encoder with it."""
+    torch.manual_seed(seed)
+    models.save_tokenizer(folder / "tokenizer")
+    tokens = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json")).get_vocab_size()
+    captions = Captions(folder / "tokenizer", models.text_encoder(tokens))
+    kept = train(models.transformer(), captions, Bank.load(folder / "bank"), TEXT, folder / "log.jsonl", seed)
+    transformer, encoder = kept
+    transformer.save_pretrained(folder / "text")
+    encoder.save_pretrained(folder / "text_encoder")
+
+
+def train_experts(folder: Path, seed: int) -> None:
+    """Trains Wan 2.2's two experts, each on its range of noise."""
+    captions, bank = _captions(folder), Bank.load(folder / "bank")
+    for lesson in (HIGH, LOW):
+        model = WanTransformer3DModel.from_pretrained(folder / "text")
+        kept = train(model, captions, bank, lesson, folder / "log.jsonl", seed)
+        kept[0].save_pretrained(folder / lesson.name)
+
+
+def train_image(folder: Path, seed: int) -> None:
+    """Trains Wan 2.1's image to video, and the image encoder with it."""
+    torch.manual_seed(seed)
+    model = models.transformer(image=True)
+    with torch.no_grad():
+        learned = WanTransformer3DModel.from_pretrained(folder / "text").state_dict()
+        narrow = learned.pop("patch_embedding.weight")
+        model.load_state_dict(learned, strict=False)
+        model.patch_embedding.weight.zero_()
+        model.patch_embedding.weight[:, : narrow.shape[1]] = narrow
+    encoder = models.image_encoder()
+    bank = Bank.load(folder / "bank")
+    images = Images(encoder, prepared(bank.first_frames))
+    kept = train(model, _captions(folder), bank, IMAGE, folder / "log.jsonl", seed, images)
+    kept[0].save_pretrained(folder / "image")
+    kept[1].save_pretrained(folder / "image_encoder")
+
+
+def prepared(frames: np.ndarray) -> Tensor:
+    """Returns frames, uint8 (N, H, W, 3), as the image encoder gets them, float32 (N, 3, 32, 32)."""
+    processor = checkpoints.image_processor()
+    return processor([Image.fromarray(frame) for frame in frames], return_tensors="pt").pixel_values
+
+
+def _captions(folder: Path) -> Captions:
+    encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32)
+    return Captions(folder / "tokenizer", encoder.requires_grad_(False))
