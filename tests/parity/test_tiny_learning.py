@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import WanPipeline
 from tinywan.captions import caption
-from tinywan.learning import autoencoder, flow, latents, models, optimizer, state, text
+from tinywan.learning import autoencoder, checkpoints, flow, latents, log, models, optimizer, state, text
 from tinywan.scenes import random_scene
 from tokenizers import Tokenizer
 
@@ -101,18 +102,25 @@ def test_a_bank_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read.scenes == made.scenes
     assert not any(scene.held_out for scene in read.scenes)
     assert torch.equal(read.latents, made.latents)
-    assert torch.equal(read.conditions[:, :, 0], made.latents[:, :, 0])  # both begin with the first frame
     assert np.array_equal(read.first_frames, made.first_frames)
+    given = latents.conditions(tmp_path, made.first_frames)
+    assert given.shape == made.latents.shape
+    assert torch.equal(given[:, :, 0], made.latents[:, :, 0])  # both begin with the first frame
+    assert not torch.allclose(given[:, :, 1:], made.latents[:, :, 1:])
+    assert torch.equal(latents.conditions(tmp_path, made.first_frames), given)
 
 
-def test_a_step_of_training_lowers_the_loss(tmp_path: Path, captions: text.Captions) -> None:
+def test_training_lowers_the_loss(
+    tmp_path: Path, captions: text.Captions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(6)
     models.autoencoder().save_pretrained(tmp_path / "vae")
+    monkeypatch.setattr(log, "EVERY", 20)
     bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
-    lesson = flow.Lesson("text", flow.Noise(3.0), steps=100, rate=3e-3, batch=4, compiled=False)
+    lesson = flow.Lesson("text", flow.Noise(3.0), steps=40, rate=3e-3, batch=4, compiled=False)
     kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path / "log.jsonl", seed=7)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [50, 100]
+    assert [line["step"] for line in lines] == [20, 40]
     assert lines[1]["loss"] < 0.9 * lines[0]["loss"]
     assert len(kept) == 2  # the text encoder learns too
 
@@ -131,8 +139,8 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
         torch.manual_seed(8)
         captions = text.Captions(tokenizer, models.text_encoder(size))
         (tmp_path / name).mkdir(exist_ok=True)
-        log = tmp_path / name / "log.jsonl"
-        return dict(flow.train(models.transformer(), captions, bank, lesson, log, seed=7)[0].state_dict())
+        file = tmp_path / name / "log.jsonl"
+        return dict(flow.train(models.transformer(), captions, bank, lesson, file, seed=7)[0].state_dict())
 
     expected = weights("whole")
 
@@ -162,3 +170,26 @@ def test_the_rate_rises_and_falls() -> None:
     assert max(shares) == pytest.approx(1, abs=0.02)
     assert shares.index(max(shares)) == pytest.approx(30, abs=2)
     assert shares[-1] == pytest.approx(0.01, abs=1e-3)
+
+
+def test_checkpoints_share_what_several_variants_use(tmp_path: Path) -> None:
+    """Those without trained transformers are left out, and the reference loads what is written."""
+    torch.manual_seed(9)
+    trained, target = tmp_path / "trained", tmp_path / "tiny"
+    models.save_tokenizer(trained / "tokenizer")
+    size = Tokenizer.from_file(str(trained / "tokenizer" / "tokenizer.json")).get_vocab_size()
+    models.autoencoder().save_pretrained(trained / "vae")
+    models.text_encoder(size).save_pretrained(trained / "text_encoder")
+    for name in ("text", "high", "low"):
+        models.transformer().save_pretrained(trained / name)
+    checkpoints.write(trained, target)
+    assert {folder.name for folder in target.iterdir()} == {"shared", "wan2.1-t2v", "wan2.2-t2v"}
+    assert (target / "wan2.2-t2v" / "vae").readlink() == Path("../shared/vae")
+    pipe = WanPipeline.from_pretrained(target / "wan2.2-t2v")
+    expected = models.transformer().from_pretrained(trained / "low").state_dict()
+    found = pipe.transformer_2.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name].half().float()) for name in expected)
+    assert pipe.scheduler.config.flow_shift == 12
+    assert pipe.config.boundary_ratio == 0.875
+    pipe.scheduler.set_timesteps(4)

@@ -78,7 +78,7 @@ def random_path(
     radius = min(RADIUS * SIZES.get(thing.size or "", 1.0) * rng.uniform(0.94, 1.06), most)
     radii = np.full(frames, radius)
     if thing.motion in ("grow", "shrink"):
-        radii = radius * (0.55 + 0.85 * time)
+        radii = radius * (0.65 + 0.75 * time)
         radii = np.minimum(radii, most)[:: 1 if thing.motion == "grow" else -1]
     reach = 1.35 * radii.max()  # a triangle's corner is 1.35 radii away
     width, height = max(right - left - 2 * reach, 0), max(bottom - top - 2 * reach, 0)

@@ -57,5 +57,5 @@ MOTIONS: Mapping[str, Sequence[str]] = MappingProxyType(
 )
 """Phrases for each motion, the usual one first."""
 
-SIZES: Mapping[str, float] = MappingProxyType({"small": 0.75, "big": 1.25})
+SIZES: Mapping[str, float] = MappingProxyType({"small": 0.82, "big": 1.25})
 """Words for a radius, by its ratio to the usual one."""

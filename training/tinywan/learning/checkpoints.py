@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,32 +61,50 @@ def image_processor() -> CLIPImageProcessor:
 
 
 def write(trained: Path, target: Path) -> None:
-    """Writes all checkpoints, weights in float16.
+    """Writes the checkpoints whose transformers are trained, weights in float16.
 
     Args:
         trained: the folder of the trained models.
         target: the folder to create; one that is there is replaced.
     """
     shutil.rmtree(target, ignore_errors=True)
-    shared = target / SHARED
-    shutil.copytree(trained / "tokenizer", shared / "tokenizer")
-    (shared / "image_processor").mkdir()
-    write_json(shared / "image_processor" / "preprocessor_config.json", IMAGE_PROCESSOR)
-    kinds = {"vae": AutoencoderKLWan, "text_encoder": UMT5EncoderModel, "image_encoder": CLIPVisionModel}
-    for name, kind in kinds.items():
-        _halve(kind, trained / name, shared / name)
     for variant, layout in LAYOUTS.items():
-        folder = target / variant
-        (folder / "scheduler").mkdir(parents=True)
-        for component, name in layout.transformers.items():
-            _halve(WanTransformer3DModel, trained / name, folder / component)
-        for name in layout.shared:
-            (folder / name).symlink_to(Path("..", SHARED, name), target_is_directory=True)
-        scheduler = {**SCHEDULER_CONFIGS["unipc"], "flow_shift": layout.flow_shift}
-        write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
-        write_json(folder / "model_index.json", MODEL_INDEXES[variant])
+        if all((trained / name).is_dir() for name in layout.transformers.values()):
+            _write_variant(trained, target, variant, layout)
+
+
+def _write_variant(trained: Path, target: Path, variant: str, layout: Layout) -> None:
+    folder = target / variant
+    (folder / "scheduler").mkdir(parents=True)
+    for component, name in layout.transformers.items():
+        _halve(WanTransformer3DModel, trained / name, folder / component)
+    for name in layout.shared:
+        _share(trained, target / SHARED, name)
+        (folder / name).symlink_to(Path("..", SHARED, name), target_is_directory=True)
+    scheduler = {**SCHEDULER_CONFIGS["unipc"], "flow_shift": layout.flow_shift}
+    write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
+    write_json(folder / "model_index.json", MODEL_INDEXES[variant])
+
+
+def _share(trained: Path, shared: Path, name: str) -> None:
+    """Writes a component that several variants use, once."""
+    if (shared / name).exists():
+        return
+    kinds = {"vae": AutoencoderKLWan, "text_encoder": UMT5EncoderModel, "image_encoder": CLIPVisionModel}
+    if name in kinds:
+        _halve(kinds[name], trained / name, shared / name)
+    elif name == "image_processor":
+        (shared / name).mkdir(parents=True)
+        write_json(shared / name / "preprocessor_config.json", IMAGE_PROCESSOR)
+    else:
+        shutil.copytree(trained / name, shared / name)
 
 
 def _halve(kind: Any, source: Path, target: Path) -> None:
     model = kind.from_pretrained(source, torch_dtype=torch.float32)
-    model.to(torch.float16).save_pretrained(target)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half()
+    model.save_pretrained(target)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config.pop("_name_or_path", None)  # a folder of the machine that trained it
+    write_json(target / "config.json", config)

@@ -74,10 +74,12 @@ class Images:
     Args:
         encoder: CLIP, which learns.
         pixels: float32 (N, 3, 32, 32), prepared for it.
+        latents: float16 (N, 16, T, H, W), as conditions.
     """
 
     encoder: CLIPVisionModel
     pixels: Tensor
+    latents: Tensor
 
     def embed(self, chosen: np.ndarray) -> Tensor:
         """Returns float32 (B, 17, width), of the last layer but one as Wan's pipelines do."""
@@ -130,7 +132,7 @@ def train(
         given = (1 - share) * clean + share * noise
         image = None
         if images is not None:
-            given = torch.cat([given, condition(bank.conditions[chosen].float())], 1)
+            given = torch.cat([given, condition(images.latents[chosen].float())], 1)
             image = images.embed(chosen)
         texts = ["" if rng.random() < DROPPED else caption(bank.scenes[i], rng) for i in chosen]
         predicted = velocity(given, 1000 * sigma, captions(texts), image, return_dict=False)[0]

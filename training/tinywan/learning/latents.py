@@ -17,7 +17,7 @@ from tinywan.learning.autoencoder import pixels
 from tinywan.learning.models import FRAMES, HEIGHT, WIDTH
 from tinywan.scenes import Scene, Thing, random_scene
 
-VIDEOS = 8000
+VIDEOS = 6000
 TOGETHER = 8
 
 
@@ -28,21 +28,18 @@ class Bank:
     Args:
         scenes: what each shows.
         latents: float16 (N, 16, T, H, W), scaled as the VAE's config says.
-        conditions: as ``latents``, of the first frame and then grey; what image to video is given.
         first_frames: uint8 (N, HEIGHT, WIDTH, 3).
     """
 
     scenes: list[Scene]
     latents: Tensor
-    conditions: Tensor
     first_frames: np.ndarray
 
     def save(self, folder: Path) -> None:
         """Writes the bank into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "scenes.json").write_text(json.dumps([asdict(scene) for scene in self.scenes]))
-        for name in ("latents", "conditions"):
-            np.save(folder / f"{name}.npy", getattr(self, name).numpy())
+        np.save(folder / "latents.npy", self.latents.numpy())
         np.save(folder / "first_frames.npy", self.first_frames)
 
     @classmethod
@@ -52,37 +49,65 @@ class Bank:
             Scene(tuple(Thing(**thing) for thing in scene["things"]), scene["ground"], scene["texture"])
             for scene in json.loads((folder / "scenes.json").read_text())
         ]
-        latents, conditions, frames = (
-            np.load(folder / f"{name}.npy") for name in ("latents", "conditions", "first_frames")
+        latents = torch.from_numpy(np.load(folder / "latents.npy"))
+        return cls(scenes, latents, np.load(folder / "first_frames.npy"))
+
+
+class Encoder:
+    """The trained VAE's encoder.
+
+    Args:
+        folder: of the VAE.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32)
+        config = self._model.config
+        self._mean, self._deviation = (
+            torch.tensor(values).view(1, -1, 1, 1, 1) for values in (config.latents_mean, config.latents_std)
         )
-        return cls(scenes, torch.from_numpy(latents), torch.from_numpy(conditions), frames)
+
+    @torch.no_grad()
+    def encode(self, videos: Tensor) -> Tensor:
+        """Returns the latents of videos, float16 (B, 16, T, H, W), scaled as diffusers' pipelines do."""
+        latents = self._model.encode(videos).latent_dist.mode()
+        return torch.as_tensor((latents - self._mean) / self._deviation).half()
 
 
-def scaled(model: AutoencoderKLWan, videos: Tensor) -> Tensor:
-    """Returns the latents of videos, float32 (B, 16, T, H, W), as diffusers' pipelines scale them."""
-    mean, deviation = (
-        torch.tensor(values).view(1, -1, 1, 1, 1)
-        for values in (model.config.latents_mean, model.config.latents_std)
-    )
-    return (model.encode(videos).latent_dist.mode() - mean) / deviation
-
-
-@torch.no_grad()
 def make(folder: Path, seed: int, videos: int = VIDEOS) -> Bank:
     """Draws videos and encodes them with the VAE of ``folder``. None shows what is held out."""
-    model = AutoencoderKLWan.from_pretrained(folder / "vae", torch_dtype=torch.float32)
+    encoder = Encoder(folder / "vae")
     rng = np.random.default_rng(seed)
     scenes: list[Scene] = []
-    latents, conditions, first_frames = [], [], []
+    latents, first_frames = [], []
     for _ in tqdm(range(videos // TOGETHER), desc="latents", mininterval=10):
         some = [random_scene(rng) for _ in range(TOGETHER)]
         drawn = np.stack([draw(scene, FRAMES, HEIGHT, WIDTH, rng) for scene in some])
-        frames = pixels(drawn)
-        alone = torch.cat([frames[:, :, :1], torch.zeros_like(frames[:, :, 1:])], 2)
         scenes += some
-        latents.append(scaled(model, frames).half())
-        conditions.append(scaled(model, alone).half())
+        latents.append(encoder.encode(pixels(drawn)))
         first_frames.append(drawn[:, 0])
-    bank = Bank(scenes, torch.cat(latents), torch.cat(conditions), np.concatenate(first_frames))
+    bank = Bank(scenes, torch.cat(latents), np.concatenate(first_frames))
     bank.save(folder / "bank")
     return bank
+
+
+def conditions(folder: Path, first_frames: np.ndarray) -> Tensor:
+    """Encodes what image to video is given: each first frame (N, HEIGHT, WIDTH, 3), and then grey ones.
+
+    Returns:
+        float16 (N, 16, T, H, W); of the later of two runs, what the earlier has saved.
+    """
+    file = folder / "bank" / "conditions.npy"
+    if not file.exists():
+        encoder = Encoder(folder / "vae")
+        made = []
+        for start in tqdm(range(0, len(first_frames), TOGETHER), desc="conditions", mininterval=10):
+            videos = np.zeros(
+                (len(first_frames[start : start + TOGETHER]), FRAMES, HEIGHT, WIDTH, 3), np.uint8
+            )
+            videos[:, 0] = first_frames[start : start + TOGETHER]
+            given = pixels(videos)
+            given[:, :, 1:] = 0
+            made.append(encoder.encode(given))
+        np.save(file, torch.cat(made).numpy())
+    return torch.from_numpy(np.load(file))

@@ -14,7 +14,7 @@ from transformers import UMT5EncoderModel
 
 from tinywan.learning import checkpoints, models
 from tinywan.learning.flow import Images, Lesson, Noise, train
-from tinywan.learning.latents import Bank
+from tinywan.learning.latents import Bank, conditions
 from tinywan.learning.text import Captions
 
 SHIFT, EXPERTS_SHIFT = 3.0, 12.0
@@ -26,7 +26,7 @@ BOUNDARY = 0.875
 OVERLAP = 0.03
 """Sigmas beyond the boundary that an expert learns too: a step's sigma is not exactly the boundary's."""
 
-TEXT = Lesson("text", Noise(SHIFT), steps=9000, rate=2e-3)
+TEXT = Lesson("text", Noise(SHIFT), steps=10000, rate=2e-3)
 HIGH = Lesson("high", Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP), steps=2000, rate=1e-3)
 LOW = Lesson("low", Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP), steps=2000, rate=1e-3)
 IMAGE = Lesson("image", Noise(SHIFT), steps=4000, rate=1e-3)
@@ -65,7 +65,7 @@ def train_image(folder: Path, seed: int) -> None:
         model.patch_embedding.weight[:, : narrow.shape[1]] = narrow
     encoder = models.image_encoder()
     bank = Bank.load(folder / "bank")
-    images = Images(encoder, prepared(bank.first_frames))
+    images = Images(encoder, prepared(bank.first_frames), conditions(folder, bank.first_frames))
     kept = train(model, _captions(folder), bank, IMAGE, folder / "log.jsonl", seed, images)
     kept[0].save_pretrained(folder / "image")
     kept[1].save_pretrained(folder / "image_encoder")
