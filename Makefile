@@ -1,14 +1,28 @@
 # Two commands do all the set-up: `make demo` and `make test`; `make test-fast` is for the one who edits.
 # PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
-# demo's model, one that `wanbuild toy --help` lists.
+# demo's model: one of artifacts/tiny, which have learned from drawn videos, or a toy with random weights, one that
+# `wanbuild toy --help` lists.
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV ?= .venv
 DEMO ?= artifacts/demo
 VARIANT ?= wan2.1-t2v
 
+TINY := $(notdir $(wildcard artifacts/tiny/wan*))
+ifneq ($(filter $(VARIANT),$(TINY)),)
+CHECKPOINT := artifacts/tiny/$(VARIANT)
+PROMPT ?= a red ball rolls to the right over green ground
+SIZE := 96x64
+SHOW := --at-least 0.9
+else
+CHECKPOINT := $(DEMO)/checkpoint
+PROMPT ?= A red fox runs through fresh snow at dawn
+SIZE := 192x128
+SHOW := --no-score
+endif
+
 SAMPLES := $(DEMO)/checkpoint/media
-MEDIA_wan2.1-i2v := --image $(SAMPLES)/image.png
+MEDIA_wan2.1-i2v := --image $(DEMO)/first_frame.png
 MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_image.png
 MEDIA_wan2.2-i2v := --image $(SAMPLES)/image.png
 MEDIA_wan2.2-ti2v := --image $(SAMPLES)/image.png
@@ -18,6 +32,7 @@ MEDIA_wan2.2-animate := --image $(SAMPLES)/image.png --pose-video $(SAMPLES)/pos
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
+TINYWAN := PYTHONPATH=training $(BIN)/python -m tinywan
 SETUP := pyproject.toml constraints.txt
 
 .PHONY: demo test test-fast compilers lint format clean
@@ -25,14 +40,21 @@ SETUP := pyproject.toml constraints.txt
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
 	mkdir -p $(DEMO)
-	$(BIN)/wanbuild toy $(DEMO)/checkpoint --variant $(VARIANT)
-	$(BIN)/wanbuild convert $(DEMO)/checkpoint --artifact $(DEMO)/artifact
-	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size 192x128 --frames 17
+ifeq ($(SHOW),--no-score)
+	$(BIN)/wanbuild toy $(CHECKPOINT) --variant $(VARIANT)
+else
+	$(TINYWAN) draw "$(PROMPT)" --output $(DEMO)/first_frame.png
+endif
+	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/artifact
+	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size $(SIZE) --frames 17
 	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record
-	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "A red fox runs through fresh snow at dawn" \
-		$(MEDIA_$(VARIANT)) \
-		--steps 20 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
-	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json (random weights: expect noise)."
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
+		--steps 30 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
+	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
+ifeq ($(SHOW),--no-score)
+	@echo "$(VARIANT) has no trained checkpoint: its weights are random, and the video is noise."
+endif
+	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json."
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
