@@ -99,11 +99,16 @@ def offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
+SILENCE = "2"
+"""Seconds until a download gives up a silent connection. Less than the 3 s in which a command ends after a
+signal, or chance would decide whether the library still removes its partial file."""
+
+
 def _environment(hub: Hub, cache: Path) -> dict[str, str]:
     """Environment variables of a command that uses this hub and this cache."""
     home = str(cache.parent / "home")
     names = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_CACHE": str(cache)}
-    return {**names, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "HF_HUB_DOWNLOAD_TIMEOUT": "3"}
+    return {**names, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "HF_HUB_DOWNLOAD_TIMEOUT": SILENCE}
 
 
 def _locate(revision: str | None = None) -> Located:
@@ -396,7 +401,7 @@ def test_stopped_runs(
     process.send_signal(number)
     started = time.monotonic()
     error = process.communicate(timeout=60)[1]
-    assert time.monotonic() - started < 12  # one silence of 3 s; all six would be 23
+    assert time.monotonic() - started < 12  # one silence; all six would be 17 s
     last_line = {-9: [], 130: ["interrupted"], 143: ["terminated"]}
     assert (process.returncode, error.splitlines()[-1:]) == (code, last_line[code])
     assert part.exists() == (number == signal.SIGKILL)
