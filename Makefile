@@ -8,21 +8,27 @@ VENV ?= .venv
 DEMO ?= artifacts/demo
 VARIANT ?= wan2.1-t2v
 
-TINY := $(notdir $(wildcard artifacts/tiny/wan*))
-ifneq ($(filter $(VARIANT),$(TINY)),)
+BIN := $(VENV)/bin
+TINYWAN := PYTHONPATH=training $(BIN)/python -m tinywan
+
+SAMPLES := $(DEMO)/checkpoint/media
+ifneq ($(wildcard artifacts/tiny/$(VARIANT)/model_index.json),)
 CHECKPOINT := artifacts/tiny/$(VARIANT)
 PROMPT ?= a red ball rolls to the right over green ground
+PREPARE = $(TINYWAN) draw "$(PROMPT)" --output $(DEMO)/first_frame.png
+MEDIA_wan2.1-i2v := --image $(DEMO)/first_frame.png
 SIZE := 96x64
 SHOW := --at-least 0.9
 else
 CHECKPOINT := $(DEMO)/checkpoint
 PROMPT ?= A red fox runs through fresh snow at dawn
+PREPARE = $(BIN)/wanbuild toy $(CHECKPOINT) --variant $(VARIANT)
+MEDIA_wan2.1-i2v := --image $(SAMPLES)/image.png
 SIZE := 192x128
 SHOW := --no-score
+NOTE := $(VARIANT) has no trained checkpoint: its weights are random, and the video is noise.
 endif
 
-SAMPLES := $(DEMO)/checkpoint/media
-MEDIA_wan2.1-i2v := --image $(DEMO)/first_frame.png
 MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_image.png
 MEDIA_wan2.2-i2v := --image $(SAMPLES)/image.png
 MEDIA_wan2.2-ti2v := --image $(SAMPLES)/image.png
@@ -30,9 +36,7 @@ MEDIA_wan2.1-vace := --video $(SAMPLES)/video --mask $(SAMPLES)/mask
 MEDIA_wan2.2-animate := --image $(SAMPLES)/image.png --pose-video $(SAMPLES)/pose_video \
 	--face-video $(SAMPLES)/face_video
 
-BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
-TINYWAN := PYTHONPATH=training $(BIN)/python -m tinywan
 SETUP := pyproject.toml constraints.txt
 
 .PHONY: demo test test-fast compilers lint format clean
@@ -40,21 +44,14 @@ SETUP := pyproject.toml constraints.txt
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
 	mkdir -p $(DEMO)
-ifeq ($(SHOW),--no-score)
-	$(BIN)/wanbuild toy $(CHECKPOINT) --variant $(VARIANT)
-else
-	$(TINYWAN) draw "$(PROMPT)" --output $(DEMO)/first_frame.png
-endif
+	$(PREPARE)
 	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/artifact
 	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size $(SIZE) --frames 17
 	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
 		--steps 30 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
-ifeq ($(SHOW),--no-score)
-	@echo "$(VARIANT) has no trained checkpoint: its weights are random, and the video is noise."
-endif
-	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json."
+	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json. $(NOTE)"
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
