@@ -25,11 +25,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from tinywan.captions import read_caption
-from tinywan.drawing import draw
 from tinywan.judge import judge
-from tinywan.yardstick import captions, gmsd, psnr, ssim
+from tinywan.yardstick import captions, first_frame, gmsd, psnr, ssim
 
 import wanrun
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -134,12 +131,6 @@ def videos(
         for seed, text in ((seed, text) for text in texts for seed in range(seeds)):
             media = wanrun.Media(image=first_frame(text, seed)) if image else None
             yield pipeline.generate(text, seed=seed, media=media, **settings).frames[0]
-
-
-def first_frame(text: str, seed: int) -> Image.Image:
-    """Draws the first frame that image to video is given."""
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(draw(read_caption(text), FRAMES, SIZE[1], SIZE[0], rng)[0])
 
 
 def figures(

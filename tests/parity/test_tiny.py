@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from tinywan.captions import read_caption
-from tinywan.drawing import draw
 from tinywan.judge import judge
+from tinywan.yardstick import first_frame
 
 import wanrun
 from helpers.artifacts import build_artifact, shared
@@ -36,11 +34,11 @@ STEPS = 20
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
 
-def first_frame(prompt: str, variant: str) -> Image.Image | None:
+def media(prompt: str, variant: str) -> wanrun.Media | None:
     """What image to video is given."""
     if variants()[variant].reference_class == "WanPipeline":
         return None
-    return Image.fromarray(draw(read_caption(prompt), 17, 64, 96, np.random.default_rng(0))[0])
+    return wanrun.Media(image=first_frame(prompt))
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -61,7 +59,7 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
                 prompt,
                 seed=seed,
                 num_steps=STEPS,
-                media=wanrun.Media(image=image) if (image := first_frame(prompt, variant)) else None,
+                media=media(prompt, variant),
             )
             for prompt, seed in PROMPTS.items()
         }
@@ -84,8 +82,8 @@ def theirs(variant: str) -> Mapping[str, Made]:
             "generator": torch.manual_seed(seed),
             **known.options,  # the second expert's guidance
         }
-        if image := first_frame(prompt, variant):
-            arguments = known.reference_arguments(wanrun.Media(image=image), arguments)
+        if given := media(prompt, variant):
+            arguments = known.reference_arguments(given, arguments)
         with one_thread():
             made[prompt] = run_reference(pipe, **arguments)
     return made

@@ -25,8 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def captions(tokenizer: Path) -> text.Captions:
     torch.manual_seed(1)
-    size = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
-    return text.Captions(tokenizer, models.text_encoder(size)).eval()
+    return text.Captions(tokenizer, models.text_encoder(tokenizer)).eval()
 
 
 def test_every_word_of_a_caption_has_a_piece(tokenizer: Path) -> None:
@@ -132,12 +131,11 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     models.autoencoder().save_pretrained(tmp_path / "vae")
     bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
     lesson = flow.Lesson("text", flow.Noise(3.0), steps=9, rate=3e-3, batch=2, compiled=False)
-    size = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
     monkeypatch.setattr(state, "EVERY", 4)
 
     def weights(name: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(8)
-        captions = text.Captions(tokenizer, models.text_encoder(size))
+        captions = text.Captions(tokenizer, models.text_encoder(tokenizer))
         (tmp_path / name).mkdir(exist_ok=True)
         file = tmp_path / name / "log.jsonl"
         return dict(flow.train(models.transformer(), captions, bank, lesson, file, seed=7)[0].state_dict())
@@ -177,9 +175,8 @@ def test_checkpoints_share_what_several_variants_use(tmp_path: Path) -> None:
     torch.manual_seed(9)
     trained, target = tmp_path / "trained", tmp_path / "tiny"
     models.save_tokenizer(trained / "tokenizer")
-    size = Tokenizer.from_file(str(trained / "tokenizer" / "tokenizer.json")).get_vocab_size()
     models.autoencoder().save_pretrained(trained / "vae")
-    models.text_encoder(size).save_pretrained(trained / "text_encoder")
+    models.text_encoder(trained / "tokenizer").save_pretrained(trained / "text_encoder")
     for name in ("text", "high", "low"):
         models.transformer().save_pretrained(trained / name)
     checkpoints.write(trained, target)

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-from tinywan.captions import read_caption
-from tinywan.drawing import draw
 from tinywan.judge import judge
-from tinywan.yardstick import captions
+from tinywan.yardstick import captions, first_frame
 
 import wanrun
 from helpers.artifacts import shared
@@ -35,8 +32,7 @@ def test_videos_show_what_their_captions_say(
     scores = {}
     with wanrun.load(shared(tmp_path_factory, f"tiny-{variant}", build), embeddings="none") as pipeline:
         for text, _ in captions()[:12]:
-            first = draw(read_caption(text), 17, 64, 96, np.random.default_rng(0))[0]
-            media = wanrun.Media(image=Image.fromarray(first)) if "i2v" in variant else None
+            media = wanrun.Media(image=first_frame(text)) if "i2v" in variant else None
             made = pipeline.generate(text, media=media, num_steps=30)
             scores[text] = judge(made.frames[0], text).score
     for text, score in scores.items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from PIL import Image
 
-from tinywan.captions import caption
+from tinywan.captions import caption, read_caption
+from tinywan.drawing import draw
 from tinywan.scenes import random_scene
 
 SEED = 2026
@@ -21,6 +23,11 @@ def captions(held_out: int = 36, known: int = 28) -> list[tuple[str, bool]]:
     rng = np.random.default_rng(SEED)
     places = [(i / held_out, True) for i in range(held_out)] + [(i / known, False) for i in range(known)]
     return [(caption(random_scene(rng, held_out=new)), new) for _, new in sorted(places)]
+
+
+def first_frame(text: str, seed: int = 0) -> Image.Image:
+    """Draws the first frame that image to video is given with a caption, 96x64 pixels."""
+    return Image.fromarray(draw(read_caption(text), 17, 64, 96, np.random.default_rng(seed))[0])
 
 
 def psnr(found: np.ndarray, expected: np.ndarray) -> float:

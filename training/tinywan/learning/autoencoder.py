@@ -92,7 +92,7 @@ def train(folder: Path, seed: int, steps: int = STEPS) -> None:
         if parameter.ndim == 5:  # 1.4 times as fast
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.995))
-    optimizer = Optimizer([model], RATE, steps)
+    optimizer = Optimizer(model, RATE, steps)
     log = Log(folder / "log.jsonl", "vae", steps)
     state = State(folder / "vae.state", [model, average, optimizer], rng)
     for step in range(state.resumed() + 1, steps + 1):

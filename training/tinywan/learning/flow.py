@@ -119,7 +119,7 @@ def train(
     learning = [encoder for encoder in encoders if next(encoder.parameters()).requires_grad]
     trained = nn.ModuleList([model, *learning])
     average = AveragedModel(trained, multi_avg_fn=get_ema_multi_avg_fn(0.999))
-    optimizer = Optimizer([trained], lesson.rate, lesson.steps)
+    optimizer = Optimizer(trained, lesson.rate, lesson.steps)
     state = State(log_file.with_name(f"{lesson.name}.state"), [trained, average, optimizer], rng)
     velocity = torch.compile(model, dynamic=False) if lesson.compiled else model
     log = Log(log_file, lesson.name, lesson.steps)

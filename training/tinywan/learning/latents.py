@@ -102,12 +102,8 @@ def conditions(folder: Path, first_frames: np.ndarray) -> Tensor:
         encoder = Encoder(folder / "vae")
         made = []
         for start in tqdm(range(0, len(first_frames), TOGETHER), desc="conditions", mininterval=10):
-            videos = np.zeros(
-                (len(first_frames[start : start + TOGETHER]), FRAMES, HEIGHT, WIDTH, 3), np.uint8
-            )
-            videos[:, 0] = first_frames[start : start + TOGETHER]
-            given = pixels(videos)
-            given[:, :, 1:] = 0
-            made.append(encoder.encode(given))
+            first = pixels(first_frames[start : start + TOGETHER, None])
+            grey = torch.zeros_like(first).repeat(1, 1, FRAMES - 1, 1, 1)
+            made.append(encoder.encode(torch.cat([first, grey], 2)))
         np.save(file, torch.cat(made).numpy())
     return torch.from_numpy(np.load(file))

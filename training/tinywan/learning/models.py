@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
@@ -73,12 +74,13 @@ def _start(name: str, weight: Tensor) -> None:
         now *= 0.5
 
 
-def text_encoder(tokens: int) -> UMT5EncoderModel:
+def text_encoder(tokenizer: Path) -> UMT5EncoderModel:
     """A UMT5 encoder.
 
     Args:
-        tokens: size of the tokenizer's vocabulary.
+        tokenizer: the folder of the tokenizer whose vocabulary it embeds.
     """
+    tokens = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
     return UMT5EncoderModel(
         UMT5Config(
             vocab_size=tokens,

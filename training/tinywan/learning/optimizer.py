@@ -19,16 +19,15 @@ class Optimizer:
     """Two optimizers and their rate.
 
     Args:
-        modules: what is trained. Convolution weights of video are laid out with their channels last.
+        module: what is trained.
         rate: the highest learning rate, as AdamW counts it.
         steps: how many there will be.
     """
 
-    def __init__(self, modules: list[nn.Module], rate: float, steps: int) -> None:
-        named = [item for module in modules for item in module.named_parameters()]
+    def __init__(self, module: nn.Module, rate: float, steps: int) -> None:
+        named = list(module.named_parameters())
         matrices = [parameter for name, parameter in named if _is_matrix(name, parameter)]
-        taken = {id(parameter) for parameter in matrices}
-        self.others = [parameter for _, parameter in named if id(parameter) not in taken]
+        self._others = [parameter for name, parameter in named if not _is_matrix(name, parameter)]
         self._matrices = [
             (parameter, nn.Parameter(_flat(parameter.data, _channels_last(parameter))))
             for parameter in matrices
@@ -41,13 +40,13 @@ class Optimizer:
                 momentum=0.9,
                 adjust_lr_fn="match_rms_adamw",
             ),
-            torch.optim.AdamW(self.others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
+            torch.optim.AdamW(self._others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
         ]
         self._rate, self._steps, self._done = rate, steps, 0
 
     def step(self) -> None:
         """Takes a step, with gradients cut to a norm of 1, and forgets them."""
-        parameters = [*self.others, *(parameter for parameter, _ in self._matrices)]
+        parameters = [*self._others, *(parameter for parameter, _ in self._matrices)]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for parameter, flat in self._matrices:
             flat.grad = None if parameter.grad is None else _flat(parameter.grad, _channels_last(parameter))

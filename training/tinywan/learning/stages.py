@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from diffusers import WanTransformer3DModel
 from PIL import Image
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import UMT5EncoderModel
 
@@ -36,8 +35,7 @@ def train_text(folder: Path, seed: int) -> None:
     """Trains Wan 2.1's text to video, and the text encoder with it."""
     torch.manual_seed(seed)
     models.save_tokenizer(folder / "tokenizer")
-    tokens = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json")).get_vocab_size()
-    captions = Captions(folder / "tokenizer", models.text_encoder(tokens))
+    captions = Captions(folder / "tokenizer", models.text_encoder(folder / "tokenizer"))
     kept = train(models.transformer(), captions, Bank.load(folder / "bank"), TEXT, folder / "log.jsonl", seed)
     transformer, encoder = kept
     transformer.save_pretrained(folder / "text")
