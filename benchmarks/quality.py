@@ -4,9 +4,12 @@ Every choice makes the same videos: of fixed captions, more than half of which c
 video did, each from several seeds. Printed are
 
 - ``score``: the share of a caption's facts that a judge finds in the video (``tinywan.judge``), of all
-  captions and of those held out;
+  captions and of those held out; ``motions``: the share of its motions;
+- for image to video the PSNR of the first frames against those that were given;
 - PSNR, SSIM and GMSD (a perceptual distance without weights, Xue et al. 2014) of the frames against those of
   the float32 run with UniPC and 30 steps. PSNR is of all frames together; the others are means.
+
+The row ``diffusers`` needs the test extra.
 
     PYTHONPATH=training python benchmarks/quality.py [--variant wan2.1-t2v] [--captions 64] [--seeds 2]
 """
@@ -25,16 +28,17 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from tinywan import checkpoint
+from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.judge import judge
-from tinywan.yardstick import captions, first_frame, gmsd, psnr, ssim
+from tinywan.yardstick import captions, gmsd, psnr, ssim
 
 import wanrun
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions
 
-TINY = Path(__file__).parents[1] / "artifacts" / "tiny"
-SIZE, FRAMES, STEPS = (96, 64), 17, 30
+STEPS = 30
 BF16, F32 = "bfloat16", "float32"
 PARTS = ("transformer", "text_encoder", "vae")
 DTYPES = ("dtype", "vae_dtype", "scheduler_dtype")
@@ -61,17 +65,20 @@ class Choice:
         built: the artifact.
         options: of ``Pipeline.generate``, beside caption, seed and 30 steps.
         load: of ``wanrun.load``.
+        reference: diffusers makes it, in float32, and the rest is not used.
     """
 
     built: Built = Built()
     options: Mapping[str, Any] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
+    reference: bool = False
 
 
 DEFAULT = Built(("transformer", "text_encoder"), ("dtype",))
 CHOICES: Mapping[str, Choice] = MappingProxyType(
     {
         "float32": Choice(),
+        "diffusers": Choice(reference=True),
         "--weights-dtype bfloat16": Choice(Built(("transformer",))),
         "--text-weights-dtype bfloat16": Choice(Built(("text_encoder",))),
         "--vae-weights-dtype bfloat16": Choice(Built(("vae",))),
@@ -99,10 +106,23 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Figures:
-    """What is measured of a choice; the distances are None for the first."""
+    """What is measured of a choice; the distances are None for the first choice.
+
+    Args:
+        score: the mean share of a caption's facts that hold.
+        held_out: likewise, of captions that are held out.
+        motion: the mean share of a caption's motions that hold.
+        first_frame_db: the PSNR of all first frames; None if none was given.
+        psnr_db: of all frames.
+        ssim: mean.
+        gmsd: mean.
+        seconds: that the videos took.
+    """
 
     score: float
     held_out: float
+    motion: float
+    first_frame_db: float | None
     psnr_db: float | None
     ssim: float | None
     gmsd: float | None
@@ -114,70 +134,102 @@ def build(variant: str, built: Built, folder: Path) -> Path:
     artifact = folder / "-".join([variant, *built.weights, *built.dtypes])
     if not artifact.exists():
         weights = {part: BF16 if part in built.weights else F32 for part in PARTS}
-        convert(ConvertRequest(TINY / variant, artifact, weights))
+        convert(ConvertRequest(checkpoint.FOLDER / variant, artifact, weights))
         options = BuildOptions(**{name: BF16 if name in built.dtypes else F32 for name in DTYPES})
-        compile_artifact(CompileRequest(artifact, ["cpu"], [SIZE], [FRAMES], options=options), lambda _: None)
+        compile_artifact(
+            CompileRequest(artifact, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], options=options), lambda _: None
+        )
     return artifact
 
 
-def videos(
-    artifact: Path, choice: Choice, texts: Sequence[str], seeds: int, image: bool
-) -> Iterator[np.ndarray]:
-    """Yields uint8 (T, H, W, 3) of every caption and seed."""
+@dataclass(frozen=True)
+class Exam:
+    """The videos that every choice of a variant makes.
+
+    Args:
+        variant: its name.
+        captions: each with its seed, and whether it is held out.
+    """
+
+    variant: str
+    captions: Sequence[tuple[str, int, bool]]
+
+    def figures(self, made: np.ndarray, expected: np.ndarray | None, seconds: float) -> Figures:
+        """Judges and compares the videos of a choice.
+
+        Args:
+            made: uint8 (N, T, H, W, 3).
+            expected: likewise, of the first choice; None for itself.
+            seconds: that they took.
+        """
+        verdicts = [judge(video, text) for video, (text, _, _) in zip(made, self.captions, strict=True)]
+        new = [
+            verdict.score for verdict, (*_, held_out) in zip(verdicts, self.captions, strict=True) if held_out
+        ]
+        pairs = [] if expected is None else list(zip(made, expected, strict=True))
+        return Figures(
+            float(np.mean([verdict.score for verdict in verdicts])),
+            float(np.mean(new)),
+            float(np.mean([verdict.motion for verdict in verdicts])),
+            self._first_frame_db(made),
+            None if expected is None else psnr(made, expected),
+            float(np.mean([ssim(*pair) for pair in pairs])) if pairs else None,
+            float(np.mean([gmsd(*pair) for pair in pairs])) if pairs else None,
+            seconds,
+        )
+
+    def _first_frame_db(self, made: np.ndarray) -> float | None:
+        given = [checkpoint.media(self.variant, text, seed) for text, seed, _ in self.captions]
+        images = [np.asarray(media.image) for media in given if media is not None]
+        return psnr(made[:, 0], np.stack(images)) if images else None
+
+
+def videos(exam: Exam, choice: Choice, folder: Path) -> Iterator[np.ndarray]:
+    """Yields uint8 (T, H, W, 3) of every caption; its seed is the first frame's too if one is given."""
+    if choice.reference:
+        reference = checkpoint.Reference(exam.variant)
+        for text, seed, _ in exam.captions:
+            made = reference.generate(text, seed, STEPS, image_seed=seed)
+            yield np.round(made.frames[0] * 255).astype(np.uint8)
+        return
     settings = {"num_steps": STEPS, **choice.options}
     guided = settings.get("guidance_scale", 2.0) > 1
     load = {"loop": "step", "embeddings": "none", "guidance": guided, **choice.load}
-    with wanrun.load(artifact, size=SIZE, num_frames=FRAMES, **load) as pipeline:
-        for seed, text in ((seed, text) for text in texts for seed in range(seeds)):
-            media = wanrun.Media(image=first_frame(text, seed)) if image else None
+    artifact = build(exam.variant, choice.built, folder)
+    with wanrun.load(artifact, size=(WIDTH, HEIGHT), num_frames=FRAMES, **load) as pipeline:
+        for text, seed, _ in exam.captions:
+            media = checkpoint.media(exam.variant, text, seed)
             yield pipeline.generate(text, seed=seed, media=media, **settings).frames[0]
 
 
-def figures(
-    made: np.ndarray,
-    expected: np.ndarray | None,
-    texts: Sequence[tuple[str, bool]],
-    seeds: int,
-    seconds: float,
-) -> Figures:
-    """Judges and compares the videos of a choice."""
-    every = [text for text in texts for _ in range(seeds)]
-    scores = np.array([judge(video, text).score for video, (text, _) in zip(made, every, strict=True)])
-    new = np.array([held_out for _, held_out in every])
-    pairs = [] if expected is None else list(zip(made, expected, strict=True))
-    return Figures(
-        float(scores.mean()),
-        float(scores[new].mean()),
-        None if expected is None else psnr(made, expected),
-        float(np.mean([ssim(*pair) for pair in pairs])) if pairs else None,
-        float(np.mean([gmsd(*pair) for pair in pairs])) if pairs else None,
-        seconds,
-    )
+HEADER = """
+| | score | held out | motions | first frame dB | PSNR dB | SSIM | GMSD | seconds |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def row(name: str, found: Figures) -> str:
     """Returns a line of the table."""
-    distances = ("", "", "")
-    if found.psnr_db is not None:
-        distances = (f"{found.psnr_db:.1f}", f"{found.ssim:.4f}", f"{found.gmsd:.4f}")
-    return f"| {name} | {found.score:.3f} | {found.held_out:.3f} | {' | '.join(distances)} |"
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    digits = (3, 3, 3, 1, 1, 4, 4, 0)
+    cells = [number(value, places) for value, places in zip(asdict(found).values(), digits, strict=True)]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def measure(variant: str, folder: Path, options: argparse.Namespace) -> dict[str, Figures]:
     """Prints the table of a variant, line by line."""
     texts = captions()[: options.captions]
-    print(f"\n{variant}: {len(texts)} captions, {options.seeds} seeds\n")
-    print("| | score | held out | PSNR dB | SSIM | GMSD |\n|---|---|---|---|---|---|")
+    exam = Exam(variant, [(text, seed, new) for text, new in texts for seed in range(options.seeds)])
+    print(f"\n{variant}: {len(texts)} captions, {options.seeds} seeds\n{HEADER}")
     expected, found = None, {}
     for name, choice in CHOICES.items():
         if options.choice and name not in options.choice and expected is not None:
             continue
         begun = time.monotonic()
-        artifact = build(variant, choice.built, folder)
-        made = np.stack(
-            list(videos(artifact, choice, [text for text, _ in texts], options.seeds, "i2v" in variant))
-        )
-        found[name] = figures(made, expected, texts, options.seeds, time.monotonic() - begun)
+        made = np.stack(list(videos(exam, choice, folder)))
+        found[name] = exam.figures(made, expected, time.monotonic() - begun)
         expected = made if expected is None else expected
         print(row(name, found[name]), flush=True)
     return found
@@ -187,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = sorted(path.name for path in TINY.glob("wan*"))
+    known = checkpoint.names()
     parser.add_argument("--variant", choices=known, action="append", help="all of them by default")
     parser.add_argument("--captions", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=2)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from tinywan import checkpoint
+from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.judge import judge
-from tinywan.yardstick import first_frame
 
 import wanrun
 from helpers.artifacts import build_artifact, shared
 from helpers.reference_models import relative_error
 from helpers.torch_threads import one_thread
 from helpers.whole_path import LATENTS
-from wanbuild.check.reference_pipeline import Made, load_reference, run_reference
-from wanbuild.variants.table import variants
+from wanbuild.check.reference_pipeline import Made
 
-TINY = Path(__file__).parents[2] / "artifacts" / "tiny"
-CHECKPOINTS = sorted(folder.name for folder in TINY.glob("wan*"))
 PROMPTS: Mapping[str, int] = {
     "a red star moves to the right on a speckled brown ground": 3,
     "a big yellow box moves up and a small blue triangle shrinks over grey ground": 4,
@@ -34,14 +30,7 @@ STEPS = 20
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
 
-def media(prompt: str, variant: str) -> wanrun.Media | None:
-    """What image to video is given."""
-    if variants()[variant].reference_class == "WanPipeline":
-        return None
-    return wanrun.Media(image=first_frame(prompt))
-
-
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+@pytest.fixture(scope="module", params=checkpoint.names())
 def variant(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -51,7 +40,9 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
     folder = shared(
         tmp_path_factory,
         f"tiny-{variant}-float32",
-        lambda target: build_artifact(TINY / variant, target, (96, 64), 17, loop="step"),
+        lambda target: build_artifact(
+            checkpoint.FOLDER / variant, target, (WIDTH, HEIGHT), FRAMES, loop="step"
+        ),
     )
     with wanrun.load(folder, embeddings="none") as pipeline:
         return {
@@ -59,7 +50,7 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
                 prompt,
                 seed=seed,
                 num_steps=STEPS,
-                media=media(prompt, variant),
+                media=checkpoint.media(variant, prompt),
             )
             for prompt, seed in PROMPTS.items()
         }
@@ -67,26 +58,9 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
 
 @pytest.fixture(scope="module")
 def theirs(variant: str) -> Mapping[str, Made]:
-    known = variants()[variant]
-    pipe = load_reference(TINY / variant, known.reference_class)
-    made = {}
-    for prompt, seed in PROMPTS.items():
-        arguments: dict[str, Any] = {
-            "prompt": prompt,
-            "negative_prompt": "",
-            "width": 96,
-            "height": 64,
-            "num_frames": 17,
-            "num_inference_steps": STEPS,
-            "guidance_scale": known.guidance_scale,
-            "generator": torch.manual_seed(seed),
-            **known.options,  # the second expert's guidance
-        }
-        if given := media(prompt, variant):
-            arguments = known.reference_arguments(given, arguments)
-        with one_thread():
-            made[prompt] = run_reference(pipe, **arguments)
-    return made
+    reference = checkpoint.Reference(variant)
+    with one_thread():
+        return {prompt: reference.generate(prompt, seed, STEPS) for prompt, seed in PROMPTS.items()}
 
 
 @pytest.mark.slow
@@ -110,4 +84,4 @@ def test_whole_path(
 
 
 def test_every_checkpoint_is_here() -> None:
-    assert CHECKPOINTS == ["wan2.1-t2v"]
+    assert checkpoint.names() == ["wan2.1-t2v", "wan2.2-t2v"]

@@ -10,7 +10,18 @@ import pytest
 import torch
 from diffusers import WanPipeline
 from tinywan.captions import caption
-from tinywan.learning import autoencoder, checkpoints, flow, latents, log, models, optimizer, state, text
+from tinywan.learning import (
+    autoencoder,
+    checkpoints,
+    course,
+    flow,
+    latents,
+    log,
+    models,
+    optimizer,
+    state,
+    text,
+)
 from tinywan.scenes import random_scene
 from tokenizers import Tokenizer
 
@@ -116,8 +127,9 @@ def test_training_lowers_the_loss(
     models.autoencoder().save_pretrained(tmp_path / "vae")
     monkeypatch.setattr(log, "EVERY", 20)
     bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
-    lesson = flow.Lesson("text", flow.Noise(3.0), steps=40, rate=3e-3, batch=4, compiled=False)
-    kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path / "log.jsonl", seed=7)
+    plan = course.Plan("text", steps=40, rate=3e-3)
+    lesson = flow.Lesson(plan, flow.Noise(3.0), batch=4, compiled=False)
+    kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path, seed=7)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [20, 40]
     assert lines[1]["loss"] < 0.9 * lines[0]["loss"]
@@ -130,32 +142,45 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     torch.manual_seed(6)
     models.autoencoder().save_pretrained(tmp_path / "vae")
     bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
-    lesson = flow.Lesson("text", flow.Noise(3.0), steps=9, rate=3e-3, batch=2, compiled=False)
+    plan = course.Plan("text", steps=9, rate=3e-3, decay=0.1)
+    lesson = flow.Lesson(plan, flow.Noise(3.0), batch=2, compiled=False)
     monkeypatch.setattr(state, "EVERY", 4)
 
     def weights(name: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(8)
         captions = text.Captions(tokenizer, models.text_encoder(tokenizer))
         (tmp_path / name).mkdir(exist_ok=True)
-        file = tmp_path / name / "log.jsonl"
-        return dict(flow.train(models.transformer(), captions, bank, lesson, file, seed=7)[0].state_dict())
+        kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path / name, seed=7)
+        return dict(kept[0].state_dict())
 
     expected = weights("whole")
 
-    class Interrupting(flow.Log):
+    class Interrupting(course.Log):
         def step(self, number: int, **losses: float) -> None:
             super().step(number, **losses)
             if number == 6:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(flow, "Log", Interrupting)
+        patch.setattr(course, "Log", Interrupting)
         weights("cut")
     assert (tmp_path / "cut" / "text.state").exists()
     found = weights("cut")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not (tmp_path / "cut" / "text.state").exists()
+
+
+def test_polishing_changes_the_decoder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(10)
+    model = models.autoencoder()
+    model.save_pretrained(tmp_path / "vae_draft")
+    monkeypatch.setattr(autoencoder, "POLISH", course.Plan("polish", steps=3, rate=1e-3, memory=0.5))
+    monkeypatch.setattr(autoencoder, "PHASES", [autoencoder.Phase(1.0, 1, 1, 5, 48)])
+    autoencoder.polish(tmp_path, seed=11)
+    first, then = model.state_dict(), model.from_pretrained(tmp_path / "vae").state_dict()
+    changed = {name for name in first if not torch.equal(first[name], then[name])}
+    assert {name.split(".")[0] for name in changed} == {"decoder", "post_quant_conv"}
 
 
 def test_the_vaes_phases_fill_its_training() -> None:

@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tinywan.captions import caption
-from tinywan.drawing import draw
+from tinywan.drawing import FRAMES, HEIGHT, WIDTH, draw
 from tinywan.judge import Verdict, judge, look
 from tinywan.scenes import Scene, Thing, random_scene
 from tinywan.vocabulary import COLOURS, GROUNDS, MOTIONS, SHAPES
-
-FRAMES, HEIGHT, WIDTH = 17, 64, 96
 
 
 def blurred(video: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -81,6 +79,7 @@ def test_wrong_captions() -> None:
             failed = [fact for fact, holds in verdict.facts.items() if not holds]
             assert failed == [f"{thing.colour} {getattr(wrong, field)}"], (scene, wrong)
             assert verdict.score == pytest.approx(3 / 4)
+            assert verdict.motion == (0 if field == "motion" else 1)
         wrong = replace(thing, colour=other(COLOURS, thing.colour))
         assert judge(video, caption(replace(scene, things=(wrong,)), rng)).score == pytest.approx(1 / 4)
         ground = other(GROUNDS, scene.ground)
@@ -114,3 +113,15 @@ def test_a_video_backwards_goes_the_other_way() -> None:
     for motion, other in opposite.items():
         video = draw(Scene((Thing("blue", "box", motion),), "brown", "plain"), FRAMES, HEIGHT, WIDTH, rng)
         assert look(video[::-1])["blue"].motion == other
+
+
+def test_ways_without_a_name_show_no_motion() -> None:
+    """So no training video shows, unnamed, what is held out."""
+    rng = np.random.default_rng(9)
+    for _ in range(40):
+        scene = random_scene(rng, nameless=1.0)
+        assert not scene.held_out
+        seen = look(draw(scene, FRAMES, HEIGHT, WIDTH, rng), scene)
+        assert {name: (one.shape, one.motion) for name, one in seen.items()} == {
+            thing.colour: (thing.shape, None) for thing in scene.things
+        }

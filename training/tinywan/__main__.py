@@ -11,7 +11,7 @@ from PIL import Image
 
 from tinywan.captions import CaptionError, read_caption
 from tinywan.contact_sheet import contact_sheet
-from tinywan.drawing import draw
+from tinywan.drawing import FRAMES, HEIGHT, WIDTH, draw
 from tinywan.judge import judge
 from tinywan.scenes import Scene
 
@@ -26,8 +26,8 @@ def main() -> None:
 @main.command("draw")
 @click.argument("caption")
 @click.option("--output", type=FILE, required=True, help="A .png for the first frame, a .npy for all.")
-@click.option("--frames", default=17, show_default=True)
-@click.option("--size", default="96x64", show_default=True, help="Width and height.")
+@click.option("--frames", default=FRAMES, show_default=True)
+@click.option("--size", default=f"{WIDTH}x{HEIGHT}", show_default=True, help="Width and height.")
 @click.option("--seed", default=0, show_default=True)
 def draw_command(caption: str, output: Path, frames: int, size: str, seed: int) -> None:
     """Draws the video that CAPTION tells of."""

@@ -28,7 +28,7 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
 
     def clause(thing: Thing) -> str:
         look = " ".join(word for word in (thing.size, thing.colour, one(SHAPES[thing.shape])) if word)
-        return f"a {look} {one(MOTIONS[thing.motion])}"
+        return f"a {look}" if thing.motion is None else f"a {look} {one(MOTIONS[thing.motion])}"
 
     texture = "" if scene.texture == "plain" and (rng is None or rng.random() < 0.7) else f"{scene.texture} "
     place = one(["over {}", "on {}", "on a {}"]).format(f"{texture}{scene.ground} ground")

@@ -14,6 +14,9 @@ import numpy as np
 from tinywan.scenes import SIDEWAYS, Scene, Thing
 from tinywan.vocabulary import COLOURS, GROUNDS, SIZES
 
+HEIGHT, WIDTH, FRAMES = 64, 96, 17
+"""Of the videos that tiny checkpoints learn from and make, in pixels and frames."""
+
 RADIUS = 0.17
 """The usual radius of a ball. All shapes of a size have its area."""
 
@@ -23,13 +26,13 @@ SAMPLES = 4
 CONTRAST = 9
 """How much lighter or darker a texture is than its ground, in levels."""
 
-TURN = -math.pi / 2
-"""The angle of a star's or triangle's first corner: it points up."""
+TOP = -math.pi / 2
+"""The angle at which a star's and a triangle's first corner is, and at which a circle begins."""
 
 
 def _polygon(radii: tuple[float, ...]) -> np.ndarray:
     """Returns the corners (n, 2) at these distances and equal angles, scaled to the area of a unit ball."""
-    angles = TURN + np.arange(len(radii)) * 2 * math.pi / len(radii)
+    angles = TOP + np.arange(len(radii)) * 2 * math.pi / len(radii)
     corners = np.stack([np.cos(angles), np.sin(angles)], -1) * np.reshape(radii, (-1, 1))
     x, y = corners.T
     area = 0.5 * abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
@@ -84,16 +87,40 @@ def random_path(
     width, height = max(right - left - 2 * reach, 0), max(bottom - top - 2 * reach, 0)
     x0, y0 = (left + right) / 2, (top + bottom) / 2
     if thing.motion == "circle":
-        round_radius = min(width, height) / 2 * rng.uniform(0.85, 1)
-        angle = rng.uniform(0, 2 * math.pi) + 2 * math.pi * time * rng.choice([-1, 1])
+        round_radius = min(width, height) / 2 * rng.uniform(0.55, 0.75)  # as fast as those that go sideways
+        angle = TOP + rng.uniform(-0.3, 0.3) + 2 * math.pi * time  # clockwise, from the top
         x0 += rng.uniform(-0.5, 0.5) * (width - 2 * round_radius)
         y0 += rng.uniform(-0.5, 0.5) * (height - 2 * round_radius)
         return Path(x0 + round_radius * np.cos(angle), y0 + round_radius * np.sin(angle), radii)
+    if thing.motion is None:
+        return _nameless_path(x0, y0, width, height, radii, rng)
     dx, dy = _STEPS.get(thing.motion, (0, 0))
     x0 += rng.uniform(-0.5, 0.5) * width * (1 - abs(dx))
     y0 += rng.uniform(-0.5, 0.5) * height * (1 - abs(dy))
     share = rng.uniform(0.8, 1) * (time - 0.5)
     return Path(x0 + dx * width * share, y0 + dy * height * share, radii)
+
+
+def _nameless_path(
+    x0: float, y0: float, width: float, height: float, radii: np.ndarray, rng: np.random.Generator
+) -> Path:
+    """Draws a way from one place to another that is askew: straight, or half a circle.
+
+    Args:
+        x0, y0: the middle.
+        width, height: the room for the centre.
+        radii: of every frame.
+        rng: chooses.
+    """
+    time = np.linspace(0, 1, len(radii))
+    askew = rng.uniform(math.pi / 6, math.pi / 3) + rng.integers(0, 4) * math.pi / 2
+    dx, dy = math.cos(askew), math.sin(askew)
+    if rng.random() < 0.5:
+        way = rng.uniform(0.8, 1) * min(width / abs(dx), height / abs(dy)) * (time - 0.5)
+        return Path(x0 + dx * way, y0 + dy * way, radii)
+    half = min(width, height) / 2 * rng.uniform(0.6, 1)
+    angle = askew + math.pi * time * rng.choice([-1, 1])
+    return Path(x0 + half * np.cos(angle), y0 + half * np.sin(angle), radii)
 
 
 def boxes(scene: Scene, width: float) -> list[tuple[float, float, float, float]]:

@@ -15,7 +15,7 @@ import numpy as np
 from tinywan.captions import read_caption
 from tinywan.drawing import coverage
 from tinywan.scenes import Scene
-from tinywan.vocabulary import COLOURS, GROUNDS, SHAPES
+from tinywan.vocabulary import COLOURS, GROUNDS, MOTIONS, SHAPES
 
 LEAST_AREA = 0.006
 """The smallest part of a frame that counts as a thing."""
@@ -60,6 +60,12 @@ class Verdict:
     def score(self) -> float:
         """The share of the facts that hold."""
         return sum(self.facts.values()) / len(self.facts)
+
+    @property
+    def motion(self) -> float:
+        """The share of the motions that hold."""
+        motions = [holds for fact, holds in self.facts.items() if fact.split()[-1] in MOTIONS]
+        return sum(motions) / len(motions)
 
 
 def judge(frames: np.ndarray, caption: str) -> Verdict:

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from tinywan.captions import caption, read_caption
-from tinywan.drawing import draw
+from tinywan.drawing import FRAMES, HEIGHT, WIDTH, draw
 from tinywan.scenes import random_scene
 
 SEED = 2026
@@ -26,8 +26,9 @@ def captions(held_out: int = 36, known: int = 28) -> list[tuple[str, bool]]:
 
 
 def first_frame(text: str, seed: int = 0) -> Image.Image:
-    """Draws the first frame that image to video is given with a caption, 96x64 pixels."""
-    return Image.fromarray(draw(read_caption(text), 17, 64, 96, np.random.default_rng(seed))[0])
+    """Draws the first frame that image to video is given with a caption."""
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(draw(read_caption(text), FRAMES, HEIGHT, WIDTH, rng)[0])
 
 
 def psnr(found: np.ndarray, expected: np.ndarray) -> float:

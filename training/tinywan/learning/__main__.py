@@ -13,7 +13,9 @@ from tinywan.learning import autoencoder, checkpoints, latents, stages
 
 STAGES: Mapping[str, Callable[[Path, int], object]] = {
     "vae": autoencoder.train,
+    "polish": autoencoder.polish,
     "latents": latents.make,
+    "draft": stages.train_draft,
     "text": stages.train_text,
     "experts": stages.train_experts,
     "image": stages.train_image,

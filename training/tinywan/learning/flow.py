@@ -11,14 +11,11 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import CLIPVisionModel
 
 from tinywan.captions import caption
+from tinywan.learning.course import Course, Plan
 from tinywan.learning.latents import Bank
-from tinywan.learning.log import Log
-from tinywan.learning.optimizer import Optimizer
-from tinywan.learning.state import State
 from tinywan.learning.text import Captions, shorten
 
 DROPPED = 0.1
@@ -48,22 +45,18 @@ class Noise:
 
 @dataclass(frozen=True)
 class Lesson:
-    """How a transformer is trained.
+    """What a transformer learns.
 
     Args:
-        name: in the log.
+        plan: how long and how fast.
         noise: which it learns to take away.
-        steps: their number.
-        rate: the highest learning rate.
         batch: videos of a step.
         compiled: whether torch compiles the transformer: half as fast again, but it needs a C++ compiler.
     """
 
-    name: str
+    plan: Plan
     noise: Noise
-    steps: int
-    rate: float
-    batch: int = 16
+    batch: int = 32
     compiled: bool = True
 
 
@@ -92,7 +85,7 @@ def train(
     captions: Captions,
     bank: Bank,
     lesson: Lesson,
-    log_file: Path,
+    folder: Path,
     seed: int,
     images: Images | None = None,
 ) -> list[Any]:
@@ -102,12 +95,12 @@ def train(
         model: is changed.
         captions: embeds texts.
         bank: videos.
-        lesson: how.
-        log_file: where losses are written.
+        lesson: what is learned.
+        folder: of the log of losses.
         seed: of everything that is drawn.
         images: of the bank; None for text to video.
 
-    A training that was interrupted goes on from its last state, beside the log, as if it had not been.
+    A training that was interrupted goes on from its last state, in the same folder, as if it had not been.
 
     Returns:
         the averages of what was trained: the transformer, and then the encoder if one was.
@@ -117,13 +110,9 @@ def train(
     shorten(model)
     encoders = [captions.encoder, *([images.encoder] if images else [])]
     learning = [encoder for encoder in encoders if next(encoder.parameters()).requires_grad]
-    trained = nn.ModuleList([model, *learning])
-    average = AveragedModel(trained, multi_avg_fn=get_ema_multi_avg_fn(0.999))
-    optimizer = Optimizer(trained, lesson.rate, lesson.steps)
-    state = State(log_file.with_name(f"{lesson.name}.state"), [trained, average, optimizer], rng)
+    course = Course(nn.ModuleList([model, *learning]), lesson.plan, folder / "log.jsonl", rng)
     velocity = torch.compile(model, dynamic=False) if lesson.compiled else model
-    log = Log(log_file, lesson.name, lesson.steps)
-    for step in range(state.resumed() + 1, lesson.steps + 1):
+    for step in course.steps():
         chosen = rng.integers(0, len(bank.scenes), lesson.batch)
         sigma = lesson.noise.draw(lesson.batch)[torch.randperm(lesson.batch)]
         clean = bank.latents[chosen].float()
@@ -136,14 +125,9 @@ def train(
             image = images.embed(chosen)
         texts = ["" if rng.random() < DROPPED else caption(bank.scenes[i], rng) for i in chosen]
         predicted = velocity(given, 1000 * sigma, captions(texts), image, return_dict=False)[0]
-        loss = mse_loss(predicted, noise - clean)
-        loss.backward()
-        optimizer.step()
-        average.update_parameters(trained)
-        log.step(step, loss=loss.item())
-        state.save(step)
-    state.remove()
-    return list(average.module.children())
+        course.learn(step, mse_loss(predicted, noise - clean))
+    course.end()
+    return list(course.average().children())
 
 
 def condition(latents: Tensor) -> Tensor:

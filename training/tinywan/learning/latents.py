@@ -12,13 +12,15 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 from tqdm import tqdm
 
-from tinywan.drawing import draw
+from tinywan.drawing import FRAMES, HEIGHT, WIDTH, draw
 from tinywan.learning.autoencoder import pixels
-from tinywan.learning.models import FRAMES, HEIGHT, WIDTH
 from tinywan.scenes import Scene, Thing, random_scene
 
 VIDEOS = 6000
 TOGETHER = 8
+
+NAMELESS = 0.2
+"""The share of things that move in a way without a name."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def make(folder: Path, seed: int, videos: int = VIDEOS) -> Bank:
     scenes: list[Scene] = []
     latents, first_frames = [], []
     for _ in tqdm(range(videos // TOGETHER), desc="latents", mininterval=10):
-        some = [random_scene(rng) for _ in range(TOGETHER)]
+        some = [random_scene(rng, nameless=NAMELESS) for _ in range(TOGETHER)]
         drawn = np.stack([draw(scene, FRAMES, HEIGHT, WIDTH, rng) for scene in some])
         scenes += some
         latents.append(encoder.encode(pixels(drawn)))

@@ -13,9 +13,6 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5Enco
 from tinywan import vocabulary
 from wanbuild.toy.tokenizer import write_tokenizer
 
-HEIGHT, WIDTH, FRAMES = 64, 96, 17
-"""Of the videos, in pixels and frames."""
-
 CHANNELS = 16
 """Of latents."""
 

@@ -22,9 +22,10 @@ class Optimizer:
         module: what is trained.
         rate: the highest learning rate, as AdamW counts it.
         steps: how many there will be.
+        decay: of the weights that Muon trains, by rate and step.
     """
 
-    def __init__(self, module: nn.Module, rate: float, steps: int) -> None:
+    def __init__(self, module: nn.Module, rate: float, steps: int, decay: float = 0.0) -> None:
         named = list(module.named_parameters())
         matrices = [parameter for name, parameter in named if _is_matrix(name, parameter)]
         self._others = [parameter for name, parameter in named if not _is_matrix(name, parameter)]
@@ -36,7 +37,7 @@ class Optimizer:
             torch.optim.Muon(
                 [flat for _, flat in self._matrices],
                 lr=rate,
-                weight_decay=0.0,
+                weight_decay=decay,
                 momentum=0.9,
                 adjust_lr_fn="match_rms_adamw",
             ),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import UMT5EncoderModel
 
 from tinywan.learning import checkpoints, models
+from tinywan.learning.course import Plan
 from tinywan.learning.flow import Images, Lesson, Noise, train
 from tinywan.learning.latents import Bank, conditions
 from tinywan.learning.text import Captions
@@ -25,30 +26,49 @@ BOUNDARY = 0.875
 OVERLAP = 0.03
 """Sigmas beyond the boundary that an expert learns too: a step's sigma is not exactly the boundary's."""
 
-TEXT = Lesson("text", Noise(SHIFT), steps=10000, rate=2e-3)
-HIGH = Lesson("high", Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP), steps=2000, rate=1e-3)
-LOW = Lesson("low", Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP), steps=2000, rate=1e-3)
-IMAGE = Lesson("image", Noise(SHIFT), steps=4000, rate=1e-3)
+DRAFT = Lesson(Plan("draft", steps=10000, rate=2e-3), Noise(SHIFT), batch=16)
+TEXT = Lesson(Plan("text", steps=6000, rate=1.5e-3, decay=0.1), Noise(SHIFT))
+HIGH = Lesson(Plan("high", steps=1000, rate=7e-4, decay=0.1), Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP))
+LOW = Lesson(Plan("low", steps=1400, rate=7e-4, decay=0.1), Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP))
+IMAGE = Lesson(Plan("image", steps=2200, rate=1e-3, decay=0.1), Noise(SHIFT))
+
+
+def train_draft(folder: Path, seed: int) -> None:
+    """Trains a first transformer of text to video, and the text encoder with it."""
+    torch.manual_seed(seed)
+    models.save_tokenizer(folder / "tokenizer")
+    model, encoder = models.transformer(), models.text_encoder(folder / "tokenizer")
+    _train_both(folder, seed, DRAFT, model, encoder, ("draft", "draft_text_encoder"))
 
 
 def train_text(folder: Path, seed: int) -> None:
-    """Trains Wan 2.1's text to video, and the text encoder with it."""
-    torch.manual_seed(seed)
-    models.save_tokenizer(folder / "tokenizer")
-    captions = Captions(folder / "tokenizer", models.text_encoder(folder / "tokenizer"))
-    kept = train(models.transformer(), captions, Bank.load(folder / "bank"), TEXT, folder / "log.jsonl", seed)
-    transformer, encoder = kept
-    transformer.save_pretrained(folder / "text")
-    encoder.save_pretrained(folder / "text_encoder")
+    """Goes on with both, in larger batches: Wan 2.1's text to video."""
+    model = WanTransformer3DModel.from_pretrained(folder / "draft", torch_dtype=torch.float32)
+    encoder = UMT5EncoderModel.from_pretrained(folder / "draft_text_encoder", torch_dtype=torch.float32)
+    _train_both(folder, seed, TEXT, model, encoder, ("text", "text_encoder"))
+
+
+def _train_both(
+    folder: Path,
+    seed: int,
+    lesson: Lesson,
+    model: WanTransformer3DModel,
+    encoder: UMT5EncoderModel,
+    names: tuple[str, str],
+) -> None:
+    captions = Captions(folder / "tokenizer", encoder)
+    kept = train(model, captions, Bank.load(folder / "bank"), lesson, folder, seed)
+    for part, name in zip(kept, names, strict=True):
+        part.save_pretrained(folder / name)
 
 
 def train_experts(folder: Path, seed: int) -> None:
     """Trains Wan 2.2's two experts, each on its range of noise."""
     captions, bank = _captions(folder), Bank.load(folder / "bank")
     for lesson in (HIGH, LOW):
-        model = WanTransformer3DModel.from_pretrained(folder / "text")
-        kept = train(model, captions, bank, lesson, folder / "log.jsonl", seed)
-        kept[0].save_pretrained(folder / lesson.name)
+        model = WanTransformer3DModel.from_pretrained(folder / "text", torch_dtype=torch.float32)
+        kept = train(model, captions, bank, lesson, folder, seed)
+        kept[0].save_pretrained(folder / lesson.plan.name)
 
 
 def train_image(folder: Path, seed: int) -> None:
@@ -56,7 +76,9 @@ def train_image(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     model = models.transformer(image=True)
     with torch.no_grad():
-        learned = WanTransformer3DModel.from_pretrained(folder / "text").state_dict()
+        learned = WanTransformer3DModel.from_pretrained(
+            folder / "text", torch_dtype=torch.float32
+        ).state_dict()
         narrow = learned.pop("patch_embedding.weight")
         model.load_state_dict(learned, strict=False)
         model.patch_embedding.weight.zero_()
@@ -64,7 +86,7 @@ def train_image(folder: Path, seed: int) -> None:
     encoder = models.image_encoder()
     bank = Bank.load(folder / "bank")
     images = Images(encoder, prepared(bank.first_frames), conditions(folder, bank.first_frames))
-    kept = train(model, _captions(folder), bank, IMAGE, folder / "log.jsonl", seed, images)
+    kept = train(model, _captions(folder), bank, IMAGE, folder, seed, images)
     kept[0].save_pretrained(folder / "image")
     kept[1].save_pretrained(folder / "image_encoder")
 
