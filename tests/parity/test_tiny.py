@@ -84,4 +84,4 @@ def test_whole_path(
 
 
 def test_every_checkpoint_is_here() -> None:
-    assert checkpoint.names() == ["wan2.1-t2v", "wan2.2-t2v"]
+    assert checkpoint.names() == ["wan2.1-i2v", "wan2.1-t2v", "wan2.2-t2v"]
