@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +44,8 @@ def train_draft(folder: Path, seed: int) -> None:
 
 def train_text(folder: Path, seed: int) -> None:
     """Goes on with both, in larger batches: Wan 2.1's text to video."""
-    model = WanTransformer3DModel.from_pretrained(folder / "draft", torch_dtype=torch.float32)
-    encoder = UMT5EncoderModel.from_pretrained(folder / "draft_text_encoder", torch_dtype=torch.float32)
+    model = _read(WanTransformer3DModel, folder / "draft")
+    encoder = _read(UMT5EncoderModel, folder / "draft_text_encoder")
     _train_both(folder, seed, TEXT, model, encoder, ("text", "text_encoder"))
 
 
@@ -66,7 +67,7 @@ def train_experts(folder: Path, seed: int) -> None:
     """Trains Wan 2.2's two experts, each on its range of noise."""
     captions, bank = _captions(folder), Bank.load(folder / "bank")
     for lesson in (HIGH, LOW):
-        model = WanTransformer3DModel.from_pretrained(folder / "text", torch_dtype=torch.float32)
+        model = _read(WanTransformer3DModel, folder / "text")
         kept = train(model, captions, bank, lesson, folder, seed)
         kept[0].save_pretrained(folder / lesson.plan.name)
 
@@ -76,9 +77,7 @@ def train_image(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     model = models.transformer(image=True)
     with torch.no_grad():
-        learned = WanTransformer3DModel.from_pretrained(
-            folder / "text", torch_dtype=torch.float32
-        ).state_dict()
+        learned = _read(WanTransformer3DModel, folder / "text").state_dict()
         narrow = learned.pop("patch_embedding.weight")
         model.load_state_dict(learned, strict=False)
         model.patch_embedding.weight.zero_()
@@ -98,5 +97,10 @@ def prepared(frames: np.ndarray) -> Tensor:
 
 
 def _captions(folder: Path) -> Captions:
-    encoder = UMT5EncoderModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32)
+    encoder = _read(UMT5EncoderModel, folder / "text_encoder")
     return Captions(folder / "tokenizer", encoder.requires_grad_(False))
+
+
+def _read(kind: Any, folder: Path) -> Any:
+    """Reads a trained model, in float32 whatever its file has."""
+    return kind.from_pretrained(folder, torch_dtype=torch.float32)
