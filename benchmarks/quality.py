@@ -149,10 +149,12 @@ class Exam:
     Args:
         variant: its name.
         captions: each with its seed, and whether it is held out.
+        media: what is given with each of them.
     """
 
     variant: str
     captions: Sequence[tuple[str, int, bool]]
+    media: Sequence[wanrun.Media | None]
 
     def figures(self, made: np.ndarray, expected: np.ndarray | None, seconds: float) -> Figures:
         """Judges and compares the videos of a choice.
@@ -179,8 +181,7 @@ class Exam:
         )
 
     def _first_frame_db(self, made: np.ndarray) -> float | None:
-        given = [checkpoint.media(self.variant, text, seed) for text, seed, _ in self.captions]
-        images = [np.asarray(media.image) for media in given if media is not None]
+        images = [np.asarray(media.image) for media in self.media if media is not None]
         return psnr(made[:, 0], np.stack(images)) if images else None
 
 
@@ -189,16 +190,14 @@ def videos(exam: Exam, choice: Choice, folder: Path) -> Iterator[np.ndarray]:
     if choice.reference:
         reference = checkpoint.Reference(exam.variant)
         for text, seed, _ in exam.captions:
-            made = reference.generate(text, seed, STEPS, image_seed=seed)
-            yield np.round(made.frames[0] * 255).astype(np.uint8)
+            yield reference.generate(text, seed, STEPS, image_seed=seed).frames
         return
     settings = {"num_steps": STEPS, **choice.options}
     guided = settings.get("guidance_scale", 2.0) > 1
     load = {"loop": "step", "embeddings": "none", "guidance": guided, **choice.load}
     artifact = build(exam.variant, choice.built, folder)
     with wanrun.load(artifact, size=(WIDTH, HEIGHT), num_frames=FRAMES, **load) as pipeline:
-        for text, seed, _ in exam.captions:
-            media = checkpoint.media(exam.variant, text, seed)
+        for (text, seed, _), media in zip(exam.captions, exam.media, strict=True):
             yield pipeline.generate(text, seed=seed, media=media, **settings).frames[0]
 
 
@@ -221,7 +220,8 @@ def row(name: str, found: Figures) -> str:
 def measure(variant: str, folder: Path, options: argparse.Namespace) -> dict[str, Figures]:
     """Prints the table of a variant, line by line."""
     texts = captions()[: options.captions]
-    exam = Exam(variant, [(text, seed, new) for text, new in texts for seed in range(options.seeds)])
+    asked = [(text, seed, new) for text, new in texts for seed in range(options.seeds)]
+    exam = Exam(variant, asked, [checkpoint.media(variant, text, seed) for text, seed, _ in asked])
     print(f"\n{variant}: {len(texts)} captions, {options.seeds} seeds\n{HEADER}")
     expected, found = None, {}
     for name, choice in CHOICES.items():

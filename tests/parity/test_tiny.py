@@ -16,7 +16,6 @@ from helpers.artifacts import build_artifact, shared
 from helpers.reference_models import relative_error
 from helpers.torch_threads import one_thread
 from helpers.whole_path import LATENTS
-from wanbuild.check.reference_pipeline import Made
 
 PROMPTS: Mapping[str, int] = {
     "a red star moves to the right on a speckled brown ground": 3,
@@ -57,7 +56,7 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
 
 
 @pytest.fixture(scope="module")
-def theirs(variant: str) -> Mapping[str, Made]:
+def theirs(variant: str) -> Mapping[str, checkpoint.Video]:
     reference = checkpoint.Reference(variant)
     with one_thread():
         return {prompt: reference.generate(prompt, seed, STEPS) for prompt, seed in PROMPTS.items()}
@@ -67,16 +66,16 @@ def theirs(variant: str) -> Mapping[str, Made]:
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_whole_path(
     ours: Mapping[str, wanrun.Result],
-    theirs: Mapping[str, Made],
+    theirs: Mapping[str, checkpoint.Video],
     variant: str,
     prompt: str,
     record_property: Any,
 ) -> None:
     error = relative_error(ours[prompt].latents, theirs[prompt].latents)
-    expected = np.round(theirs[prompt].frames[0] * 255).astype(int)
-    levels = np.abs(ours[prompt].frames[0] - expected).max()
+    made, expected = ours[prompt].frames[0], theirs[prompt].frames
+    levels = np.abs(made.astype(int) - expected).max()
     record_property("latents_relative_error", error)
-    scores = judge(ours[prompt].frames[0], prompt).score, judge(expected.astype(np.uint8), prompt).score
+    scores = judge(made, prompt).score, judge(expected, prompt).score
     print(f"{variant}: latents {error:.1e}, at most {levels} levels, scores {scores}", flush=True)
     assert error < LATENTS
     assert levels <= 1

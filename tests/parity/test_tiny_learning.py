@@ -8,22 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import WanPipeline, WanTransformer3DModel
 from tinywan.captions import caption
 from tinywan.learning import (
     autoencoder,
-    checkpoints,
     course,
+    export,
     flow,
     latents,
     log,
     models,
     optimizer,
+    stages,
     state,
     text,
 )
 from tinywan.scenes import random_scene
 from tokenizers import Tokenizer
+from transformers import UMT5EncoderModel
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,30 @@ def test_noise_is_spread_over_the_schedulers_steps(noise: flow.Noise) -> None:
     assert torch.allclose(even.sort().values.diff(), (even.max() - even.min()) / 3999, atol=5e-4)
 
 
+def test_an_expert_forgets_every_time_but_the_middle_of_its_own() -> None:
+    torch.manual_seed(2)
+    model, noise = models.transformer().eval(), flow.Noise(12.0, lowest=0.85)
+    embedder = model.condition_embedder
+
+    def modulations(time: float) -> torch.Tensor:
+        with torch.no_grad():
+            embedded = embedder.time_embedder(embedder.timesteps_proj(torch.tensor([time])))
+            return torch.as_tensor(embedder.time_proj(embedder.act_fn(embedded)))
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    middle = 1000 * float(noise.at(torch.tensor(0.5)))
+    before = [modulations(time) for time in (middle, 100.0)]
+    stages.forget_time(model, noise)
+    changed = [
+        float((modulations(time) - old).std() / old.std())
+        for time, old in zip((middle, 100.0), before, strict=True)
+    ]
+    assert changed[0] < 1e-5
+    assert changed[1] > 0.1
+
+
 def test_a_new_vae_treats_every_frame_by_itself() -> None:
     """A still video is decoded to a still one; so training on pictures is a start for videos."""
     torch.manual_seed(3)
@@ -128,12 +154,14 @@ def test_training_lowers_the_loss(
     monkeypatch.setattr(log, "EVERY", 20)
     bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
     plan = course.Plan("text", steps=40, rate=3e-3)
-    lesson = flow.Lesson(plan, flow.Noise(3.0), batch=4, compiled=False)
-    kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path, seed=7)
+    lesson = flow.Lesson(plan, flow.Noise(3.0), ("text", "text_encoder"), batch=4, compiled=False)
+    words = captions.encoder.shared.weight.detach().clone()
+    flow.train(models.transformer(), captions, bank, lesson, tmp_path, seed=7)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [20, 40]
     assert lines[1]["loss"] < 0.9 * lines[0]["loss"]
-    assert len(kept) == 2  # the text encoder learns too
+    learned = UMT5EncoderModel.from_pretrained(tmp_path / "text_encoder").shared.weight
+    assert not torch.equal(learned, words)  # the text encoder learns too
 
 
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
@@ -143,15 +171,15 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     models.autoencoder().save_pretrained(tmp_path / "vae")
     bank = latents.make(tmp_path, seed=5, videos=latents.TOGETHER)
     plan = course.Plan("text", steps=9, rate=3e-3, decay=0.1)
-    lesson = flow.Lesson(plan, flow.Noise(3.0), batch=2, compiled=False)
+    lesson = flow.Lesson(plan, flow.Noise(3.0), ("text", "text_encoder"), batch=2, compiled=False)
     monkeypatch.setattr(state, "EVERY", 4)
 
     def weights(name: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(8)
         captions = text.Captions(tokenizer, models.text_encoder(tokenizer))
         (tmp_path / name).mkdir(exist_ok=True)
-        kept = flow.train(models.transformer(), captions, bank, lesson, tmp_path / name, seed=7)
-        return dict(kept[0].state_dict())
+        flow.train(models.transformer(), captions, bank, lesson, tmp_path / name, seed=7)
+        return dict(WanTransformer3DModel.from_pretrained(tmp_path / name / "text").state_dict())
 
     expected = weights("whole")
 
@@ -204,7 +232,7 @@ def test_checkpoints_share_what_several_variants_use(tmp_path: Path) -> None:
     models.text_encoder(trained / "tokenizer").save_pretrained(trained / "text_encoder")
     for name in ("text", "high", "low"):
         models.transformer().save_pretrained(trained / name)
-    checkpoints.write(trained, target)
+    export.write(trained, target)
     assert {folder.name for folder in target.iterdir()} == {"shared", "wan2.1-t2v", "wan2.2-t2v"}
     assert (target / "wan2.2-t2v" / "vae").readlink() == Path("../shared/vae")
     pipe = WanPipeline.from_pretrained(target / "wan2.2-t2v")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.yardstick import first_frame
-from wanbuild.check.reference_pipeline import Made, load_reference, run_reference
+from wanbuild.check.reference_pipeline import load_reference, run_reference
 from wanbuild.variants.table import variants
 from wanrun import Media
 
@@ -24,6 +27,19 @@ def media(variant: str, text: str, seed: int = 0) -> Media | None:
     return Media(image=first_frame(text, seed)) if variant.endswith("-i2v") else None
 
 
+@dataclass(frozen=True)
+class Video:
+    """What the reference has made.
+
+    Args:
+        latents: float32 (1, 16, T, H, W), normalised.
+        frames: uint8 (FRAMES, HEIGHT, WIDTH, 3), rounded to the nearest.
+    """
+
+    latents: np.ndarray
+    frames: np.ndarray
+
+
 class Reference:
     """diffusers' pipeline of a tiny checkpoint, float32, on the CPU.
 
@@ -35,7 +51,7 @@ class Reference:
         self._name, self._variant = variant, variants()[variant]
         self._pipe = load_reference(FOLDER / variant, self._variant.reference_class)
 
-    def generate(self, text: str, seed: int, num_steps: int, image_seed: int = 0) -> Made:
+    def generate(self, text: str, seed: int, num_steps: int, image_seed: int = 0) -> Video:
         """Makes a video with the guidance that is the variant's default.
 
         Args:
@@ -59,4 +75,5 @@ class Reference:
         }
         if given := media(self._name, text, image_seed):
             arguments = self._variant.reference_arguments(given, arguments)
-        return run_reference(self._pipe, **arguments)
+        made = run_reference(self._pipe, **arguments)
+        return Video(made.latents, np.round(made.frames[0] * 255).astype(np.uint8))

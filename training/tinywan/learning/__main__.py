@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import torch
 
-from tinywan.learning import autoencoder, checkpoints, latents, stages
+from tinywan.learning import autoencoder, export, latents, stages
 
 STAGES: Mapping[str, Callable[[Path, int], object]] = {
     "vae": autoencoder.train,
@@ -38,7 +38,7 @@ def main(folder: Path, chosen: tuple[str, ...], seed: int, target: Path | None) 
             stage(folder, seed + number)
             click.echo(f"{name}: {(time.monotonic() - begun) / 60:.1f} minutes")
     if target is not None:
-        checkpoints.write(folder, target)
+        export.write(folder, target)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tinywan.learning.course import Course, Plan
 from tinywan.learning.models import autoencoder
 from tinywan.scenes import random_scene
 
-PLAN = Plan("vae", steps=3000, rate=1e-2, memory=0.995)
+PLAN = Plan("vae", steps=2400, rate=1e-2, memory=0.995)
 POLISH = Plan("polish", steps=800, rate=2e-3, memory=0.99)
 
 INACCURACY = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +37,12 @@ class Noise:
 
     def draw(self, count: int) -> Tensor:
         """Draws sigmas (count,), spread evenly over the scheduler's steps."""
+        return self.at((torch.arange(count) + torch.rand(count)) / count)
+
+    def at(self, shares: Tensor) -> Tensor:
+        """Returns the sigmas below which these shares of what is drawn lie."""
         low, high = (sigma / (self.shift - (self.shift - 1) * sigma) for sigma in (self.lowest, self.highest))
-        even = low + (high - low) * (torch.arange(count) + torch.rand(count)) / count
+        even = low + (high - low) * shares
         return self.shift * even / (1 + (self.shift - 1) * even)
 
 
@@ -50,12 +53,14 @@ class Lesson:
     Args:
         plan: how long and how fast.
         noise: which it learns to take away.
+        saved: the folders of what was trained: the transformer, and then the encoder if one learns with it.
         batch: videos of a step.
         compiled: whether torch compiles the transformer: half as fast again, but it needs a C++ compiler.
     """
 
     plan: Plan
     noise: Noise
+    saved: tuple[str, ...]
     batch: int = 32
     compiled: bool = True
 
@@ -88,22 +93,19 @@ def train(
     folder: Path,
     seed: int,
     images: Images | None = None,
-) -> list[Any]:
-    """Trains a transformer, and those encoders whose parameters require gradients.
+) -> None:
+    """Trains a transformer, and those encoders whose parameters require gradients; saves their averages.
 
     Args:
         model: is changed.
         captions: embeds texts.
         bank: videos.
         lesson: what is learned.
-        folder: of the log of losses.
+        folder: of what is saved, and of the log of losses.
         seed: of everything that is drawn.
         images: of the bank; None for text to video.
 
     A training that was interrupted goes on from its last state, in the same folder, as if it had not been.
-
-    Returns:
-        the averages of what was trained: the transformer, and then the encoder if one was.
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -126,8 +128,9 @@ def train(
         texts = ["" if rng.random() < DROPPED else caption(bank.scenes[i], rng) for i in chosen]
         predicted = velocity(given, 1000 * sigma, captions(texts), image, return_dict=False)[0]
         course.learn(step, mse_loss(predicted, noise - clean))
+    for part, name in zip(course.average().children(), lesson.saved, strict=True):
+        part.save_pretrained(folder / name)
     course.end()
-    return list(course.average().children())
 
 
 def condition(latents: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from diffusers import WanTransformer3DModel
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import silu
 from transformers import UMT5EncoderModel
 
-from tinywan.learning import checkpoints, models
+from tinywan.learning import export, models
 from tinywan.learning.course import Plan
 from tinywan.learning.flow import Images, Lesson, Noise, train
 from tinywan.learning.latents import Bank, conditions
@@ -27,11 +28,23 @@ BOUNDARY = 0.875
 OVERLAP = 0.03
 """Sigmas beyond the boundary that an expert learns too: a step's sigma is not exactly the boundary's."""
 
-DRAFT = Lesson(Plan("draft", steps=10000, rate=2e-3), Noise(SHIFT), batch=16)
-TEXT = Lesson(Plan("text", steps=6000, rate=1.5e-3, decay=0.1), Noise(SHIFT))
-HIGH = Lesson(Plan("high", steps=1000, rate=7e-4, decay=0.1), Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP))
-LOW = Lesson(Plan("low", steps=1400, rate=7e-4, decay=0.1), Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP))
-IMAGE = Lesson(Plan("image", steps=2200, rate=1e-3, decay=0.1), Noise(SHIFT))
+DRAFT = Lesson(
+    Plan("draft", steps=10000, rate=2e-3), Noise(SHIFT), saved=("draft", "draft_text_encoder"), batch=16
+)
+TEXT = Lesson(Plan("text", steps=7000, rate=1.5e-3, decay=0.1), Noise(SHIFT), saved=("text", "text_encoder"))
+HIGH = Lesson(
+    Plan("high", steps=1000, rate=1.5e-3, decay=0.1),
+    Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP),
+    saved=("high",),
+)
+LOW = Lesson(
+    Plan("low", steps=1400, rate=1.5e-3, decay=0.1),
+    Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP),
+    saved=("low",),
+)
+IMAGE = Lesson(
+    Plan("image", steps=2200, rate=1e-3, decay=0.1), Noise(SHIFT), saved=("image", "image_encoder")
+)
 
 
 def train_draft(folder: Path, seed: int) -> None:
@@ -39,37 +52,38 @@ def train_draft(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     models.save_tokenizer(folder / "tokenizer")
     model, encoder = models.transformer(), models.text_encoder(folder / "tokenizer")
-    _train_both(folder, seed, DRAFT, model, encoder, ("draft", "draft_text_encoder"))
+    train(model, Captions(folder / "tokenizer", encoder), Bank.load(folder / "bank"), DRAFT, folder, seed)
 
 
 def train_text(folder: Path, seed: int) -> None:
     """Goes on with both, in larger batches: Wan 2.1's text to video."""
     model = _read(WanTransformer3DModel, folder / "draft")
     encoder = _read(UMT5EncoderModel, folder / "draft_text_encoder")
-    _train_both(folder, seed, TEXT, model, encoder, ("text", "text_encoder"))
-
-
-def _train_both(
-    folder: Path,
-    seed: int,
-    lesson: Lesson,
-    model: WanTransformer3DModel,
-    encoder: UMT5EncoderModel,
-    names: tuple[str, str],
-) -> None:
-    captions = Captions(folder / "tokenizer", encoder)
-    kept = train(model, captions, Bank.load(folder / "bank"), lesson, folder, seed)
-    for part, name in zip(kept, names, strict=True):
-        part.save_pretrained(folder / name)
+    train(model, Captions(folder / "tokenizer", encoder), Bank.load(folder / "bank"), TEXT, folder, seed)
 
 
 def train_experts(folder: Path, seed: int) -> None:
     """Trains Wan 2.2's two experts, each on its range of noise."""
     captions, bank = _captions(folder), Bank.load(folder / "bank")
     for lesson in (HIGH, LOW):
+        torch.manual_seed(seed)
         model = _read(WanTransformer3DModel, folder / "text")
-        kept = train(model, captions, bank, lesson, folder, seed)
-        kept[0].save_pretrained(folder / lesson.plan.name)
+        forget_time(model, lesson.noise)
+        train(model, captions, bank, lesson, folder, seed)
+
+
+@torch.no_grad()
+def forget_time(model: WanTransformer3DModel, noise: Noise) -> None:
+    """Begins a transformer's modulation by time anew, so that an expert learns no time but its own.
+
+    At the middle of its range of noise the modulation stays what it is; elsewhere it is at random.
+    """
+    embedder = model.condition_embedder
+    middle = 1000 * noise.at(torch.tensor([0.5]))
+    embedded = silu(embedder.time_embedder(embedder.timesteps_proj(middle)))
+    learned = embedder.time_proj(embedded)
+    embedder.time_proj.reset_parameters()
+    embedder.time_proj.bias.add_((learned - embedder.time_proj(embedded))[0])
 
 
 def train_image(folder: Path, seed: int) -> None:
@@ -85,14 +99,12 @@ def train_image(folder: Path, seed: int) -> None:
     encoder = models.image_encoder()
     bank = Bank.load(folder / "bank")
     images = Images(encoder, prepared(bank.first_frames), conditions(folder, bank.first_frames))
-    kept = train(model, _captions(folder), bank, IMAGE, folder, seed, images)
-    kept[0].save_pretrained(folder / "image")
-    kept[1].save_pretrained(folder / "image_encoder")
+    train(model, _captions(folder), bank, IMAGE, folder, seed, images)
 
 
 def prepared(frames: np.ndarray) -> Tensor:
     """Returns frames, uint8 (N, H, W, 3), as the image encoder gets them, float32 (N, 3, 32, 32)."""
-    processor = checkpoints.image_processor()
+    processor = export.image_processor()
     return processor([Image.fromarray(frame) for frame in frames], return_tensors="pt").pixel_values
 
 
