@@ -18,6 +18,7 @@ from tinywan.learning import (
     latents,
     log,
     models,
+    muon,
     optimizer,
     stages,
     state,
@@ -214,6 +215,29 @@ def test_polishing_changes_the_decoder_alone(tmp_path: Path, monkeypatch: pytest
 def test_the_vaes_phases_fill_its_training() -> None:
     assert sum(phase.share for phase in autoencoder.PHASES) == pytest.approx(1)
     assert [autoencoder.phase(done) for done in (0.01, 0.5, 1.0)] == list(autoencoder.PHASES)
+
+
+def test_muon_is_torchs_in_float32() -> None:
+    """torch's own rounds to bfloat16 in between, so a step agrees to that."""
+    torch.manual_seed(12)
+    first = [torch.randn(shape) for shape in ((24, 40), (40, 24), (24, 40), (32, 32))]
+    ours, theirs = ([torch.nn.Parameter(one.clone()) for one in first] for _ in range(2))
+    mine = muon.Muon(ours, lr=0.02, weight_decay=0.1)
+    other = torch.optim.Muon(
+        theirs, lr=0.02, weight_decay=0.1, momentum=muon.MOMENTUM, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(3):
+        for mine_one, other_one in zip(ours, theirs, strict=True):
+            mine_one.grad = torch.randn_like(mine_one)
+            other_one.grad = mine_one.grad.clone()
+        mine.step()
+        other.step()
+    for mine_one, other_one, began in zip(ours, theirs, first, strict=True):
+        moved = (other_one.detach() - began).norm()
+        assert float((mine_one.detach() - other_one.detach()).norm() / moved) < 0.02
+        assert float(moved) > 0.1
+    values = torch.linalg.svdvals(muon.orthogonal(torch.randn(2, 30, 50)))
+    assert float(values.min()) > 0.4 and float(values.max()) < 1.3
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tinywan import checkpoint
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.judge import judge
@@ -20,22 +23,64 @@ LEAST = 0.95
 """Of the mean score of the first captions; of all of them the benchmark says it."""
 
 
+def built(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def build(target: Path) -> None:
+        convert(ConvertRequest(checkpoint.FOLDER / variant, target))
+        compile_artifact(CompileRequest(target, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True]), print)
+
+    return shared(tmp_path_factory, f"tiny-{variant}", build)
+
+
+def score(variant: str, artifact: Path, count: int) -> float:
+    """Returns the mean score of the first captions, and prints each."""
+    scores = {}
+    with wanrun.load(artifact, embeddings="none") as pipeline:
+        for text, _ in captions()[:count]:
+            made = pipeline.generate(text, media=checkpoint.media(variant, text), num_steps=30)
+            scores[text] = judge(made.frames[0], text).score
+    for text, found in scores.items():
+        print(f"{found:.2f}  {text}")
+    return float(np.mean(list(scores.values())))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", checkpoint.names())
 def test_videos_show_what_their_captions_say(
     variant: str, tmp_path_factory: pytest.TempPathFactory, record_property: pytest.RecordProperty
 ) -> None:
-    def build(folder: Path) -> None:
-        convert(ConvertRequest(checkpoint.FOLDER / variant, folder))
-        compile_artifact(CompileRequest(folder, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True]), print)
-
-    scores = {}
-    with wanrun.load(shared(tmp_path_factory, f"tiny-{variant}", build), embeddings="none") as pipeline:
-        for text, _ in captions()[:12]:
-            made = pipeline.generate(text, media=checkpoint.media(variant, text), num_steps=30)
-            scores[text] = judge(made.frames[0], text).score
-    for text, score in scores.items():
-        print(f"{score:.2f}  {text}")
-    mean = float(np.mean(list(scores.values())))
+    mean = score(variant, built(variant, tmp_path_factory), 12)
     record_property("score", mean)
     assert mean >= LEAST
+
+
+def _silence(folder: Path, layer: str) -> None:
+    """Lets a layer of every block of the transformer give zeros."""
+    (file,) = (folder / "transformer").glob("*.safetensors")
+    weights = load_file(file)
+    silenced = [name for name in weights if f".{layer}." in name]
+    assert silenced
+    save_file(weights | {name: np.zeros_like(weights[name]) for name in silenced}, file, {"format": "pt"})
+
+
+BREAKAGES: Mapping[str, tuple[str, Callable[[Path], None]]] = {
+    "self-attention gives zeros": ("wan2.1-t2v", lambda folder: _silence(folder, "attn1.to_out")),
+    "cross-attention gives zeros": ("wan2.1-t2v", lambda folder: _silence(folder, "attn2.to_out")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_the_score_notices_a_broken_model(
+    breakage: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: pytest.RecordProperty,
+) -> None:
+    variant, break_it = BREAKAGES[breakage]
+    shutil.copytree(checkpoint.FOLDER / variant, tmp_path / "checkpoint")
+    break_it(tmp_path / "checkpoint")
+    shutil.copytree(built(variant, tmp_path_factory), tmp_path / "artifact")
+    convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "artifact", force=True))  # keeps programs
+    mean = score(variant, tmp_path / "artifact", 3)
+    record_property("score", mean)
+    assert mean < 0.8

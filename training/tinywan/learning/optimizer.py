@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinywan.learning.muon import Muon
+
 WARM = 0.03
 """The share of steps in which the rate rises; then it falls as a cosine does."""
 
@@ -34,13 +36,7 @@ class Optimizer:
             for parameter in matrices
         ]
         self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                [flat for _, flat in self._matrices],
-                lr=rate,
-                weight_decay=decay,
-                momentum=0.9,
-                adjust_lr_fn="match_rms_adamw",
-            ),
+            Muon([flat for _, flat in self._matrices], rate, decay),
             torch.optim.AdamW(self._others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
         ]
         self._rate, self._steps, self._done = rate, steps, 0
