@@ -1,9 +1,9 @@
 """Muon in float32: momentum whose matrices are made nearly orthogonal, those of one shape together.
 
 torch's own multiplies in bfloat16, for which a CPU without bfloat16 instructions needs ten times as long.
-Source: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; the factor of the
-rate is that of Liu et al., "Muon is Scalable for LLM Training", 2025 (torch's ``match_rms_adamw``), so that a
-step is as long as AdamW's.
+Source: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; the factor of
+the rate is that of Liu et al., "Muon is Scalable for LLM Training", 2025 (torch's ``match_rms_adamw``), so
+that a step is as long as AdamW's.
 """
 
 from __future__ import annotations
