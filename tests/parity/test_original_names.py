@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+from diffusers.loaders.single_file_utils import (
+    convert_wan_transformer_to_diffusers,
+    convert_wan_vae_to_diffusers,
+)
 
 from helpers.original_checkpoint import linear, original_config, original_keys
+from helpers.original_parts import original_vae_key
 from helpers.published_shapes import reference_shapes
 from wanbuild.mapping.original import (
     MODULES,
@@ -19,6 +23,7 @@ from wanbuild.mapping.original import (
     diffusers_names,
     diffusers_parameter,
 )
+from wanbuild.mapping.original_parts import vae_names
 from wanbuild.source.original_config import derive_config
 from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanrun.errors import SourceError
@@ -44,6 +49,15 @@ def test_every_published_key_gets_its_diffusers_name(repository: str, prefix: st
             if key != "img_emb.emb_pos":
                 reference = convert_wan_transformer_to_diffusers({prefix + key: torch.empty(0)})
                 assert list(reference) == [names[prefix + key]]
+
+
+def test_every_key_of_a_vae_gets_its_diffusers_name() -> None:
+    config = dict(PUBLISHED_MODELS["Wan2.1-T2V-1.3B-Diffusers"]["vae"])
+    keys = {
+        original_vae_key(key, config["num_res_blocks"] + 1): key for key in reference_shapes("vae", config)
+    }
+    assert vae_names(keys, "x") == keys
+    assert list(convert_wan_vae_to_diffusers({key: torch.empty(0) for key in keys})) == list(keys.values())
 
 
 def test_diffusers_names_stay() -> None:

@@ -16,7 +16,7 @@ from wanbuild.config import read_json
 from wanbuild.hub.snapshot import Snapshot, open_snapshot
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import open_image_processor
-from wanbuild.source.safetensors import refuse_pickle
+from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.shards import WEIGHT_NAMES, find_weights, read_weight_map
 from wanbuild.variants.table import variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_PROCESSOR, NO_WEIGHTS
@@ -75,8 +75,7 @@ def locate_source(
                 )
             return Located(path, None, None)
         if path.exists():
-            refuse_pickle(path)
-            raise SourceError(f"{text} is not a folder", remedy="give the checkpoint's folder or its hub id")
+            raise no_checkpoint(path)
     except OSError as error:  # for example no permission, or a name that is too long
         raise SourceError(f"{text} cannot be read: {error.strerror}") from None
     if not is_hub_id(text):

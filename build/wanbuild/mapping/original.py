@@ -217,7 +217,8 @@ def common_prefix(keys: Iterable[str]) -> str:
     return next(prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in keys))
 
 
-def _listed(keys: Iterable[str]) -> str:
+def listed(keys: Iterable[str]) -> str:
+    """Returns the first keys for a message, and how many more there are."""
     keys = tuple(keys)
     return ", ".join(keys[:LISTED]) + (f" and {len(keys) - LISTED} more" if len(keys) > LISTED else "")
 
@@ -251,12 +252,12 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     other = [key for key, new in renamed.items() if new is None]
     problems = []
     if theirs := [key for key in other if names.diffusers.find(bare[key])]:
-        problems.append(f"has diffusers names among the original ones: {_listed(theirs)}")
+        problems.append(f"has diffusers names among the original ones: {listed(theirs)}")
     if halves := [key for key in other if fused.find(bare[key])]:
-        problems.append(f"holds keys and values in one tensor: {_listed(halves)}")
+        problems.append(f"holds keys and values in one tensor: {listed(halves)}")
     explained = {*theirs, *halves, *(key for key in other if constants.find(bare[key]))}
     if unknown := [key for key in other if key not in explained]:
-        problems.append(f"has keys that are not a part of this model: {_listed(unknown)}")
+        problems.append(f"has keys that are not a part of this model: {listed(unknown)}")
     if problems:
         raise SourceError(
             f"{where} is in the original Wan-Video naming and {'; '.join(problems)}",

@@ -1,9 +1,9 @@
 """Reads a checkpoint folder in the published diffusers layout: model_index.json and one folder per component.
 
 A transformer may also have the original Wan-Video key names, in one file of any name, in its folder or next
-to model_index.json; callers always see diffusers' names. Before any tensor is read, everything is opened once
-and checked: the components and their classes, that the shards hold exactly the keys that their index lists,
-and that the tokenizer is complete.
+to model_index.json, and so may VAE and text encoder, in their folders; callers always see diffusers' names.
+Before any tensor is read, everything is opened once and checked: the components and their classes, that the
+shards hold exactly the keys that their index lists, and that the tokenizer is complete.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from wanbuild.config import read_json, shown
 from wanbuild.mapping.original import diffusers_names
+from wanbuild.mapping.original_parts import NAMES
 from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
@@ -249,7 +250,8 @@ def _open_component(
     """Opens a component's files; ``beside`` is a second folder in which a transformer's weights may be."""
     library, class_name = pair
     transformer = name in _TRANSFORMERS
-    weights = find_weights(folder, WEIGHT_NAMES[library], beside if transformer else None, transformer)
+    any_name = transformer or name in NAMES
+    weights = find_weights(folder, WEIGHT_NAMES[library], beside if transformer else None, any_name)
     if weights.suffix == ".json":
         weight_map = read_weight_map(weights)
         names = sorted(set(weight_map.values()))
@@ -263,12 +265,15 @@ def _open_component(
     if transformer:
         _refuse_quantized(holders)
         names_of = diffusers_names(sorted(holders), str(weights))
+    elif name in NAMES:
+        names_of = NAMES[name](sorted(holders), str(weights))
     else:
         names_of = {key: key for key in holders}
     keys = {names_of[key]: holders[key] for key in sorted(names_of, key=names_of.__getitem__)}
     stored = {new: key for key, new in names_of.items() if new != key}
     shapes = {new: holders[key].entries[key].shape for key, new in names_of.items()}
-    config_file, config = _read_config(class_name, folder, weights, shapes if stored else None)
+    derived = shapes if stored and transformer else None
+    config_file, config = _read_config(class_name, folder, weights, derived)
     return SourceComponent(
         name=name,
         class_name=class_name,

@@ -270,8 +270,12 @@ def test_what_else_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.C
     (checkpoint / "transformer/wan.pth").write_bytes(b"\x80\x04")
     refused(checkpoint, tmp_path, capsys, "wan.pth is a pickled checkpoint")
     (checkpoint / "wan-00001-of-00002.safetensors").rename(checkpoint / "transformer/a.safetensors")
-    (checkpoint / "vae" / WEIGHTS).rename(checkpoint / "vae/wan_vae.safetensors")
+    vae = checkpoint / "vae"
+    (vae / WEIGHTS).rename(vae / "wan_vae-00001-of-00002.safetensors")
     refused(checkpoint, tmp_path, capsys, "vae holds no weights")
+    (vae / "wan_vae-00001-of-00002.safetensors").rename(vae / "one.safetensors")
+    shutil.copy(vae / "one.safetensors", vae / "two.safetensors")
+    refused(checkpoint, tmp_path, capsys, "vae holds more than one set of weights")
 
 
 def test_one_file_beside_two_experts_is_not_taken(

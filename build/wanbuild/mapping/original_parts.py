@@ -1,0 +1,160 @@
+"""Names of VAE and text encoder in Wan-Video's own files, and their names in the diffusers layout.
+
+Sources: the state dicts of WanVAE_, Wan2_2_VAE and T5Encoder (Wan-Video/Wan2.1 and Wan2.2, wan/modules:
+vae.py, vae2_2.py, t5.py), and of AutoencoderKLWan and UMT5EncoderModel. Single files of ComfyUI have the VAE
+under these names too, and the text encoder under those of transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from wanbuild.mapping.original import listed
+from wanrun.errors import SourceError
+
+_RESIDUAL: Mapping[str, str] = MappingProxyType(
+    {
+        "residual.0": "norm1",
+        "residual.2": "conv1",
+        "residual.3": "norm2",
+        "residual.6": "conv2",
+        "shortcut": "conv_shortcut",
+    }
+)
+"""Modules of a residual block of the VAE: the original is a sequence with activations and dropout between."""
+
+_VAE_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "conv1": "quant_conv",
+        "conv2": "post_quant_conv",
+        **{
+            f"{half}.{original}": f"{half}.{diffusers}"
+            for half in ("encoder", "decoder")
+            for original, diffusers in (
+                ("conv1", "conv_in"),
+                ("head.0", "norm_out"),
+                ("head.2", "conv_out"),
+                ("middle.1.norm", "mid_block.attentions.0.norm"),
+                ("middle.1.to_qkv", "mid_block.attentions.0.to_qkv"),
+                ("middle.1.proj", "mid_block.attentions.0.proj"),
+                *((f"middle.0.{one}", f"mid_block.resnets.0.{new}") for one, new in _RESIDUAL.items()),
+                *((f"middle.2.{one}", f"mid_block.resnets.1.{new}") for one, new in _RESIDUAL.items()),
+            )
+        },
+    }
+)
+
+_SAMPLE = r"resample\.1|time_conv"
+_STACKED = re.compile(r"(encoder\.down|decoder\.up)samples\.(\d+)\.(?:(?:down|up)samples\.(\d+)\.)?(.+)")
+"""A module of a stack: of Wan 2.1 a flat list, of 2.2 a list of blocks that are lists themselves."""
+
+_TEXT_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "token_embedding": "shared",
+        "norm": "encoder.final_layer_norm",
+        **{
+            f"blocks.{{}}.{original}": f"encoder.block.{{}}.layer.{transformers}"
+            for original, transformers in (
+                ("norm1", "0.layer_norm"),
+                ("attn.q", "0.SelfAttention.q"),
+                ("attn.k", "0.SelfAttention.k"),
+                ("attn.v", "0.SelfAttention.v"),
+                ("attn.o", "0.SelfAttention.o"),
+                ("pos_embedding.embedding", "0.SelfAttention.relative_attention_bias"),
+                ("norm2", "1.layer_norm"),
+                ("ffn.gate.0", "1.DenseReluDense.wi_0"),
+                ("ffn.fc1", "1.DenseReluDense.wi_1"),
+                ("ffn.fc2", "1.DenseReluDense.wo"),
+            )
+        },
+    }
+)
+
+
+EMBEDDED = frozenset({"spiece_model"})
+"""Stored tensors of single files that are no weights: ComfyUI keeps the tokenizer with the text encoder."""
+
+
+def vae_names(keys: Iterable[str], where: str) -> dict[str, str]:
+    """Returns the diffusers name of each key of a VAE; keys that are not original stay as they are.
+
+    Args:
+        keys: every key of the file.
+        where: the file, for messages.
+
+    Raises:
+        SourceError: if only some keys are original.
+    """
+    names = list(keys)
+    if "decoder.middle.0.residual.0.gamma" not in names:
+        return {name: name for name in names}
+    ends = [re.match(r"decoder\.upsamples\.(\d+)\.resample", name) for name in names]
+    blocks = min((int(end[1]) for end in ends if end), default=0) + 1
+    return _renamed(names, lambda module: _vae_module(module, blocks), where)
+
+
+def _vae_module(module: str, blocks: int) -> str | None:
+    """Returns the diffusers path of a VAE's module; ``blocks`` is how many of 2.1's flat list are a level."""
+    if module in _VAE_MODULES:
+        return _VAE_MODULES[module]
+    match = _STACKED.fullmatch(module)
+    if match is None:
+        return None
+    half, index, inner, rest = match[1], int(match[2]), match[3], match[4]
+    residual, sample = _RESIDUAL.get(rest), re.fullmatch(_SAMPLE, rest) is not None
+    if residual is None and not sample:
+        return None
+    if inner is not None:  # Wan 2.2
+        place = f"resnets.{inner}.{residual}" if residual else f"{half[8:]}sampler.{rest}"
+        return f"{half}_blocks.{index}.{place}"
+    if half == "encoder.down":
+        return f"{half}_blocks.{index}.{residual or rest}"
+    level, number = divmod(index, blocks)
+    place = f"resnets.{number}.{residual}" if residual else f"upsamplers.0.{rest}"
+    return f"{half}_blocks.{level}.{place}"
+
+
+def text_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
+    """Returns the transformers name of each key of a UMT5 encoder; arguments and errors as ``vae_names``.
+
+    Keys in ``EMBEDDED`` are left out.
+    """
+    names = [key for key in keys if key not in EMBEDDED]
+    if "token_embedding.weight" not in names:
+        return {name: name for name in names}
+    return _renamed(names, lambda module: _numbered(module, _TEXT_MODULES), where)
+
+
+def _numbered(module: str, table: Mapping[str, str]) -> str | None:
+    """Returns the value of a table for a module, whose first number takes the place of ``{}``."""
+    number = re.search(r"\d+", module)
+    if number is None:
+        return table.get(module)
+    found = table.get(f"{module[: number.start()]}{{}}{module[number.end() :]}")
+    return None if found is None else found.format(number[0])
+
+
+def _renamed(names: Iterable[str], find: Callable[[str], str | None], where: str) -> dict[str, str]:
+    renamed, unknown = dict[str, str](), []
+    for name in names:
+        module, _, kind = name.rpartition(".")
+        new = find(module)
+        if new is None or kind not in ("weight", "bias", "gamma"):
+            unknown.append(name)
+        else:
+            renamed[name] = f"{new}.{kind}"
+    if unknown:
+        raise SourceError(
+            f"{where} is in the original Wan-Video naming and has keys that are not a part of this model: "
+            f"{listed(unknown)}",
+            remedy="use the file as published, or the repository whose name ends in -Diffusers",
+        )
+    return renamed
+
+
+NAMES: Mapping[str, Callable[[Iterable[str], str], dict[str, str]]] = MappingProxyType(
+    {"vae": vae_names, "text_encoder": text_encoder_names}
+)
+"""By component, what returns the name of each key; the weights of others are in diffusers' naming."""

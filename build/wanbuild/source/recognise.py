@@ -1,0 +1,129 @@
+"""Says what a single file is that was given as a checkpoint, by its first bytes and its header.
+
+Names of tensors: Wan-Video's own files (wan/modules) and the single files of ComfyUI, which repackage them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from wanbuild.mapping.original import common_prefix
+from wanbuild.source.safetensors import PICKLED_SUFFIXES, WEIGHT_DTYPES, TensorFile
+from wanrun.errors import SourceError
+
+GGUF, ZIP, PICKLE = b"GGUF", b"PK\x03\x04", b"\x80"
+"""The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
+
+LAYOUT = "give the checkpoint's folder or its hub id, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+_SINGLE = (
+    "download the repository whose name ends in -Diffusers, put this file into its {folder} folder in place "
+    "of the weights there, and convert that folder"
+)
+_WHOLE = f"it is published in the repositories whose names end in -Diffusers: {LAYOUT}"
+
+KINDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("a LoRA", (".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".diff.", ".diff_b."), ""),
+    ("a transformer in the original naming", ("blocks.0.self_attn.q.weight",), "transformer"),
+    ("a transformer in diffusers' naming", ("blocks.0.attn1.to_q.weight",), "transformer"),
+    ("the VAE of Wan 2.1 or 2.2 in the original naming", ("decoder.middle.0.residual.0.gamma",), "vae"),
+    ("a VAE in diffusers' naming", ("decoder.mid_block.resnets.0.conv1.weight",), "vae"),
+    (
+        "the text encoder in the original naming",
+        ("blocks.0.attn.q.weight", "token_embedding.weight"),
+        "text_encoder",
+    ),
+    (
+        "the text encoder in transformers' naming",
+        ("encoder.block.0.layer.0.SelfAttention.q.weight",),
+        "text_encoder",
+    ),
+    ("the image encoder in the original naming", ("visual.transformer.0.attn.to_qkv.weight",), ""),
+    ("the image encoder in transformers' naming", ("vision_model.embeddings.class_embedding",), ""),
+)
+"""What a file of weights is, names of tensors that say so, and the folder that it may be put into."""
+
+SCALED = (".scale_weight", ".weight_scale", "scaled_fp8")
+"""Ends of the names of scales, which 8-bit weights have."""
+
+
+def no_checkpoint(path: Path) -> SourceError:
+    """Returns the error of a file that was given as a checkpoint; it says what the file is.
+
+    Args:
+        path: an existing file.
+    """
+    start = _start(path)
+    if start.startswith(GGUF) or path.suffix.lower() == ".gguf":
+        return SourceError(
+            f"{path} is a GGUF file, whose weights are quantized",
+            remedy=f"use the published weights: {LAYOUT}",
+        )
+    if start.startswith((ZIP, PICKLE)) or path.suffix in PICKLED_SUFFIXES:
+        return SourceError(
+            f"{path} is a pickled checkpoint, which is never loaded",
+            expected="a folder of safetensors files",
+            remedy=LAYOUT,
+        )
+    if path.suffix != ".safetensors":
+        return SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder or its hub id")
+    try:
+        with closing(TensorFile(path)) as file:
+            dtypes = {key: entry.dtype_name for key, entry in file.entries.items()}
+    except SourceError as error:
+        return error
+    return _of_weights(path, dtypes)
+
+
+def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
+    """Returns the error of a single safetensors file, by the dtypes of its tensors by name."""
+    kind, folder = recognised(dtypes)
+    quantized = next((found for found in dtypes.values() if found not in WEIGHT_DTYPES), None)
+    if quantized is not None or any(key.endswith(SCALED) for key in dtypes):
+        return SourceError(
+            f"{path} is {kind}, quantized",
+            expected="float32, float16 or bfloat16 weights",
+            found=quantized or "scales",
+            remedy=f"use the published weights: {LAYOUT}",
+        )
+    if kind == "a LoRA":
+        remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR --lora {path}"
+        return SourceError(f"{path} is a LoRA, and no checkpoint", remedy=remedy)
+    remedy = _SINGLE.format(folder=folder) if folder else _WHOLE
+    return SourceError(
+        f"{path} is {kind}, one part of a checkpoint", expected="all of its parts", remedy=remedy
+    )
+
+
+def recognised(keys: Iterable[str]) -> tuple[str, str]:
+    """Returns what a file with these tensors is, and the folder of a checkpoint that it may be put into.
+
+    Args:
+        keys: names of tensors, with or without a prefix of single files.
+    """
+    names = list(keys)
+    prefix = common_prefix(names) if names else ""
+    bare = [name.removeprefix(prefix) for name in names]
+    for kind, marks, folder in KINDS:
+        if kind == "a LoRA":
+            if bare and all(
+                any(mark in f"{name}." for mark in marks) or name.endswith("alpha") for name in bare
+            ):
+                return kind, folder
+        elif any(name in marks for name in bare):
+            return kind, folder
+    return "a file of weights that is not known", ""
+
+
+def _start(path: Path) -> bytes:
+    """Returns the first bytes of a regular file; empty for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 8) if path.is_file() else b""
+    finally:
+        os.close(descriptor)

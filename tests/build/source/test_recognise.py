@@ -1,0 +1,76 @@
+"""A single file that is given as a checkpoint: one line says what it is, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from wanbuild.source.recognise import no_checkpoint, recognised
+
+NAMES: Mapping[str, Sequence[str]] = {
+    "a LoRA": ["diffusion_model.blocks.0.self_attn.q.lora_A.weight", "diffusion_model.blocks.0.ffn.0.diff_b"],
+    "a transformer in the original naming": ["blocks.0.self_attn.q.weight", "patch_embedding.weight"],
+    "a transformer in diffusers' naming": ["blocks.0.attn1.to_q.weight"],
+    "the VAE of Wan 2.1 or 2.2 in the original naming": ["decoder.middle.0.residual.0.gamma", "conv1.weight"],
+    "a VAE in diffusers' naming": ["decoder.mid_block.resnets.0.conv1.weight"],
+    "the text encoder in the original naming": ["token_embedding.weight", "blocks.0.attn.q.weight"],
+    "the text encoder in transformers' naming": ["encoder.block.0.layer.0.SelfAttention.q.weight"],
+    "the image encoder in the original naming": ["visual.transformer.0.attn.to_qkv.weight"],
+    "the image encoder in transformers' naming": ["vision_model.embeddings.class_embedding"],
+    "a file of weights that is not known": ["x.weight"],
+}
+
+
+def written(path: Path, names: Sequence[str], dtype: object = np.float32) -> Path:
+    save_file({name: np.zeros(2, dtype) for name in names}, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_what_a_file_of_weights_is(kind: str, tmp_path: Path) -> None:
+    assert recognised(NAMES[kind])[0] == kind
+    line = str(no_checkpoint(written(tmp_path / "x.safetensors", NAMES[kind])))
+    assert line.startswith(f"{tmp_path}/x.safetensors is {kind}, ")
+    assert ("--lora" in line) == (kind == "a LoRA")
+    folder = next((name for name in ("transformer", "VAE", "text encoder") if f"{name} " in kind), None)
+    assert ("put this file into its" in line) == (folder is not None)
+    assert folder is None or f"its {folder.lower().replace(' ', '_')} folder" in line
+    assert "wanbuild convert" in line or "-Diffusers" in line
+
+
+@pytest.mark.parametrize("prefix", ["model.diffusion_model.", "diffusion_model.", "model."])
+def test_prefixes_of_single_files_are_seen_through(prefix: str) -> None:
+    assert recognised([f"{prefix}blocks.0.self_attn.q.weight"])[0] == "a transformer in the original naming"
+
+
+def test_quantized_weights(tmp_path: Path) -> None:
+    names = ["blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.scale_weight"]
+    line = str(no_checkpoint(written(tmp_path / "x.safetensors", names)))
+    assert (
+        "x.safetensors is a transformer in the original naming, quantized; " in line
+        and "found scales" in line
+    )
+    eight = written(tmp_path / "y.safetensors", names[:1], ml_dtypes.float8_e4m3fn)
+    assert "found F8_E4M3" in str(no_checkpoint(eight))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("wan.gguf", b"", "is a GGUF file, whose weights are quantized"),
+        ("wan.bin", b"GGUF\x03\x00\x00\x00", "is a GGUF file, whose weights are quantized"),
+        ("wan.pth", b"PK\x03\x04....", "is a pickled checkpoint, which is never loaded"),
+        ("wan", b"\x80\x02}q", "is a pickled checkpoint, which is never loaded"),
+        ("wan.ckpt", b"x", "is a pickled checkpoint, which is never loaded"),
+        ("wan.json", b"{}", "is not a folder"),
+        ("wan.safetensors", b"abc", "is cut off"),
+    ],
+)
+def test_other_files(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert str(no_checkpoint(tmp_path / name)).startswith(f"{tmp_path}/{name} {said}; ")
