@@ -16,7 +16,7 @@ COPY runtime/wanrun runtime/wanrun
 
 FROM base AS build
 RUN pip install --constraint constraints.txt '.[build]'
-USER wan
+USER 10001
 WORKDIR /artifact
 ENTRYPOINT ["wanbuild"]
 CMD ["--help"]
@@ -31,7 +31,7 @@ RUN useradd --create-home --uid 10001 wan && mkdir /videos && chown wan /videos
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels pip install --no-index /wheels/*.whl
 ARG ARTIFACT=artifacts/demo/artifact
 COPY --chown=root:root ${ARTIFACT} /artifact
-USER wan
+USER 10001
 WORKDIR /videos
 ENTRYPOINT ["wanrun"]
 CMD ["--help"]

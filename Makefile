@@ -69,6 +69,7 @@ test-fast: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/mypy
 
 format: $(VENV)/.installed-dev

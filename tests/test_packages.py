@@ -14,19 +14,19 @@ REPOSITORY = Path(__file__).parents[1]
 LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime/wanrun": (
-            "errors early",
+            "activities aliases errors early units",
             "intervals lines signals",
-            "undo",
+            "undo waterfall",
             "temporary",
             "files",
             "trace_events",
-            "timing console",
+            "timing console status",
             "artifact",
             "cluster trust",
             "loading",
             "text media denoising",
             "generation",
-            "jobs replay",
+            "command jobs replay",
             "cli",
             "__main__",
         ),

@@ -15,16 +15,16 @@ from wanbuild.variants.table import MODULES
 from wanrun import __version__
 from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.mesh import AXES, parse_mesh
+from wanrun.command import takes_artifact, understood
 from wanrun.console import SIZE
 from wanrun.errors import UsageError
 from wanrun.lines import print_error, print_result, report, warn
+from wanrun.units import in_bytes
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
 
-_ARTIFACT = click.option(
-    "--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder."
-)
+_ARTIFACT = takes_artifact()
 _DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
 _STORED = click.Choice(["bfloat16", "float32"])
 
@@ -53,7 +53,13 @@ def _installed(name: str) -> bool:
         return False
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "token_normalize_func": understood,
+    }
+)
 @click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
 @click.version_option(__version__, prog_name="wanbuild")
 def wanbuild() -> None:
@@ -134,7 +140,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = sum(component.nbytes for component in manifest.components.values())
-    report(f"converted {source} to {artifact}: {size / 1e9:.3f} GB, {manifest.content_digest}")
+    report(f"converted {source} to {artifact}: {in_bytes(size)}, {manifest.content_digest}")
 
 
 @wanbuild.command("compile", cls=_Building)
@@ -348,16 +354,27 @@ def inspect(artifact: Path, as_json: bool) -> None:
 @wanbuild.command(cls=_Building)
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
+@click.option(
+    "--if-changed",
+    is_flag=True,
+    help="Do nothing if the artifact was built from this recipe and the same files, with these versions of "
+    "wanbuild and JAX; else replace it.",
+)
 @_DEBUG
-def build(recipe: Path, force: bool) -> None:
+def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
-    from wanbuild.recipe import read_recipe
+    from wanbuild.recipe import fingerprint, is_built, mark_built, read_recipe
 
     plan = read_recipe(recipe)
-    _convert(plan.source, plan.artifact, force=force, **plan.convert)
+    digest = fingerprint(plan)
+    if if_changed and is_built(plan.artifact, digest):
+        report(f"{plan.artifact} is built as {recipe} says, and nothing has changed")
+        return
+    _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
     _compile(plan.artifact, **plan.compile)
     record(plan.artifact, report)
+    mark_built(plan.artifact, digest)
 
 
 @wanbuild.command(cls=_Building)

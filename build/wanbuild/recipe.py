@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from wanbuild.hub.repository import is_hub_id
+from wanbuild.lora.merge import parse_lora
+from wanrun import __version__
+from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.mesh import parse_mesh
 from wanrun.console import parse_size
-from wanrun.errors import UsageError
-from wanrun.files import read_bounded
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import canonical_json, read_bounded, sha256_of
 
 FIELDS: Mapping[str, Mapping[str, type]] = {
     "": {"source": str, "artifact": str},
@@ -152,3 +156,51 @@ def read_recipe(path: Path) -> Recipe:
     if (path.parent / source).exists() or not is_hub_id(source):
         source = str(path.parent / source)
     return Recipe(source, path.parent / data["artifact"], sections["convert"], sections["compile"])
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Returns the digest of everything that a build from a recipe depends on.
+
+    These are the recipe, the names, sizes and times of its files, and the versions of this tool and of JAX.
+    Of a hub's repository it is what the recipe says: name a commit, or what the hub changes is not seen.
+    """
+    facts = {
+        "recipe": {"source": recipe.source, "convert": recipe.convert, "compile": recipe.compile},
+        "files": [one for path in _files(recipe) for one in _state(path)],
+        "versions": {"wanbuild": __version__, "jax": version("jax")},
+    }
+    return sha256_of(canonical_json(facts))
+
+
+def _files(recipe: Recipe) -> Iterator[Path]:
+    """Yields the source, if it is here, and the LoRAs, without their scales."""
+    yield Path(recipe.source)
+    for name in ("lora", "lora_high", "lora_low"):
+        yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))
+
+
+def _state(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields the name, the size and the time of every file at a path, without the hub's own folders."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
+            found = file.stat()
+            yield str(file), found.st_size, found.st_mtime_ns
+
+
+def is_built(artifact: Path, digest: str) -> bool:
+    """Returns whether an artifact is the result of a build with this fingerprint."""
+    try:
+        return read_manifest(artifact).tool.get(_MARK) == digest
+    except ArtifactError:
+        return False
+
+
+def mark_built(artifact: Path, digest: str) -> None:
+    """Writes a build's fingerprint into the manifest of its artifact."""
+    manifest = read_manifest(artifact)
+    manifest.changed(tool={**manifest.tool, _MARK: digest}).write(artifact)
+
+
+_MARK = "recipe"
+"""The fingerprint's name in the manifest's ``tool``."""

@@ -22,6 +22,7 @@ from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import fsync_directory
 from wanrun.temporary import remove_abandoned, remove_tree
 from wanrun.undo import undone_at_exit
+from wanrun.units import in_bytes
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""
@@ -219,7 +220,7 @@ def check_free_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise SourceError(
             f"the disk of {folder} is too full",
-            expected=f"{needed / 1e9:.2f} GB free",
-            found=f"{free / 1e9:.2f} GB",
+            expected=f"{in_bytes(needed)} free",
+            found=in_bytes(free),
             remedy="free some space or choose another folder",
         )

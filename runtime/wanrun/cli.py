@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wanrun import __version__
+from wanrun.command import ENVIRONMENT, SEED, Command, options_of, takes_artifact, understood
 from wanrun.console import NUMBERS, SIZE
 from wanrun.errors import UsageError
 from wanrun.generation.request import Row, rows
-from wanrun.lines import print_error, print_result, report
+from wanrun.lines import print_result, report
 
 if TYPE_CHECKING:
     from wanrun.cluster.company import Company
@@ -23,16 +24,28 @@ if TYPE_CHECKING:
     from wanrun.timing import Timings
 
 
+def _section(row: Row) -> str:
+    """Returns the help's section of a generation option: that of the only model that has it, if there is."""
+    if row.name == "negative_prompt":
+        return "Prompts"
+    if not row.models:
+        return "Sampling"
+    model = row.models.partition(" with ")[0]
+    return "Images" if "," in model else model[0].upper() + model[1:]
+
+
 def _click_option(row: Row) -> Callable[[Any], Any]:
     """Returns the decorator that adds a generation option to a command."""
     kind: Any = click.Choice(row.choices) if row.choices and row.base is str else row.base
     if row.name == "size":
         kind = SIZE
+    if row.name == "seed":
+        kind = SEED
     if row.numbers:
         kind = NUMBERS
     models = f" ({row.models})" if row.models else ""
     default = f"  [default: {row.default}]" if row.default else ""
-    return click.option(
+    return options_of(_section(row))(
         row.flag,
         row.name,
         type=kind,
@@ -50,11 +63,25 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--artifact", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
-@click.option("--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit.")
-@click.option("--prompt", help="Description of the video; may be empty.")
-@click.option(
+_prompts, _results, _loading = map(options_of, ("Prompts", "Results", "Loading"))
+_measuring, _several = map(options_of, ("Measuring", "Several processes"))
+
+
+@click.command(
+    cls=Command,
+    no_args_is_help=True,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "token_normalize_func": understood,
+    },
+)
+@takes_artifact(ENVIRONMENT)
+@options_of("Artifact")(
+    "--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit."
+)
+@_prompts("--prompt", help="Description of the video; may be empty.")
+@_prompts(
     "--prompts",
     type=click.Path(path_type=Path, allow_dash=True),
     help="A file of prompts, one per line, or JSON lines with prompt and any of the options from "
@@ -62,46 +89,43 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "lines without them. A line that fails is reported, and the others are made; finished ones are skipped.",
 )
 @_generation_options
-@click.option(
-    "--latents", type=click.Path(path_type=Path), help="Initial noise, float32 .npy (B, C, T, h, w)."
-)
-@click.option("--save-latents", type=click.Path(path_type=Path), help="Write the final latents to this .npy.")
-@click.option(
+@_results("--latents", type=click.Path(path_type=Path), help="Initial noise, float32 .npy (B, C, T, h, w).")
+@_results("--save-latents", type=click.Path(path_type=Path), help="Write the final latents to this .npy.")
+@_results(
     "--output",
     type=click.Path(path_type=Path),
-    default=Path("out.mp4"),
-    show_default=True,
     help=".mp4, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the prompt's first "
-    "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
+    "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.  [default: out.mp4; of a single "
+    "prompt out-2.mp4 and so on, if that is there]",
 )
-@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
-@click.option("--target", help="A built target.  [default: the one that matches this machine]")
-@click.option(
+@_results("--overwrite", is_flag=True, help="Replace an existing output.")
+@_loading("--target", help="A built target.  [default: the one that matches this machine]")
+@_loading(
     "--allow-compile",
     is_flag=True,
     help="Compile programs without a fitting executable, into the user's cache.",
 )
-@click.option(
+@_loading(
     "--retune",
     is_flag=True,
     help="Compile the programs on this machine too, and keep those that are faster in the user's cache, for "
     "later runs.",
 )
-@click.option(
+@_loading(
     "--verify",
     type=click.Choice(["fast", "sha256"]),
     default="fast",
     show_default=True,
     help="Checksums of the weights to check while reading.",
 )
-@click.option(
+@_loading(
     "--memory",
     type=click.Choice(["auto", "low"]),
     default="auto",
     show_default=True,
     help="low: release the text encoder after the prompts are encoded, and hold one expert at a time.",
 )
-@click.option(
+@_loading(
     "--transfer",
     type=click.Choice(["auto", "direct", "staged"]),
     default="auto",
@@ -109,52 +133,52 @@ def _generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="staged: each device of a mesh is given some rows of large weights, and devices exchange the rest; "
     "direct: each is given all that it needs.",
 )
-@click.option(
+@_loading(
     "--text-encoder",
     type=click.Choice(["jax", "torch"]),
     default="jax",
     show_default=True,
     help="torch needs the torch extra.",
 )
-@click.option(
+@_loading(
     "--text-encoder-device",
     metavar="DEVICE",
     help="cpu: run the artifact's CPU program of the text encoder beside an accelerator. With --text-encoder "
     "torch, a device of torch.  [default: where the other programs run; with torch, cpu]",
 )
-@click.option(
+@_loading(
     "--no-embedding-cache", is_flag=True, help="Neither read nor write the user's cache of prompt embeddings."
 )
-@click.option(
+@_loading(
     "--weights",
     metavar="URL",
     help="Folder, or URL (gs, s3, http; the remote extra), of the weights.  [default: in the artifact]",
 )
-@click.option("--warmup", is_flag=True, help="Execute every program once before the first prompt.")
-@click.option("--timing", is_flag=True, help="Print a timing summary.")
-@click.option("--timing-json", type=click.Path(path_type=Path), help="Write the timings to this file.")
-@click.option(
+@_measuring("--warmup", is_flag=True, help="Execute every program once before the first prompt.")
+@_measuring("--timing", is_flag=True, help="Print a timing summary.")
+@_measuring("--timing-json", type=click.Path(path_type=Path), help="Write the timings to this file.")
+@_measuring(
     "--timing-trace",
     type=click.Path(path_type=Path),
     help="Write a timeline of the run to this file, which ui.perfetto.dev opens.",
 )
-@click.option(
+@_measuring(
     "--trace",
     type=click.Path(path_type=Path),
     help="Write a jax.profiler trace of the generation to this folder.",
 )
-@click.option(
+@_several(
     "--distributed",
     is_flag=True,
     help="Run with the other processes of this TPU pod, Slurm step or Kubernetes job.",
 )
-@click.option(
+@_several(
     "--coordinator",
     metavar="HOST:PORT",
     help="Where process 0 of a run of several processes waits for the others.",
 )
-@click.option("--num-processes", type=int, metavar="N", help="How many processes there are.")
-@click.option(
+@_several("--num-processes", type=int, metavar="N", help="How many processes there are.")
+@_several(
     "--process-id", type=int, metavar="N", help="The number of this one; 0 prints and writes the video."
 )
 @click.option("--debug", is_flag=True, help="Print tracebacks.")
@@ -203,13 +227,16 @@ def _make(
 ) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
+        from wanrun.status import Status
 
     leads = company is None or company.leads
-    batch = Batch(plan, how.overwrite, timings, leads)
+    status = Status(lambda: timings.activities.running if leads else ())
+    batch = Batch(plan, how.overwrite, timings, leads, status)
     batch.report_plan()
     try:
         if plan.jobs:
-            _run(artifact, how, plan, batch, timings, company)
+            with status:
+                _run(artifact, how, plan, batch, timings, company)
     except Exception:
         with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
             _write_timings(how, timings)
@@ -218,7 +245,10 @@ def _make(
         batch.report_count()
     _write_timings(how, timings)
     if how.timing and leads:
-        report(*timings.summary().split("\n"))
+        from wanrun.waterfall import waterfall
+
+        picture = waterfall(timings.labelled_spans, 0.0, timings.now())
+        report(*timings.summary().split("\n"), *picture)
     return batch.exit_code
 
 
@@ -262,7 +292,7 @@ def _run(
         inputs=first,
         timings=timings,
         warn=batch.warn,
-        report=print_error if company is None or company.leads else lambda message: None,
+        report=batch.note,
         company=company,
     ) as pipeline:
         if how.warmup:
@@ -280,7 +310,7 @@ def _try_ahead(artifact: Path, how: RunOptions, plan: Plan, timings: Timings, ba
     from wanrun.loading.policy import LoadPolicy
 
     policy = LoadPolicy(allow_compile=how.allow_compile, weights=how.weights)
-    Opening(artifact, {"target": how.target}, policy, timings, batch.warn, print_error).try_ahead(
+    Opening(artifact, {"target": how.target}, policy, timings, batch.warn, batch.note).try_ahead(
         profiles.values()
     )
 

@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
+from wanrun.aliases import elsewhere
 from wanrun.errors import UsageError, WanError, lacks_space, space_told
 from wanrun.lines import print_error, silence_stdout
 from wanrun.signals import Stopped, Watch
@@ -45,6 +46,8 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, from the table above, for ``sys.exit``.
     """
+    if (code := _completed(command)) is not None:
+        return code
     arguments = list(sys.argv[1:] if argv is None else argv)
     stderr = sys.stderr
     try:
@@ -60,6 +63,17 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
         return _report(error, command, arguments, stderr)
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, command, arguments, stderr)
+
+
+def _completed(command: click.Command) -> int | None:
+    """Answers a shell that completes a command line, and returns the exit code; None where none asks."""
+    name = command.name or "wanrun"
+    variable = f"_{name.upper()}_COMPLETE"
+    if not (instruction := os.environ.get(variable)):
+        return None
+    from click.shell_completion import shell_complete
+
+    return shell_complete(command, {}, name, variable, instruction)
 
 
 def leave(code: int) -> NoReturn:
@@ -109,7 +123,9 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
             return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
-        name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name
+        name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
+        if isinstance(error, click.NoSuchOption) and (known := elsewhere(name, error.option_name)):
+            return f"error: {known}", 2
         return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
     if isinstance(error, OSError) and lacks_space(error):
         return f"error: {space_told(error)}", 4

@@ -14,10 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from wanrun.activities import Activities
 from wanrun.errors import unwritable
 from wanrun.files import replace_file
 from wanrun.intervals import Span, gaps, length
 from wanrun.trace_events import trace_events
+from wanrun.units import in_bytes
 
 _IMPORTED = time.monotonic()
 
@@ -94,9 +96,11 @@ class Timings:
         restore_bytes: bytes of weights that were read from storage.
         placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
+        activities: what is going on now.
     """
 
     def __init__(self, begin: float = 0.0) -> None:
+        self.activities = Activities()
         self._begin = begin
         self._end: float | None = None
         self._lock = threading.Lock()
@@ -133,7 +137,8 @@ class Timings:
         """
         start = self.now()
         try:
-            yield
+            with self.activities.during(name, label):
+                yield
         finally:
             self.add(name, start, self.now(), label)
 
@@ -284,7 +289,7 @@ class Timings:
             if values[f"{name}_seconds"] is not None:
                 rows.append((name.replace("_", " "), f"{values[f'{name}_seconds']:9.2f} s"))
         rows.append(("total", f"{values['total_seconds']:9.2f} s"))
-        rows.append(("peak RSS", f"{values['peak_rss_bytes'] / 1e9:9.2f} GB"))
+        rows.append(("peak RSS", f"{in_bytes(values['peak_rss_bytes']):>12}"))
         if values["placement"] is not None:
             rows.append(("placement", f"{values['placement']:>9}"))
         rows.append(("cache", f"{self.cache_hits:9d} hits, {self.cache_misses} misses"))
@@ -330,6 +335,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
+        self.activities = Activities()
         self._lock = threading.Lock()
         self._listening: list[Timings] = []
 
@@ -339,7 +345,8 @@ class Recorder:
         with self._lock:
             self._listening.append(timings)
         try:
-            yield
+            with timings.activities.beside(self.activities):
+                yield
         finally:
             with self._lock:
                 self._listening.remove(timings)
@@ -354,7 +361,8 @@ class Recorder:
         """Times a block, like ``Timings.phase``."""
         start = now()
         try:
-            yield
+            with self.activities.during(name, label):
+                yield
         finally:
             self.add(name, start, now(), label)
 

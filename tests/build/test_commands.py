@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import click
@@ -131,6 +132,14 @@ def test_a_recipe_that_is_not_understood(tmp_path: Path, text: str, part: str) -
     assert part in str(caught.value)
 
 
+def test_every_field_of_a_recipe_is_documented() -> None:
+    rows = [
+        line for line in (REPOSITORY / "docs" / "recipes.md").read_text().splitlines() if line[:2] == "| "
+    ]
+    documented = set(re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows)))
+    assert documented == {name for section in recipe.FIELDS.values() for name in section}
+
+
 def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wanbuild.check import verify
 
@@ -138,6 +147,7 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(commands, "_convert", lambda *a, **k: calls.append(("convert", a, k)))
     monkeypatch.setattr(commands, "_compile", lambda *a, **k: calls.append(("compile", a, k)))
     monkeypatch.setattr(verify, "record", lambda artifact, report: calls.append(("record", artifact)))
+    monkeypatch.setattr(recipe, "mark_built", lambda artifact, digest: None)
     path = tmp_path / "recipe.toml"
     path.write_text('source = "s"\nartifact = "a"\n[compile]\nframes = [81, 5]\nsizes = ["64*32"]\n')
     assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
@@ -147,6 +157,37 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("compile", (artifact,), {"frames": [81, 5], "sizes": [(64, 32)]}),
         ("record", artifact),
     ]
+
+
+def test_a_recipe_is_built_again_if_something_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from wanbuild.check import verify
+
+    recorded: list[Path] = []
+    monkeypatch.setattr(commands, "_compile", lambda artifact, **options: None)
+    monkeypatch.setattr(verify, "record", lambda artifact, report: recorded.append(artifact))
+    write_toy(tmp_path / "toy")
+    path = tmp_path / "recipe.toml"
+    path.write_text('source = "toy"\nartifact = "a"\n')
+    build = ["build", str(path), "--if-changed"]
+
+    def built() -> bool:
+        before = len(recorded)
+        assert run(commands.wanbuild, build) == 0
+        return len(recorded) > before
+
+    assert built() and not built()
+    assert capsys.readouterr().out.endswith(f"a is built as {path} says, and nothing has changed\n")
+    config = tmp_path / "toy" / "transformer" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert built() and not built()
+    path.write_text('source = "toy"\nartifact = "a"\n[convert]\nweights_dtype = "float32"\n')
+    assert built() and not built()
+    assert read_manifest(tmp_path / "a").dtypes["transformer"].weights == "float32"
+    monkeypatch.setattr(recipe, "__version__", "0.0.0")
+    assert built() and not built()
+    assert run(commands.wanbuild, ["build", str(path)]) == 2  # it exists, as without the option
 
 
 @pytest.fixture

@@ -35,15 +35,15 @@ from wanrun.loading.entries import check_entry
 
 def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for folder, found in (
-        (tmp_path / "missing", "found no such folder"),
-        (tmp_path / "file", "found no such folder"),
-        (toy_checkpoint, "found no manifest.json in it"),
+    convert = f"convert it: wanbuild convert {toy_checkpoint} --artifact DIR"
+    for folder, found, remedy in (
+        (tmp_path / "missing", "found no such folder", "make one with wanbuild convert"),
+        (tmp_path / "file", "found a file", "make one with wanbuild convert"),
+        (toy_checkpoint, "found a checkpoint", convert),
     ):
         for options in ((), ("--list",)):
             line = refused(folder, *options)
-            assert f"{folder} is not an artifact" in line and found in line
-            assert "make one with wanbuild convert" in line
+            assert f"{folder} is not an artifact" in line and found in line and remedy in line
 
 
 @pytest.mark.parametrize(
@@ -236,6 +236,9 @@ def test_no_profile_at_all(refused: Refused, toy_artifact: Path, tmp_path: Path)
 def test_a_target_that_is_not_built(refused: Refused, toy_artifact: Path) -> None:
     line = refused(toy_artifact, "--target", "tpu7x:2x2x1")
     assert "target tpu7x:2x2x1 is not built; expected one of cpu; run wanbuild compile --target" in line
+    line = refused(toy_artifact, "--target", "tpu")
+    command = f"wanbuild compile --target v6e --artifact {toy_artifact}"
+    assert f"expected one of cpu; targets are chips (docs/targets.md): run {command}" in line
 
 
 # Programs, executables and the tokenizer.

@@ -170,7 +170,7 @@ def test_a_full_disk(refused: Refused, source: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
     line = refused(4, "convert", source, "--artifact", tmp_path / "artifact")
     assert f"the disk of {tmp_path} is too full" in line
-    assert "found 0.00 GB" in line and "free some space" in line
+    assert "found 1.00 MB" in line and "free some space" in line
 
 
 def test_an_existing_artifact_is_kept(refused: Refused, toy_checkpoint: Path, converted: Path) -> None:

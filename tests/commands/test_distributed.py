@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def test_the_video_is_that_of_one_process(
     report = tmp_path / "timing.json"
     ended, (video, *others) = together(mesh_artifact, tmp_path, count, *PROMPT, "--timing-json", report)
     assert [one.code for one in ended] == [0] * count, ended
-    assert ended[0].output == f"wrote {video} (96x64x5-b1-cfg, seed 3)\n"
+    assert re.fullmatch(rf"wrote {video} \(seed 3, 5 frames of 96x64, .*B, .* s\)\n", ended[0].output)
     assert [(one.output, one.errors) for one in ended[1:]] == [("", [])] * (count - 1)
     assert ended[0].errors == []
     assert np.array_equal(np.load(video), alone)

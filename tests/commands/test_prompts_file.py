@@ -231,7 +231,10 @@ def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tm
     bad: list[tuple[object, str]] = [
         ("no json", "the line is not JSON"),
         ({"seed": 3}, "there is no prompt"),
-        ({"prompt": "a", "seed": -1}, "seed is out of range; expected an integer, at least 0; found -1"),
+        (
+            {"prompt": "a", "seed": -1},
+            "seed is out of range; expected an integer, at least 0, or random; found -1",
+        ),
         ({"prompt": "a", "seed": 2**64}, "the seed is out of range"),
         ({"prompt": "a", "steps": 0}, "steps is out of range; expected 1 to 10000; found 0"),
         ({"prompt": "a", "steps": 10**12}, "steps is out of range; expected 1 to 10000"),

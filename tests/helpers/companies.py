@@ -101,7 +101,7 @@ class Processes:
         errors = [
             line
             for line in self._file(index, "err").read_text().splitlines()
-            if not line.startswith("denoise: ")
+            if not line.startswith(("denoise: ", "waiting: "))
         ]
         return Ended(code, self._file(index, "out").read_text(), errors, seconds)
 

@@ -162,7 +162,8 @@ def add_embeddings(
             listed[key] = Embedding(
                 file=embedding_file(key), sha256=sha256_of(data), prompt=prompt, dtype=dtype, length=length
             )
-            report(f"{_shown(prompt)}: {dtype}, {length} tokens embedded")
+            counted = "1 token" if length == 1 else f"{length} tokens"
+            report(f"{_shown(prompt)}: {dtype}, {counted} embedded")
     return manifest.changed(embeddings=listed)
 
 
@@ -186,4 +187,4 @@ def _intact(stored: ArtifactEmbeddings, prompt: str, dtype: str) -> bool:
 
 def _shown(prompt: str) -> str:
     """Returns a prompt for a line of a report, cut to 60 characters."""
-    return repr(prompt if len(prompt) <= 60 else f"{prompt[:57]}...")
+    return repr(prompt if len(prompt) <= 60 else f"{prompt[:57]}...") if prompt else "the empty prompt"

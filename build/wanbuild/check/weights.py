@@ -25,6 +25,7 @@ from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, digest_found, sha256_of
 from wanrun.loading.buffers import DTYPES
 from wanrun.loading.restore import REBUILD, Restore, default_threads, nest
+from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -188,5 +189,5 @@ def _compare(name: str, parameter: Parameter, array: np.ndarray, pool: ThreadPoo
 
 
 def _line(name: str, component: Component, started: float) -> str:
-    rate = component.nbytes / 1e9 / (time.perf_counter() - started)
-    return f"{name:<14} {len(component.parameters):>4} parameters, {rate:.2f} GB/s"
+    rate = component.nbytes / (time.perf_counter() - started)
+    return f"{name:<14} {len(component.parameters):>4} parameters, {in_bytes(rate)}/s"

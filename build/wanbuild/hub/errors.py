@@ -76,7 +76,10 @@ def _http_error(error: Exception, repository: str, revision: str) -> SourceError
 
     page = f"{constants.ENDPOINT}/{repository}"
     if not isinstance(error, HfHubHTTPError):
-        what = f"{constants.ENDPOINT} cannot be reached: {type(error).__name__}: {error}"
+        what = (
+            f"there is no folder {repository}, so it is taken for a hub id; {constants.ENDPOINT} cannot be "
+            f"reached: {type(error).__name__}: {error}"
+        )
         remedy = (
             "check the network and run it again, files that are whole are kept; or set HF_HUB_OFFLINE=1 to"
             " use the cache alone"

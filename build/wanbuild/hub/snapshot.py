@@ -28,6 +28,7 @@ from wanbuild.staging import check_free_space
 from wanrun.console import Progress
 from wanrun.errors import SourceError
 from wanrun.files import replace_file
+from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -77,7 +78,7 @@ class Snapshot:
         if not self.offline:
             new = self._new(wanted) if report else {}
             if report and new:
-                report(f"downloading {len(new)} files, {sum(new.values()) / 1e9:.3f} GB, of {self.name}")
+                report(f"downloading {len(new)} files, {in_bytes(sum(new.values()))}, of {self.name}")
                 with Progress(sum(new.values()), "download", unit="B") as progress:
                     _download(self, wanted, progress.advance)
                 report("comparing their digests with the hub's")

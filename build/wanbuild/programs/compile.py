@@ -21,6 +21,7 @@ from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
+from wanrun.activities import Activities
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
@@ -30,7 +31,9 @@ from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
 from wanrun.generation.options import has_guidance
 from wanrun.loading.entries import read_program
+from wanrun.status import Status
 from wanrun.temporary import temporary_folder
+from wanrun.units import in_bytes, in_flop
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,7 @@ def build_target(
     changed = exported.changed(
         targets=targets,
         program_sets=used_sets(exported.program_sets, targets),
-        tool={"name": "wanbuild", "version": __version__},
+        tool={**manifest.tool, "name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
     write_requirements(artifact, targets)
@@ -266,26 +269,30 @@ def _compile_target(
         if built.folder == folder:  # keys may be the same, and a killed build must leave the old entries
             folder += "-2"
     kept = {c.executable.file: c for c in ledger.values()}
-    compiler = _Compiler(artifact, spec, folder, kept, processes, report)
     executables: dict[str, dict[str, Executable]] = {}
     statistics: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
-        for program_name, program in manifest.program_sets[key].programs[name].items():
-            compiled = ledger.get((program_name, program.sha256))
-            if compiled is None:
-                data = read_program(artifact, program_name, program)
-                try:
-                    compiled = compiler.compile(program_name, data, program.donated)
-                except TooLargeError as error:
-                    error.profile = manifest.profiles[name]
-                    raise
-                # A program that profiles share has one entry: compiling it again would replace its bytes.
-                ledger[program_name, program.sha256] = compiled
-                report(_line(name, program_name, compiled.statistics, spec))
-            elif name in wanted:
-                report(f"{name}  {program_name:<15} up to date")
-            executables.setdefault(name, {})[program_name] = compiled.executable
-            statistics.setdefault(name, {})[program_name] = compiled.statistics
+    activities = Activities()
+    with Status(lambda: activities.running) as status:
+        report = status.around(report)
+        compiler = _Compiler(artifact, spec, folder, kept, processes, report)
+        for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
+            for program_name, program in manifest.program_sets[key].programs[name].items():
+                compiled = ledger.get((program_name, program.sha256))
+                if compiled is None:
+                    data = read_program(artifact, program_name, program)
+                    try:
+                        with activities.during("compile", program_name + _last_time(before, program_name)):
+                            compiled = compiler.compile(program_name, data, program.donated)
+                    except TooLargeError as error:
+                        error.profile = manifest.profiles[name]
+                        raise
+                    # A program that profiles share has one entry: compiling it again would replace its bytes.
+                    ledger[program_name, program.sha256] = compiled
+                    report(_line(name, program_name, compiled.statistics, spec))
+                elif name in wanted:
+                    report(f"{name}  {program_name:<15} up to date")
+                executables.setdefault(name, {})[program_name] = compiled.executable
+                statistics.setdefault(name, {})[program_name] = compiled.statistics
     return Target(
         program_set=key,
         folder=folder,
@@ -296,6 +303,17 @@ def _compile_target(
         executables=executables,
         statistics=statistics,
     )
+
+
+def _last_time(manifest: Manifest, program: str) -> str:
+    """Returns how long a program took to compile, for any target and profile; empty where it is not known."""
+    known = [
+        figures[program]["compile_seconds"]
+        for target in manifest.targets.values()
+        for figures in target.statistics.values()
+        if program in figures
+    ]
+    return f" ({known[-1]:.0f} s the last time)" if known else ""
 
 
 def _compiled_alike(built: Target, spec: TargetSpec) -> bool:
@@ -320,9 +338,8 @@ def _usable_entries(
 
 
 def _line(profile: str, program: str, statistics: Mapping[str, Any], target: TargetSpec) -> str:
-    gigabytes = (statistics["argument_bytes"] + statistics["temporary_bytes"]) / 1e9
+    needed = in_bytes(statistics["argument_bytes"] + statistics["temporary_bytes"])
     return (
         f"{profile}  {program:<15} compiled in {statistics['compile_seconds']:.1f} s, "
-        f"{statistics['flops'] / 1e9:.1f} GFLOP, arguments + temporaries {gigabytes:.3f} GB "
-        f"of {target.memory_bytes / 1e9:.1f} GB"
+        f"{in_flop(statistics['flops'])}, arguments + temporaries {needed} of {in_bytes(target.memory_bytes)}"
     )

@@ -116,7 +116,10 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
         level.check_host()
     elif name not in ("local", "cpu"):
         known = ", ".join(["local", "cpu", *CPU_LEVELS, *CHIPS])
-        raise UsageError(f"target {name} is not known", expected=f"one of {known}", found=name)
+        kind = {"gpu": "cuda", "nvidia": "cuda"}.get(name, name)
+        chips = [chip.name for chip in CHIPS.values() if chip.platform == kind]
+        remedy = f"name the chip: --target {' or '.join(chips)}" if chips else None
+        raise UsageError(f"target {name} is not known", expected=f"one of {known}", found=name, remedy=remedy)
     platform = attached_platform() if name == "local" else "cpu"
     try:
         devices = open_exactly(platform, num_devices(mesh))

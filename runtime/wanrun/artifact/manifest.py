@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from wanrun.artifact.mistaken import mistaken
 from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import Profile, Program, ProgramSet
@@ -255,11 +256,8 @@ def _read(path: Path) -> bytes:
     try:
         return read_bounded(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        artifact = path.parent
-        found = "no such folder" if not artifact.is_dir() else f"no {MANIFEST} in it"
-        raise ArtifactError(
-            f"{artifact} is not an artifact", found=found, remedy="make one with wanbuild convert"
-        ) from None
+        found, remedy = mistaken(path.parent, MANIFEST)
+        raise ArtifactError(f"{path.parent} is not an artifact", found=found, remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
 

@@ -13,7 +13,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
-from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch
+from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch, shortened
 
 
 def select_profile(
@@ -59,12 +59,38 @@ def select_profile(
         f"guidance {'on' if guidance else 'off'}"
     )
     option = f" --reference-images {num_references}" if num_references else ""
-    if option or any(profile.num_references for profile in built):
+    if size is not None:
+        option += f" --size {size[0]}x{size[1]}"
+    if num_frames is not None:
+        option += f" --frames {num_frames}"
+    if num_videos > 1:
+        option += f" --num-videos {num_videos}"
+    if guidance not in {profile.guidance for profile in built}:
+        option += " --guidance" if guidance else " --no-guidance"
+    if num_references or any(profile.num_references for profile in built):
         wanted += f", {num_references} reference image(s)"
     raise ArtifactError(
         f"no profile is built for {wanted}",
         expected="one of " + ", ".join(profile.name for profile in built),
-        remedy=f"choose one of these, or add one with wanbuild compile{option}",
+        remedy=f"choose one of these, or add one with wanbuild compile{option} --artifact {artifact}",
+    )
+
+
+def named_profile(manifest: Manifest, artifact: Path, name: str) -> Profile:
+    """Returns the built profile of this name.
+
+    Raises:
+        ArtifactError: listing the built profiles, if there is none.
+    """
+    if name in manifest.profiles:
+        return manifest.profiles[name]
+    built = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+    if not built:
+        raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
+    raise ArtifactError(
+        f"no profile is named {shortened(name)}",
+        expected="one of " + ", ".join(profile.name for profile in built),
+        remedy="choose one of these",
     )
 
 
@@ -105,6 +131,10 @@ class SelectedTarget:
         return f"{self.name} ({first.what} {first.expected}, found {first.found})"
 
 
+_EXAMPLES = {"tpu": "v6e", "gpu": "h100", "cuda": "h100", "nvidia": "h100"}
+"""A target of each kind of chips that is taken for a target itself."""
+
+
 def select_target(
     manifest: Manifest,
     artifact: Path,
@@ -128,10 +158,12 @@ def select_target(
     if name == "local":
         name = None
     if name is not None and name not in manifest.targets:
+        chip = _EXAMPLES.get(name)
+        remedy = f"run wanbuild compile --target {chip or name} --artifact {artifact}"
         raise ArtifactError(
             f"target {name} is not built",
             expected="one of " + (", ".join(sorted(manifest.targets)) or "none"),
-            remedy=f"run wanbuild compile --target {name}",
+            remedy=remedy if chip is None else f"targets are chips (docs/targets.md): {remedy}",
         )
     candidates = [one for one in compared_targets(manifest, artifact, profile) if name in (None, one.name)]
     if not candidates:

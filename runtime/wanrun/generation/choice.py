@@ -13,9 +13,9 @@ from wanrun.console import parse_size
 from wanrun.denoising.noise import Noise
 from wanrun.errors import UsageError, field
 from wanrun.generation.arguments import check_media_options
-from wanrun.generation.options import has_guidance, profile_options
+from wanrun.generation.options import has_guidance, profile_by_name, profile_options
 from wanrun.generation.plain import as_plain
-from wanrun.generation.request import Request, Row, read_request, rows
+from wanrun.generation.request import Request, Row, aliases, read_request, rows
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media
 
 
@@ -29,13 +29,20 @@ def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
     Raises:
         UsageError: naming every option that is unknown or out of range, or one that is no file's path.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    check_media_options(given)
-    if isinstance(size := as_plain(given.get("size")), list):
-        given["size"] = tuple(size)
-    request = read_request({**profile_options(loaded), **given}.items(), Request)
+    given = [(aliases().get(name, name), value) for name, value in options.items() if value is not None]
+    check_media_options(dict(given))
+    named = {name for name, _ in given}
+    defaults = {} if "profile" in named else profile_options(loaded)
+    shape = [(name, value) for name, value in defaults.items() if name not in named]
+    request = read_request([*shape, *((name, _size(name, value)) for name, value in given)], Request)
     Noise(request.seed)  # refuses one that is too large
     return request
+
+
+def _size(name: str, value: Any) -> Any:
+    """Returns a size that is a list as a tuple, and every other value as it is."""
+    plain = as_plain(value) if name == "size" else value
+    return tuple(plain) if name == "size" and isinstance(plain, list) else value
 
 
 def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:
@@ -88,10 +95,14 @@ def chosen_profile(
 
     Raises:
         ArtifactError: listing the built profiles, if there is none for this request.
-        UsageError: for media that the model does not take.
+        UsageError: for media that the model does not take, and for a named profile with another shape than
+            is asked for.
     """
+    references = _num_references(manifest, given)
+    if request.profile is not None:
+        return profile_by_name(manifest, artifact, request, references)
     assert request.size is not None and request.num_frames is not None
-    (width, height), references = parse_size(request.size), _num_references(manifest, given)
+    width, height = parse_size(request.size)
     return select_profile(
         manifest,
         artifact,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,16 @@ from wanrun.artifact.environment import device_environment
 from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import SelectedTarget, select_profile, select_target
-from wanrun.errors import ArtifactError
-from wanrun.generation.options import has_guidance, resolve_loop
+from wanrun.artifact.select import SelectedTarget, named_profile, select_profile, select_target
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.options import resolve_loop, with_own_guidance
 from wanrun.generation.session import check_profile, first_expert
 from wanrun.generation.shared import Shared
 from wanrun.generation.together import together
 from wanrun.loading.buffers import Memory
 from wanrun.loading.device import open_device
 from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.policy import LoadPolicy, ProfileChoices
+from wanrun.loading.policy import LoadPolicy, ProfileChoices, ShapeChoices
 from wanrun.media.types import Inputs
 from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
 from wanrun.timing import Recorder, Timings
@@ -160,14 +161,21 @@ def wanted_profile(manifest: Manifest, artifact: Path, wanted: ProfileChoices) -
 
     Raises:
         ArtifactError: if there is none.
+        UsageError: for a name beside other keywords of a profile.
     """
-    guidance = wanted.get("guidance")
-    return select_profile(
+    if (name := wanted.get("profile")) is not None:
+        others = [other for other in ShapeChoices.__annotations__ if other in wanted and other != "profile"]
+        if others:
+            raise UsageError(f"profile is given beside {others[0]}", remedy="leave one of them out")
+        return named_profile(manifest, artifact, name)
+    choose = partial(
+        select_profile,
         manifest,
         artifact,
         wanted.get("size"),
         wanted.get("num_frames"),
         wanted.get("num_videos", 1),
-        has_guidance(manifest) if guidance is None else guidance,
-        wanted.get("num_references", 0),
+        num_references=wanted.get("num_references", 0),
     )
+    guidance = wanted.get("guidance")
+    return with_own_guidance(manifest, choose) if guidance is None else choose(guidance=guidance)

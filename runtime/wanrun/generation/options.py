@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import select_profile
+from wanrun.artifact.select import named_profile, select_profile
 from wanrun.console import parse_size
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.steps import LOOP_PROGRAMS
@@ -19,7 +20,7 @@ from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.generation.request import Request, Row, rows
 from wanrun.media.types import MEDIA_KINDS
 
-_NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "size", "num_frames", "num_videos", "fps"})
+_NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "profile", "size", "num_frames", "num_videos", "fps"})
 """Options that ``resolve_options`` leaves out: media, whose digests are in the metadata, the profile's shape,
 and the file's fps."""
 
@@ -53,10 +54,13 @@ def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Prof
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
+        UsageError: if the request names a profile, and something else that it does not have.
     """
     counted = manifest.model.task.counted
     images = () if counted is None else getattr(request, counted[0])
     references = 1 if isinstance(images, str) else len(images)
+    if request.profile is not None:
+        return profile_by_name(manifest, artifact, request, references)
     choose = partial(
         select_profile,
         manifest,
@@ -66,15 +70,66 @@ def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Prof
         request.num_videos,
         num_references=references,
     )
-    guidance = has_guidance(manifest, request.guidance_scale)
+    if request.guidance_scale is None:
+        return with_own_guidance(manifest, choose)
+    return choose(guidance=has_guidance(manifest, request.guidance_scale))
+
+
+def with_own_guidance(manifest: Manifest, choose: Callable[..., Profile]) -> Profile:
+    """Returns the profile that is chosen with guidance as the model has it; without, if there is no other.
+
+    Args:
+        manifest: the artifact's manifest.
+        choose: returns a profile with ``guidance`` on or off.
+
+    Raises:
+        ArtifactError: of ``choose``, if neither fits.
+    """
+    guidance = has_guidance(manifest)
     try:
         return choose(guidance=guidance)
     except ArtifactError:
-        if request.guidance_scale is not None or not guidance:
-            raise
-        with suppress(ArtifactError):
-            return choose(guidance=False)
+        if guidance:
+            with suppress(ArtifactError):
+                return choose(guidance=False)
         raise
+
+
+def profile_by_name(
+    manifest: Manifest, artifact: Path, request: Request, num_references: int | None
+) -> Profile:
+    """Returns the profile that a request names.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        request: the request, which has a profile.
+        num_references: the number of its reference images; None if nothing is known of them.
+
+    Raises:
+        ArtifactError: if there is no such profile.
+        UsageError: if the request also asks for a shape that the profile does not have.
+    """
+    assert request.profile is not None
+    profile = named_profile(manifest, artifact, request.profile)
+    size = None if request.size is None else parse_size(request.size)
+    has: dict[str, tuple[Any, Any]] = {
+        "size": (size, (profile.width, profile.height)),
+        "num_frames": (request.num_frames, profile.num_frames),
+        "num_videos": (None if request.num_videos == 1 else request.num_videos, profile.num_videos),
+    }
+    if (counted := manifest.model.task.counted) is not None:
+        has[counted[0]] = num_references, profile.num_references
+    for name, (given, built) in has.items():
+        if given is not None and given != built:
+            found = "x".join(map(str, given)) if isinstance(given, tuple) else given
+            raise UsageError(
+                f"profile {profile.name} has another {field(name)}",
+                expected="x".join(map(str, built)) if isinstance(built, tuple) else built,
+                found=found,
+                remedy=f"leave out {field(name)} or {field('profile')}",
+            )
+    return profile
 
 
 def profile_options(profile: Profile) -> dict[str, Any]:

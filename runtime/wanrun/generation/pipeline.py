@@ -233,9 +233,9 @@ class Pipeline:
     ) -> Result:
         """Generates a profile's number of videos for one prompt.
 
-        The profile is the loaded one, unless the options (size, num_frames, num_videos, guidance_scale) or
-        the number of reference images select another. That profile is loaded at its first use, with the same
-        weights.
+        The profile is the loaded one, unless the options (profile, size, num_frames, num_videos,
+        guidance_scale) or the number of reference images select another. That profile is loaded at its first
+        use, with the same weights.
 
         Args:
             prompt: description of the video.
@@ -277,7 +277,8 @@ class Pipeline:
             )
             with self._device(timings):
                 frames, final = session.sampler(run, resolved, inputs, latents)
-        facts = self._facts(session.profile, resolved, inputs, frames)
+        fps = self.manifest.model.defaults.fps if request.fps is None else request.fps
+        facts = {**self._facts(session.profile, resolved, inputs, frames), "fps": float(fps)}
         return Result(frames, final, facts, timings)
 
     @contextmanager
@@ -372,8 +373,8 @@ def load(
         report: gets messages about decisions: where two experts are kept.
         company: the processes that share the target's mesh; None for this one alone. All of them make the
             same calls in the same order; the user's cache of embeddings, which may differ, is not read.
-        choices: size, num_frames, num_videos, guidance, num_references and target select the loaded profile:
-            see ``ProfileChoices``. allow_compile, verify, memory, transfer, loop, first_expert,
+        choices: profile (or size, num_frames, num_videos, guidance and num_references) and target select what
+            is loaded: see ``ProfileChoices``. allow_compile, verify, memory, transfer, loop, first_expert,
             text_encoder, text_encoder_device, embeddings, weights and lazy are about the loading: see
             ``LoadPolicy``.
 

@@ -21,6 +21,9 @@ from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.generation.plain import as_plain
 
+RANDOM = "random"
+"""The seed that is drawn anew for each prompt."""
+
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
 
@@ -39,7 +42,12 @@ Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_ST
 
 
 def _row(
-    help: str, *, default: str | None = None, models: str | None = None, value: str | None = None
+    help: str,
+    *,
+    default: str | None = None,
+    models: str | None = None,
+    value: str | None = None,
+    also: str = "",
 ) -> Meta:
     """Returns the texts about an option for users.
 
@@ -48,8 +56,11 @@ def _row(
         default: the default in words, if it is not a constant.
         models: the models that have the option; None for all.
         value: the value's name, with its unit, if the type does not imply it.
+        also: names that are understood too, and that no help shows: those of diffusers' pipelines, of Wan's
+            own ``generate.py``, and what is often written.
     """
-    return Meta(description=help, extra={"default": default, "models": models, "value": value})
+    extra = {"default": default, "models": models, "value": value, "also": tuple(also.split())}
+    return Meta(description=help, extra=extra)
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,24 +71,39 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     prompt: Annotated[str, _row("Description of the video; may be empty.")]
-    negative_prompt: Annotated[str | None, _row("Description of what to avoid.", default=ARTIFACT)] = None
+    negative_prompt: Annotated[
+        str | None,
+        _row("Description of what to avoid.", default=ARTIFACT, also="n_prompt neg_prompt negative"),
+    ] = None
     image: Annotated[
         Path | None,
-        _row("First frame of the video; for Animate the character.", models="I2V, FLF2V, TI2V, Animate"),
+        _row(
+            "First frame of the video; for Animate the character.",
+            models="I2V, FLF2V, TI2V, Animate",
+            also="first_frame input_image",
+        ),
     ] = None
     last_image: Annotated[
-        Path | None, _row("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V")
+        Path | None,
+        _row("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V", also="last_frame"),
     ] = None
     video: Annotated[
         Path | None,
-        _row("Control video, or the video to edit.", models="VACE", value="DIR|FILE"),
+        _row("Control video, or the video to edit.", models="VACE", value="DIR|FILE", also="src_video"),
     ] = None
     mask: Annotated[
         Path | None,
-        _row("White where --video gets new content.", default="all", models="VACE", value="DIR|FILE"),
+        _row(
+            "White where --video gets new content.",
+            default="all",
+            models="VACE",
+            value="DIR|FILE",
+            also="src_mask",
+        ),
     ] = None
     reference_image: Annotated[
-        Path | tuple[Path, ...], _row("Image of a subject of the video; repeatable.", models="VACE")
+        Path | tuple[Path, ...],
+        _row("Image of a subject of the video; repeatable.", models="VACE", also="ref_image"),
     ] = ()
     pose_video: Annotated[
         Path | None, _row("Video of the poses to take.", models="Animate", value="DIR|FILE")
@@ -111,20 +137,36 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Frames that a window of a long video shares with the one before.", default="1", models="Animate"
         ),
     ] = None
+    profile: Annotated[
+        str | None,
+        _row(
+            "Name of a built profile, which has the size, the frames and the number of videos.",
+            default="chosen by the other options",
+            value="NAME",
+        ),
+    ] = None
     size: Annotated[
-        Size | None, _row("Width and height in pixels.", default="the first built", value="WxH")
+        Size | None,
+        _row("Width and height in pixels.", default="the first built", value="WxH", also="resolution"),
     ] = None
     num_frames: Annotated[
-        Count | None, _row("Frames of the video; for Animate, of a window.", default="the first built")
+        Count | None,
+        _row(
+            "Frames of the video; for Animate, of a window.",
+            default="the first built",
+            also="frame_num frames",
+        ),
     ] = msgspec.field(default=None, name="frames")
-    num_steps: Annotated[Steps | None, _row("Denoising steps.", default=ARTIFACT)] = msgspec.field(
-        default=None, name="steps"
-    )
+    num_steps: Annotated[
+        Steps | None,
+        _row("Denoising steps.", default=ARTIFACT, also="num_inference_steps sample_steps steps"),
+    ] = msgspec.field(default=None, name="steps")
     guidance_scale: Annotated[
         Scale | None,
         _row(
             "Strength of guidance; at most 1 turns it off. With two experts, that of the high-noise one.",
             default=ARTIFACT,
+            also="cfg cfg_scale sample_guide_scale",
         ),
     ] = None
     guidance_scale_2: Annotated[
@@ -141,14 +183,18 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Share of the training timesteps below which the low-noise expert runs.",
             default=ARTIFACT,
             models="two experts",
+            also="boundary_ratio",
         ),
     ] = None
-    flow_shift: Annotated[Positive | None, _row("Shift of the sigmas.", default=ARTIFACT)] = None
+    flow_shift: Annotated[
+        Positive | None, _row("Shift of the sigmas.", default=ARTIFACT, also="sample_shift shift")
+    ] = None
     solver: Annotated[
         SolverName | None,
         _row(
             "Solver, on its diffusers class's own grid; lcm, for distilled models, adds noise between steps.",
             default=ARTIFACT,
+            also="sample_solver sampler",
         ),
     ] = None
     timesteps: Annotated[
@@ -167,9 +213,19 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             default="step if it is built, else scan",
         ),
     ] = None
-    seed: Annotated[Seed, _row("Seed of the noise; the numbers are those of diffusers' CPU generator.")] = 0
-    num_videos: Annotated[Count, _row("Videos per prompt, as built.")] = 1
-    fps: Annotated[Rate | None, _row("Frames per second of the video file.", default=ARTIFACT)] = None
+    seed: Annotated[
+        Seed,
+        _row(
+            "Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one each "
+            "time, which is printed and recorded.",
+            value="N|random",
+            also="base_seed",
+        ),
+    ] = 0
+    num_videos: Annotated[Count, _row("Videos per prompt, as built.", also="num_videos_per_prompt")] = 1
+    fps: Annotated[
+        Rate | None, _row("Frames per second of the video file.", default=ARTIFACT, also="frame_rate")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +246,7 @@ class Row:
         value: the value's name, with its unit.
         default: the default in words; empty if the option is required or has no default.
         models: the models that have the option; empty for all.
+        also: further names that are understood.
     """
 
     name: str
@@ -205,6 +262,7 @@ class Row:
     value: str
     default: str
     models: str
+    also: tuple[str, ...]
 
     @property
     def flag(self) -> str:
@@ -232,7 +290,7 @@ class Row:
         if self.positive:
             return "a positive number"
         if least is not None and least >= 0:
-            return f"{self.kind}, at least {least:g}"
+            return f"{self.kind}, at least {least:g}" + (f", or {RANDOM}" if RANDOM in self.value else "")
         return self.kind if self.base is not str else f"{self.kind} such as 832x480"
 
 
@@ -287,6 +345,7 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
         value=extra["value"] or value,
         default=default or "",
         models=extra["models"] or "",
+        also=extra["also"],
     )
 
 
@@ -294,6 +353,12 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
 def rows(kind: type[Request] = Request) -> tuple[Row, ...]:
     """Returns the options of a request, or of a subclass with more options, in the order of the help."""
     return tuple(map(_row_of, msgspec.structs.fields(kind)))
+
+
+@lru_cache
+def aliases(kind: type[Request] = Request) -> Mapping[str, str]:
+    """Returns the further names that are understood, with the Python name of the option that each means."""
+    return MappingProxyType({other: row.name for row in rows(kind) for other in row.also})
 
 
 def schema() -> dict[str, Any]:
@@ -324,7 +389,8 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
     known = {row.name: row for row in rows(kind)}
     values: dict[str, Any] = {}
     problems: list[UsageError] = []
-    for name, value in given:
+    for written, value in given:
+        name = aliases(kind).get(written, written)
         if name in values:
             problems.append(UsageError(f"{field(name)} is given twice"))
         elif name not in known:
@@ -332,6 +398,8 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
             problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
         else:
             plain = as_plain(value)
+            if name == "seed" and plain == RANDOM:
+                plain = int.from_bytes(os.urandom(4), "little")
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))
             found = list(_problems(known[name], plain))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wanrun.errors import UsageError
+from wanrun.media.video_paths import video_paths
 from wanrun.timing import Timings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The result of one generation.
 
     Args:
         frames: uint8 (B, F, H, W, 3).
         latents: final latents, float32 (B, C, T, h, w), normalised; of the last window if there are several.
-        options: prompt, seed, solver and all other options of the generation, for the video's metadata.
+        options: prompt, seed, solver, fps and all other options of the generation, for the video's metadata.
         timings: times of this generation and of the loading during it; the ``timings`` argument of
             ``generate`` if one was passed.
     """
@@ -27,3 +31,43 @@ class Result:
     latents: np.ndarray
     options: Mapping[str, Any]
     timings: Timings
+
+    def __repr__(self) -> str:
+        count, frames, height, width, _ = self.frames.shape
+        prompt = str(self.options["prompt"])
+        shown = prompt if len(prompt) <= 40 else prompt[:40] + "..."
+        videos = "1 video" if count == 1 else f"{count} videos"
+        return (
+            f"<Result {shown!r}, seed {self.options['seed']}: {videos} of {frames} frames, {width}x{height}>"
+        )
+
+    def save(
+        self, path: str | os.PathLike[str], *, fps: float | None = None, overwrite: bool = False
+    ) -> list[Path]:
+        """Writes the videos with the options in their metadata, as the command ``wanrun`` does.
+
+        Args:
+            path: .mp4, .gif, .webp, .png or .npy; several videos are ``name-0.mp4``, ``name-1.mp4``, ...
+            fps: frames per second; None for those of the options.
+            overwrite: whether existing files are replaced.
+
+        Returns:
+            the path of each video.
+
+        Raises:
+            UsageError: if the suffix is unknown, or a file exists or cannot be written.
+        """
+        from wanrun.media.write_video import write_video
+
+        rate = float(self.options["fps"] if fps is None else fps)
+        videos = video_paths(Path(path), len(self.frames))
+        for video in videos:
+            if video.exists() and not overwrite:
+                raise UsageError(
+                    f"{video} exists", remedy="pass overwrite=True to replace it, or another name"
+                )
+        for index, video in enumerate(videos):
+            write_video(
+                self.frames[index], video, rate, {**self.options, "fps": rate, "video": index}, overwrite
+            )
+        return videos

@@ -23,7 +23,10 @@ from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.plan import Plan
 from wanrun.jobs.requests import key_of
 from wanrun.lines import print_error, report, warn
+from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
+from wanrun.status import Status
+from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
@@ -42,11 +45,15 @@ class Batch:
         overwrite: whether existing files may be replaced.
         timings: where the times are recorded.
         leads: whether this process prints and writes; one of a run of several processes does.
+        status: the line that says what is waited for, which gives way to other lines; None for no such line.
     """
 
-    def __init__(self, plan: Plan, overwrite: bool, timings: Timings, leads: bool = True) -> None:
+    def __init__(
+        self, plan: Plan, overwrite: bool, timings: Timings, leads: bool = True, status: Status | None = None
+    ) -> None:
         self._plan, self._overwrite, self._timings = plan, overwrite, timings
         self._leads = leads
+        self._status = Status(lambda: ()) if status is None else status
         self._made = 0
         self._failures: list[WanError] = []
         self._where = ""
@@ -59,12 +66,20 @@ class Batch:
     def warn(self, message: str) -> None:
         """Prints a warning, and which line of the prompts file it concerns."""
         if self._leads:
-            warn(f"{self._where}{message}")
+            with self._status.paused():
+                warn(f"{self._where}{message}")
 
     def report(self, message: str) -> None:
-        """Prints what was decided or done."""
+        """Prints what was done."""
         if self._leads:
-            report(message)
+            with self._status.paused():
+                report(message)
+
+    def note(self, message: str) -> None:
+        """Prints what was decided, to standard error."""
+        if self._leads:
+            with self._status.paused():
+                print_error(message)
 
     def report_plan(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""
@@ -79,8 +94,7 @@ class Batch:
     def _fail(self, error: WanError) -> None:
         """Reports a line that cannot be made, with the options' JSON keys."""
         self._failures.append(error)
-        if self._leads:
-            print_error(f"error: {error.spelled(key_of)}")
+        self.note(f"error: {error.spelled(key_of)}")
 
     def run(self, pipeline: Pipeline) -> None:
         """Makes the videos of all jobs.
@@ -126,14 +140,17 @@ class Batch:
         with self._timings.phase("encode_video"):
             for index in job.missing:
                 facts = {**result.options, **job.metadata, "video": index}
-                write_video(result.frames[index], draft.videos[index], job.fps, facts, self._overwrite)
+                with rescued(result.frames[index], draft.videos[index]):
+                    write_video(result.frames[index], draft.videos[index], job.fps, facts, self._overwrite)
         if job.latents is not None:
             _write_latents(job.latents, result.latents)
         seconds, start = time.monotonic() - started, f"seed {draft.options['seed']}"
         if plan.noise is not None:
             start = f"latents {job.metadata['latents']}"
-        how = f"{start}, {seconds:.1f} s" if plan.many else f"{draft.profile.name}, {start}"
+        _, num_frames, height, width, _ = result.frames.shape
         for index in job.missing:
+            nbytes = in_bytes(draft.videos[index].stat().st_size)
+            how = f"{start}, {num_frames} frames of {width}x{height}, {nbytes}, {seconds:.1f} s"
             self.report(f"{place}wrote {draft.videos[index]} ({how})")
 
     def _generate(self, job: Job, pipeline: Pipeline, label: str) -> Result:
@@ -141,9 +158,11 @@ class Batch:
         options, profile = job.draft.options, job.draft.profile
         inputs, done = self._plan.inputs_of(job), 0
         names = [row.name for row in rows() if row.name in options.keys() - {"num_frames"}]
+        self._status.stepping = False
 
         def on_step(step: int, total: int) -> None:
             nonlocal done
+            self._status.stepping = True
             progress.advance(step - done)  # the scan form reports many steps at once
             done = step
 

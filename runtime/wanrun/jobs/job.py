@@ -26,11 +26,11 @@ from wanrun.jobs.outputs import (
     expand,
     numbered,
     usable_names,
-    video_paths,
 )
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
 from wanrun.media.types import check_media
+from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import metadata_sidecar
 
 

@@ -20,10 +20,8 @@ from pathlib import Path
 
 from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import check_h264
+from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import metadata_sidecar
-
-SUFFIXES = (".mp4", ".gif", ".webp", ".png", ".npy")
-"""The suffixes that a video's name may have, in upper or lower case."""
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(index|seed)(?::0([1-9][0-9]?))?|(slug)")
@@ -82,21 +80,6 @@ def numbered(pattern: str) -> str:
         return pattern
     stem, suffix = os.path.splitext(pattern)  # noqa: PTH122 - Path would drop a leading ./
     return f"{stem}-{{index}}{suffix}"
-
-
-def video_paths(path: Path, count: int = 1) -> list[Path]:
-    """Returns the path of each video of a prompt; several are ``name-0.ext``, ``name-1.ext`` and so on.
-
-    Raises:
-        UsageError: if the suffix is unknown.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"{path} has no known video format",
-            expected="a name that ends in " + ", ".join(SUFFIXES),
-            found=repr(path.suffix),
-        )
-    return [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
 
 
 @contextmanager

@@ -5,10 +5,11 @@ First come the cheap checks; then the images and videos are read, which may take
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ from wanrun.jobs.outputs import (
     check_folder,
     check_new_folder,
     usable_names,
-    video_paths,
 )
 from wanrun.jobs.requests import Entry, Line, have_media_of, read_entries
 from wanrun.jobs.run import RunOptions
 from wanrun.media.types import Inputs, check_media
+from wanrun.media.video_paths import video_paths
 from wanrun.timing import Timings
 
 
@@ -161,6 +162,7 @@ def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings
         check_media(manifest, shared.media)
     many, noise = run.prompts is not None, None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(manifest, timings), _claims(artifact, run, entries)
+    run = replace(run, output=run.output or _default_output(run, shared.line.num_videos))
     maker = JobMaker(artifact, manifest, run, many, noise, _influences(run, noise), media, claims)
     if many:
         _check_shared(maker, shared, entries)
@@ -180,6 +182,15 @@ def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings
         media,
         any(_guidance_is_off(manifest, draft) for draft in drafts),
     )
+
+
+def _default_output(run: RunOptions, num_videos: int) -> Path:
+    """Returns the name of a run's videos where none is given: one that is free, for a single prompt."""
+    first = Path("out.mp4")
+    if run.prompts is not None or run.overwrite:
+        return first
+    names = itertools.chain([first], (Path(f"out-{number}.mp4") for number in itertools.count(2)))
+    return next(name for name in names if not any(video.exists() for video in video_paths(name, num_videos)))
 
 
 def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims:
@@ -229,7 +240,7 @@ def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> N
     own = {name for entry in entries for name in _differs(entry.line, shared.line)}
     counted = maker.manifest.model.task.counted
     images = set() if counted is None else {counted[0]}
-    if not own & {"size", "num_frames", "num_videos", "guidance_scale", "loop", *images}:
+    if not own & {"profile", "size", "num_frames", "num_videos", "guidance_scale", "loop", *images}:
         # The default number of steps is checked with the lines that give no steps.
         default = shared.line.num_steps is None and shared.line.timesteps is None
         changes = {"num_steps": 1} if default and own & {"num_steps", "timesteps"} else {}

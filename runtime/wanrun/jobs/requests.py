@@ -17,9 +17,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from wanrun.aliases import OUTPUT
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.generation.choice import media_files, media_of
-from wanrun.generation.request import Request, read_request, rows
+from wanrun.generation.request import Request, aliases, read_request, rows
 from wanrun.media.types import Media
 
 _MAX_BYTES = 64 << 20  # a larger file is not a prompts file
@@ -36,7 +37,7 @@ class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         Meta(
             description="Name of the video; may hold fields.",
-            extra={"default": "--output", "models": None, "value": None},
+            extra={"default": "--output", "models": None, "value": None, "also": OUTPUT},
         ),
     ] = None
 
@@ -105,7 +106,7 @@ def read_entries(path: Path, given: Mapping[str, Any]) -> tuple[list[Entry], dic
         where = f"{name}:{number}"
         try:
             own = list(values_of(text))
-            names = {name for name, _ in own}
+            names = {aliases(Line).get(name, name) for name, _ in own}
             shared = [(name, value) for name, value in given.items() if name not in names]
             entries.append(Entry(read_request([*own, *shared], Line), where, index, len(filled)))
         except UsageError as error:
@@ -150,7 +151,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _decode_json(line: bytes) -> Iterator[tuple[str, Any]]:
-    """Yields the values of one JSON line by the options' names, in the written order."""
+    """Yields the values of one JSON line by their keys, in the written order."""
     text = _decode(line)
     try:
         pairs = json.loads(text, object_pairs_hook=_Pairs)
@@ -162,8 +163,11 @@ def _decode_json(line: bytes) -> Iterator[tuple[str, Any]]:
         ) from None
     if not isinstance(pairs, _Pairs):
         raise UsageError("the line is not a JSON object", expected='{"prompt": "..."}', found=shortened(text))
-    names = {row.key: row.name for row in rows(Line)}
     for key, value in pairs:
-        if key == "output" and isinstance(value, str) and not (value and value.isprintable()):
+        if (
+            aliases(Line).get(key, key) == "output"
+            and isinstance(value, str)
+            and not (value and value.isprintable())
+        ):
             raise UsageError(f"{field(key)} is no file name", found=quoted(value))
-        yield names.get(key, key), dict(value) if isinstance(value, _Pairs) else value
+        yield key, dict(value) if isinstance(value, _Pairs) else value

@@ -14,7 +14,7 @@ class RunOptions:
     prompts: Path | None
     latents: Path | None
     save_latents: Path | None
-    output: Path
+    output: Path | None
     overwrite: bool
     target: str | None
     allow_compile: bool

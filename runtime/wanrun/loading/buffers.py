@@ -20,6 +20,7 @@ import numpy as np
 from wanrun.artifact.layout import ALIGNMENT, ArrayLayout
 from wanrun.artifact.manifest import Component
 from wanrun.errors import ArtifactError
+from wanrun.units import in_bytes
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -72,7 +73,7 @@ class Memory:
         except (OSError, OverflowError) as error:
             raise ArtifactError(
                 f"the weights in {component.folder} do not fit into memory",
-                expected=f"{total / 1e9:.2f} GB",
+                expected=in_bytes(total),
                 found=str(error),
                 remedy="use a machine with more memory",
             ) from None

@@ -345,7 +345,8 @@ class Executables:
                 warnings.simplefilter("always")
                 self._check_open()
                 start = now()
-                compiled = self._lower(name, data, program, options).compile()
+                with self._opened.recorder.activities.during("compile", name):
+                    compiled = self._lower(name, data, program, options).compile()
                 seconds = now() - start
             # JAX warns of an entry that it cannot write, and its first part stays.
             failed = [str(one.message) for one in said if _NOT_WRITTEN in str(one.message)]

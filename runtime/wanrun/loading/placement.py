@@ -18,6 +18,7 @@ from wanrun.artifact.staged import ROWS
 from wanrun.errors import ArtifactError
 from wanrun.loading.machine import Machine
 from wanrun.loading.policy import LoadPolicy
+from wanrun.units import in_bytes
 
 PLACEMENTS = ("both", "host", "one")
 """Both experts stay on the device; one does while the other waits in host memory, and they swap at the
@@ -163,7 +164,7 @@ def _usable(machine: Machine) -> str:
 
 
 def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB"
+    return in_bytes(nbytes)
 
 
 def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any], devices: int) -> int:

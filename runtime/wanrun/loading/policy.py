@@ -118,6 +118,7 @@ class ShapeChoices(TypedDict, total=False):
         num_videos: videos per prompt, 1 by default.
         guidance: whether classifier-free guidance is on; None: as the model is published.
         num_references: reference images, 0 by default.
+        profile: a profile's name, instead of all others; None: the first built one that fits.
     """
 
     size: tuple[int, int] | None
@@ -125,6 +126,7 @@ class ShapeChoices(TypedDict, total=False):
     num_videos: int
     guidance: bool | None
     num_references: int
+    profile: str | None
 
 
 class ProfileChoices(ShapeChoices, total=False):

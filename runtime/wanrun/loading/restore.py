@@ -201,7 +201,7 @@ class Restore:
         self._reader: TensorStoreReader | None = None
         self._stored: set[str] = set()
         self._cancelled = False
-        self._idle = True
+        self._idle, self._done_bytes = True, 0
         self._rows = {
             path: range(one.layout.rows)
             if path not in rows
@@ -233,10 +233,12 @@ class Restore:
             begin, end = (bisect_left(rows, (index + more) * layout.rows_per_chunk) for more in (0, 1))
             destination = self._memory.view(path, layout)[begin * layout.row_bytes : end * layout.row_bytes]
             try:
-                return _read_chunk(
+                digests = _read_chunk(
                     _Chunk(f"{self.name}/{path}", file, parameter, index, rows[begin:end], destination),
                     self._verify,
                 )
+                self._count(len(destination))
+                return digests
             except _NotAChunkError:
                 from wanrun.loading.tensorstore_reader import needs_tensorstore
 
@@ -263,7 +265,17 @@ class Restore:
             reader = self._reader
         destination = self._memory.view(path, parameter.layout)
         reader.read(path, parameter, destination, self._verify, self._rows[path])
+        self._count(len(destination))
         return []
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._done_bytes += nbytes
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that are read, and all of them."""
+        return self._done_bytes, self.nbytes
 
     def result(self, bits: bool = False) -> Tree:
         """Waits for all reads; returns the parameters as nested dicts of arrays in one memory block.

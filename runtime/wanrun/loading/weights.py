@@ -132,7 +132,10 @@ class WeightStore:
                 rows={} if way is None else way.rows,
             )
             self._restores[name] = restore
+            activities = self._opened.recorder.activities
+            reading = activities.begin("restore", name, lambda: restore.progress)
             self._hosts[name] = self._transfers.submit(self._read, restore)
+            self._hosts[name].add_done_callback(lambda _: activities.end(reading))
         return self._hosts[name]
 
     def _read(self, restore: Restore) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -42,6 +43,8 @@ _DAMAGE = (
 MAX_BYTES = 2**35
 """Of an image or a video: all of it is read for a digest, which takes 20 to 60 s for so much."""
 
+_URL = re.compile(r"(https?|ftp|s3|gs|data):")
+
 _DEEP = ("I", "F")  # and I;16 with its byte orders
 
 
@@ -57,6 +60,11 @@ def existing_path(source: Path | str, option: str) -> Path:
         UsageError: if the source is neither.
     """
     path, found = Path(source), None
+    if _URL.match(str(source)):
+        raise UsageError(
+            f"{described(source, option)} is a URL, and URLs are not fetched",
+            remedy="download it first, and give the file",
+        )
     try:
         if path.is_file():
             with open_regular(path, MAX_BYTES) as file:

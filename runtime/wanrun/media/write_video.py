@@ -70,6 +70,10 @@ def metadata_sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
+class AppearedError(UsageError):
+    """A file has taken the video's name meanwhile; the video is there under another one (exit 2)."""
+
+
 def write_video(
     frames: np.ndarray,
     path: Path,
@@ -147,7 +151,9 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
         if replaces and not overwrite:
             spare = path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
             temporary.rename(spare)
-            raise UsageError(f"{path} appeared while the video was made", remedy=f"the new video is {spare}")
+            raise AppearedError(
+                f"{path} appeared while the video was made", remedy=f"the new video is {spare}"
+            )
         if sidecar is not None and not replaces:
             replace_file(metadata_sidecar(path), sidecar)
         temporary.replace(path)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from wanrun.errors import WanError
+from wanrun.errors import WanError, shortened
 from wanrun.text.embeddings import all_finite
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
 
@@ -32,9 +32,16 @@ class EmbeddingStore(Protocol):
         """Stores an embedding (length, D), if the store accepts new ones."""
 
 
+CUT_WORDS = 12
+"""Of the end of a prompt that is too long; so many are shown."""
+
+
 def cut_warning(max_length: int, cut: str) -> str:
     """Returns the warning for a prompt that is too long."""
-    return f"the prompt is longer than {max_length} tokens; this was cut: {cut!r}"
+    words = cut.split()
+    shown = shortened(" ".join(words[:CUT_WORDS]), 120)
+    more = f" and {len(words) - CUT_WORDS} words more" if len(words) > CUT_WORDS else ""
+    return f"the prompt is longer than {max_length} tokens; this was cut: {shown}{more}"
 
 
 class PromptEncoder:

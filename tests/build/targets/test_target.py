@@ -82,6 +82,8 @@ def test_a_target_without_its_chip() -> None:
         ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
         ("v7x-8", {"data": 2}, "expected --mesh with 8 in all; found data=2; wanbuild plan --target v7x-8"),
         ("h200-x", {}, "target h200-x is not known"),
+        ("tpu", {}, "found tpu; name the chip: --target v4 or v5e or v5p or v6e or v7x"),
+        ("gpu", {}, "found gpu; name the chip: --target a100 or "),
         ("h200", {"context": 16}, "h200 does not come with 16 devices; expected one of 1, 2, 3"),
     ],
 )

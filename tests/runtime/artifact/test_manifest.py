@@ -111,8 +111,8 @@ def test_what_is_no_small_file_is_refused(tmp_path: Path) -> None:
 
 def test_no_folder_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "nothing", tmp_path / "file"):
-        with pytest.raises(ArtifactError, match="is not an artifact; found no such folder"):
+    for path, found in ((tmp_path / "nothing", "no such folder"), (tmp_path / "file", "a file")):
+        with pytest.raises(ArtifactError, match=f"is not an artifact; found {found}"):
             read_manifest(path)
 
 

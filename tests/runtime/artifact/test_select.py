@@ -75,20 +75,32 @@ def test_the_profile_that_was_asked_for(asked: Mapping[str, Any], chosen: Profil
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("asked", "wanted", "options"),
     [
-        ({"size": (64, 96)}, "64x96, any number of frames, 1 video(s), guidance on"),
-        ({"size": (160, 96), "num_frames": 13}, "160x96, 13 frames, 1 video(s), guidance on"),
-        ({"num_videos": 3}, "any size, any number of frames, 3 video(s), guidance on"),
-        ({"num_videos": 2, "guidance": False}, "any size, any number of frames, 2 video(s), guidance off"),
+        ({"size": (64, 96)}, "64x96, any number of frames, 1 video(s), guidance on", "--size 64x96"),
+        (
+            {"size": (160, 96), "num_frames": 13},
+            "160x96, 13 frames, 1 video(s), guidance on",
+            "--size 160x96 --frames 13",
+        ),
+        (
+            {"num_videos": 3},
+            "any size, any number of frames, 3 video(s), guidance on",
+            "--num-videos 3",
+        ),
+        (
+            {"num_videos": 2, "guidance": False},
+            "any size, any number of frames, 2 video(s), guidance off",
+            "--num-videos 2 --no-guidance",
+        ),
     ],
 )
-def test_what_is_not_built_is_refused(asked: Mapping[str, Any], wanted: str) -> None:
+def test_what_is_not_built_is_refused(asked: Mapping[str, Any], wanted: str, options: str) -> None:
     with pytest.raises(ArtifactError) as caught:
         select_profile(manifest_of(SMALL, LARGE, TWO), HERE, **asked)
     assert str(caught.value) == (
         f"no profile is built for {wanted}; expected one of {LARGE.name}, {SMALL.name}, {TWO.name}; "
-        "choose one of these, or add one with wanbuild compile"
+        f"choose one of these, or add one with wanbuild compile {options} --artifact artifact"
     )
 
 
@@ -97,7 +109,9 @@ def test_references_are_named_where_there_are_any() -> None:
         ArtifactError, match=r"3 reference image\(s\); .* wanbuild compile --reference-images 3"
     ):
         select_profile(manifest_of(SMALL), HERE, num_references=3)
-    with pytest.raises(ArtifactError, match=r"guidance off, 0 reference image\(s\);.*wanbuild compile$"):
+    with pytest.raises(
+        ArtifactError, match=r"guidance off, 0 reference image\(s\);.*wanbuild compile --no-guidance "
+    ):
         select_profile(manifest_of(REFERENCES), HERE, guidance=False)
 
 

@@ -96,6 +96,40 @@ def test_media_that_the_model_does_not_take(toy_artifact: Path) -> None:
         chosen(read_manifest(toy_artifact), given=media)
 
 
+def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
+    for name in manifest.profiles:
+        assert chosen(manifest, profile=name) == name
+        request = asked_for(manifest.profiles[SMALL], {"prompt": "a fox", "profile": name})
+        images = ("a.png",) * manifest.profiles[name].num_references
+        request = structs.replace(request, reference_image=images)
+        assert choose_profile(manifest, Path("artifact"), request).name == name
+    assert chosen(manifest, profile="192x128x9-b1-cfg", size=(192, 128), num_frames=9) == "192x128x9-b1-cfg"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"size": (96, 64)}, "has another size; expected 192x128; found 96x64; leave out size or profile"),
+        ({"num_frames": 17}, "has another num_frames; expected 9; found 17"),
+        ({"num_videos": 2}, "has another num_videos; expected 1; found 2"),
+        ({"reference_image": "a.png"}, "has another reference_image; expected 0; found 1"),
+    ],
+)
+def test_a_named_profile_with_another_shape_is_refused(
+    manifest: Manifest, options: dict[str, Any], line: str
+) -> None:
+    request = asked_for(
+        manifest.profiles[SMALL], {"prompt": "a fox", "profile": "192x128x9-b1-cfg", **options}
+    )
+    with pytest.raises(UsageError, match=f"^profile 192x128x9-b1-cfg {line}"):
+        choose_profile(manifest, Path("artifact"), request)
+
+
+def test_a_name_of_no_profile_is_refused(manifest: Manifest) -> None:
+    with pytest.raises(ArtifactError, match=r"no profile is named '96x64'; expected one of 96x64x9-b1-cfg, "):
+        chosen(manifest, profile="96x64")
+
+
 def test_what_is_not_built_is_refused(manifest: Manifest) -> None:
     for options in ({"size": (192, 128), "num_frames": 17}, {"size": (64, 96)}, {"num_videos": 3}):
         with pytest.raises(ArtifactError, match=r"no profile is built for.*expected one of 96x64x9-b1-cfg, "):

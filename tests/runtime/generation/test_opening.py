@@ -14,7 +14,7 @@ from helpers.damage import PROFILE
 from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cluster.company import Company
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.opening import Opening, wanted_profile
 from wanrun.loading.policy import LoadPolicy
 from wanrun.timing import Timings
@@ -34,6 +34,25 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the place of the child: it finds everything right."""
     code = f"import sys; open(sys.argv[-1], 'wb').write({PASSED.encoded()!r})"
     monkeypatch.setattr(trial, "CHILD", (sys.executable, "-c", code))
+
+
+def test_a_profile_is_wanted_by_its_name(toy_artifact: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    assert wanted_profile(manifest, toy_artifact, {"profile": PROFILE}).name == PROFILE
+    with pytest.raises(ArtifactError, match=f"no profile is named 'x'; expected one of {PROFILE}"):
+        wanted_profile(manifest, toy_artifact, {"profile": "x"})
+    with pytest.raises(UsageError, match="profile is given beside num_videos; leave one of them out"):
+        wanted_profile(manifest, toy_artifact, {"profile": PROFILE, "num_videos": 1})
+
+
+def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    (profile,) = manifest.profiles.values()
+    plain = with_profiles(manifest, [msgspec.structs.replace(profile, guidance=False)])
+    assert not wanted_profile(plain, toy_artifact, {}).guidance
+    assert wanted_profile(manifest, toy_artifact, {}).guidance
+    with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg; .* --guidance "):
+        wanted_profile(plain, toy_artifact, {"guidance": True})
 
 
 @pytest.mark.usefixtures("passing")

@@ -37,7 +37,7 @@ def refusal(**options: Any) -> str:
         ("segment_overlap", "1 or 5", [0, 2, 4, 6, -1]),
         ("num_frames", "an integer, at least 1", [0, -9]),
         ("timesteps", "1 to 10000 positive numbers", [[], [0], [1000, -1.0], [math.nan], [1.0] * 10_001]),
-        ("seed", "an integer, at least 0", [-1]),
+        ("seed", "an integer, at least 0, or random", [-1]),
         ("size", "a string such as 832x480", ["", "64", "0x64", "64x64x64", "１２x64", "64x64\n"]),
     ],
 )

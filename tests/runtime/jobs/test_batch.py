@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def test_a_prompt(
     timings = Timings()
     batch, out, err = ran(plan, pipeline, capsys, timings)
     assert batch.exit_code == 0 and err == []
-    assert out == [f"wrote {tmp_path / 'o.npy'} (96x64x9-b1-cfg, seed 5)"]
+    (line,) = out
+    shown = r"\(seed 5, 9 frames of 96x64, 166 kB, \d+\.\d s\)"
+    assert re.fullmatch(rf"wrote {tmp_path / 'o.npy'} {shown}", line)
     assert np.load(tmp_path / "o.npy").shape == SIZE and np.load(tmp_path / "z.npy").shape == (1, 2)
     assert read_metadata(tmp_path / "o.npy").items() >= {"seed": 5, "video": 0, "prompt": "a fox"}.items()
     (options,) = pipeline.generations

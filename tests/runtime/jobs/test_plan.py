@@ -40,6 +40,22 @@ def test_a_prompt_of_the_command_line(plan_of: PlanOf, tmp_path: Path) -> None:
     assert job.metadata["text_encoder"] == "jax"
 
 
+def test_without_an_output_a_single_prompt_takes_a_free_name(
+    plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(3):
+        (job,) = plan_of({}, prompt="a fox", output=None).jobs
+        found += job.draft.videos
+        job.draft.videos[0].write_bytes(b"a video")
+    assert found == [Path("out.mp4"), Path("out-2.mp4"), Path("out-3.mp4")]
+    (job,) = plan_of({}, prompt="a fox", output=None, overwrite=True).jobs
+    assert job.draft.videos == (Path("out.mp4"),)
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"})
+    assert "out.mp4 exists" in str(plan_of(prompts=file, output=None).failures[0])
+
+
 def test_lines_that_can_be_made_and_others(plan_of: PlanOf, tmp_path: Path) -> None:
     lines = [
         {"prompt": "one"},

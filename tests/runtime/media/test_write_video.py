@@ -20,9 +20,9 @@ import pytest
 from PIL import Image, ImageSequence
 
 from wanrun.errors import NoSpaceError, UsageError
-from wanrun.jobs.outputs import SUFFIXES as KNOWN
 from wanrun.jobs.outputs import check_output
 from wanrun.media import write_video as video
+from wanrun.media.video_paths import SUFFIXES as KNOWN
 from wanrun.media.write_video import read_metadata, write_video
 
 SUFFIXES = [".mp4", ".gif", ".webp", ".png", ".npy"]

@@ -1,0 +1,59 @@
+"""What a path is that is no artifact, and the command that leads on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+_CONVERT = "wanbuild convert {} --artifact DIR"
+
+
+def mistaken(path: Path, manifest: str) -> tuple[str, str]:
+    """Says what is at a path where an artifact was expected.
+
+    Args:
+        path: the path, at which there is no manifest.
+        manifest: the manifest's file name.
+
+    Returns:
+        what was found, and what to do.
+    """
+    found, remedy = _kind(path, manifest)
+    near = next((folder for folder in _near(path) if (folder / manifest).is_file()), None)
+    return found, f"there is an artifact at {near}" if near is not None else remedy
+
+
+def _kind(path: Path, manifest: str) -> tuple[str, str]:
+    if path.is_dir():
+        if (path / "model_index.json").is_file():
+            return "a checkpoint", f"convert it: {_CONVERT.format(path)}"
+        if any(path.glob("*.safetensors")):
+            return (
+                "a folder of weights",
+                f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOINT')}",
+            )
+        return f"no {manifest} in it", "make one with wanbuild convert"
+    if path.is_file():
+        if path.suffix == ".toml":
+            return "a recipe", f"build it: wanbuild build {path}"
+        if path.suffix == ".safetensors":
+            return (
+                "a file of weights",
+                f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOINT')}",
+            )
+        return "a file", "make one with wanbuild convert"
+    text = str(path)
+    if _HUB_ID.fullmatch(text) and not Path(text).parent.exists():
+        return "no such folder; it may be a hub id", f"convert it: {_CONVERT.format(text)}"
+    return "no such folder", "make one with wanbuild convert"
+
+
+def _near(path: Path) -> Iterator[Path]:
+    """Yields where an artifact may be that a path nearly names: in it, beside it, in artifacts/."""
+    yield path / "artifact"
+    yield path.parent / "artifact"
+    if not path.is_absolute():
+        yield Path("artifacts") / path
+        yield Path("artifacts") / path / "artifact"

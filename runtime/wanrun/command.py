@@ -1,0 +1,107 @@
+"""What the commands' options have in common: sections of the help, names of other tools, the artifact."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from wanrun.aliases import OUTPUT
+from wanrun.errors import UsageError
+from wanrun.generation.request import RANDOM, aliases, rows
+
+ENVIRONMENT = "WANRUN_ARTIFACT"
+"""The environment variable that names the artifact of wanrun."""
+
+
+class Option(click.Option):
+    """An option of a section of the help."""
+
+    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+def options_of(section: str) -> Callable[..., Callable[[Any], Any]]:
+    """Returns ``click.option`` for the options of a section."""
+    return functools.partial(click.option, cls=Option, section=section)
+
+
+class Command(click.Command):
+    """A command whose help lists its options by section, in the order in which each is first named."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the sections, those without a name of their own last."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None and isinstance(param, click.Option):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for name in sorted(sections, key=lambda name: name == "Options"):
+            with formatter.section(name):
+                formatter.write_dl(sections[name])
+
+
+def understood(token: str) -> str:
+    """Returns an option's name without dashes in front as it is declared, for a name of other tools."""
+    written = token.replace("-", "_")
+    name = "output" if written in OUTPUT else aliases().get(written, written)
+    keys = {row.name: row.key for row in rows()}
+    return keys.get(name, name).replace("_", "-")
+
+
+class SeedType(click.ParamType):
+    """A click type for an integer, or for the word that asks for any."""
+
+    name = f"N|{RANDOM}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return value if value == RANDOM else int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither an integer nor {RANDOM}", param, ctx)
+
+
+SEED = SeedType()
+
+
+def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns the decorator that gives a command its artifact: as an argument, or as ``--artifact``.
+
+    Args:
+        variable: the environment variable that names it where neither is given.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def chosen(*args: Any, folder: Path | None, artifact: Path | None, **options: Any) -> Any:
+            return function(*args, artifact=_chosen(folder, artifact, variable), **options)
+
+        also = f", here, as the argument or in {variable}" if variable else ", here or as the argument"
+        path = click.Path(path_type=Path)
+        option = options_of("Artifact")(
+            "--artifact", type=path, envvar=variable, help=f"The artifact's folder{also}."
+        )
+        return click.argument("folder", type=path, required=False, metavar="[ARTIFACT]")(option(chosen))
+
+    return decorate
+
+
+def _chosen(folder: Path | None, option: Path | None, variable: str | None) -> Path:
+    """Returns the artifact's folder of a command: the argument, the option, or the variable."""
+    context = click.get_current_context()
+    given = context.get_parameter_source("artifact") is ParameterSource.COMMANDLINE
+    if folder is not None and given:
+        raise UsageError(
+            "the artifact is given twice", found=f"{folder} and --artifact {option}", remedy="give it once"
+        )
+    artifact = option if folder is None else folder
+    if artifact is None:
+        ways = f"{context.command_path} DIR, or --artifact DIR" + (f", or {variable}=DIR" if variable else "")
+        raise UsageError(
+            "no artifact was given", remedy=f"name its folder: {ways} (see {context.command_path} --help)"
+        )
+    return artifact

@@ -1,0 +1,29 @@
+"""Quantities in the unit that fits: three digits, and a decimal prefix."""
+
+from __future__ import annotations
+
+PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def in_bytes(number: float) -> str:
+    """Returns a number of bytes, such as ``3.28 GB``."""
+    return scaled(number, "B")
+
+
+def in_flop(number: float) -> str:
+    """Returns a number of floating-point operations, such as ``7.60 TFLOP``."""
+    return scaled(number, "FLOP")
+
+
+def scaled(number: float, unit: str) -> str:
+    """Returns a number that is not negative with three digits and a prefix before its unit.
+
+    Below 1 000 it has no prefix, and an integer no decimals.
+    """
+    for prefix in PREFIXES:
+        if number < 999.5 or prefix == PREFIXES[-1]:
+            break
+        number /= 1000
+    whole = not prefix and float(number).is_integer()
+    decimals = 0 if whole or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{decimals}f} {prefix}{unit}"

@@ -1,0 +1,51 @@
+"""A result says what it is in a line, and writes its videos as the command does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+import wanrun
+from wanrun.errors import UsageError
+from wanrun.media.write_video import read_metadata
+from wanrun.timing import Timings
+
+
+@pytest.fixture
+def result() -> wanrun.Result:
+    frames = np.random.default_rng(0).integers(0, 256, (2, 5, 32, 48, 3), dtype=np.uint8)
+    latents = np.zeros((2, 16, 2, 4, 6), np.float32)
+    return wanrun.Result(frames, latents, {"prompt": "a fox " * 9, "seed": 7, "fps": 16.0}, Timings())
+
+
+def test_what_it_is_in_a_line(result: wanrun.Result) -> None:
+    assert repr(result) == (
+        "<Result 'a fox a fox a fox a fox a fox a fox a fo...', seed 7: 2 videos of 5 frames, 48x32>"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".png", ".gif"])
+def test_saved_videos_have_their_metadata(result: wanrun.Result, tmp_path: Path, suffix: str) -> None:
+    saved = result.save(tmp_path / f"cat{suffix}")
+    assert saved == [tmp_path / f"cat-{index}{suffix}" for index in range(2)]
+    for index, path in enumerate(saved):
+        found = read_metadata(path)
+        assert found == {**result.options, "video": index}
+    if suffix == ".npy":
+        assert np.array_equal(np.load(saved[1]), result.frames[1])
+    if suffix == ".png":
+        assert np.array_equal(iio.imread(saved[1], index=None), result.frames[1])
+
+
+def test_a_file_that_is_there_stays(result: wanrun.Result, tmp_path: Path) -> None:
+    (tmp_path / "cat-1.npy").write_bytes(b"mine")
+    with pytest.raises(
+        UsageError, match=r"cat-1.npy exists; pass overwrite=True to replace it, or another name"
+    ):
+        result.save(str(tmp_path / "cat.npy"))
+    assert (tmp_path / "cat-1.npy").read_bytes() == b"mine" and not (tmp_path / "cat-0.npy").exists()
+    assert result.save(tmp_path / "cat.npy", fps=30, overwrite=True)
+    assert read_metadata(tmp_path / "cat-1.npy")["fps"] == 30

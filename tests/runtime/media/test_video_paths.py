@@ -1,0 +1,21 @@
+"""The files of a prompt's videos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wanrun.errors import UsageError
+from wanrun.media.video_paths import video_paths
+
+
+def test_several_videos_are_numbered() -> None:
+    assert video_paths(Path("a/b.MP4")) == [Path("a/b.MP4")]
+    assert video_paths(Path("a/b.gif"), 2) == [Path("a/b-0.gif"), Path("a/b-1.gif")]
+
+
+@pytest.mark.parametrize("name", ["a", "a.avi", "a.mp4.txt"])
+def test_a_suffix_that_is_no_video(name: str) -> None:
+    with pytest.raises(UsageError, match=r"no known video format; expected a name that ends in \.mp4, "):
+        video_paths(Path(name))

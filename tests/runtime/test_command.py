@@ -1,0 +1,127 @@
+"""What options have in common: sections, names of other tools, and the artifact in three ways."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from wanbuild.cli import wanbuild
+from wanrun.cli import wanrun
+from wanrun.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
+from wanrun.console import run
+
+COMMANDS = [wanrun, *wanbuild.commands.values()]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
+def test_every_option_is_understood_as_itself(command: click.Command) -> None:
+    for param in command.params:
+        if isinstance(param, click.Option):
+            for flag in (*param.opts, *param.secondary_opts):
+                assert understood(flag.lstrip("-")) == flag.lstrip("-")
+
+
+@pytest.mark.parametrize(
+    ("token", "meant"),
+    [
+        ("num-inference-steps", "steps"),
+        ("num_frames", "frames"),
+        ("negative_prompt", "negative-prompt"),
+        ("cfg", "guidance-scale"),
+        ("save_file", "output"),
+        ("nothing_known", "nothing-known"),
+    ],
+)
+def test_names_of_other_tools(token: str, meant: str) -> None:
+    assert understood(token) == meant
+
+
+def test_help_has_a_section_for_each_kind_of_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(wanrun, ["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sections = [line.rstrip(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert sections[0] == "Artifact" and sections[-1] == "Options"
+    assert {"VACE", "Animate", "Images", "Two experts"} < set(sections)
+    assert len(sections) == len(set(sections))
+    inside = "\n".join(lines[lines.index("VACE:") : lines.index("Animate:")])
+    assert "--mask" in inside and "--pose-video" not in inside
+    named = {param.section for param in wanrun.params if isinstance(param, Option)}
+    assert named == set(sections) - {"Options"}
+
+
+def test_a_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    run(wanrun, [])
+    said = capsys.readouterr()
+    assert (said.out + said.err).startswith("Usage: wanrun [OPTIONS] [ARTIFACT]")
+
+
+@click.command("tool")
+@takes_artifact(ENVIRONMENT)
+def tool(artifact: Path) -> None:
+    click.echo(str(artifact))
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "said", "code"),
+    [
+        ("", ["a"], "a", 0),
+        ("", ["--artifact", "b"], "b", 0),
+        ("c", [], "c", 0),
+        ("c", ["a"], "a", 0),
+        ("c", ["--artifact", "b"], "b", 0),
+        ("c", ["a", "--artifact", "b"], "error: the artifact is given twice; found a and --artifact b", 2),
+        (
+            "",
+            [],
+            "error: no artifact was given; name its folder: tool DIR, or --artifact DIR, or WANRUN_ARTIFACT=",
+            2,
+        ),
+    ],
+)
+def test_an_artifact_is_given_in_three_ways(
+    variable: str,
+    arguments: list[str],
+    said: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, variable)
+    assert run(tool, arguments) == code
+    found = capsys.readouterr()
+    assert (found.out + found.err).startswith(said)
+
+
+def test_a_seed_is_a_number_or_any() -> None:
+    assert SEED.convert("7", None, None) == 7
+    assert SEED.convert("random", None, None) == "random"
+    with pytest.raises(click.BadParameter, match="'rand' is neither an integer nor random"):
+        SEED.convert("rand", None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["wanrun", "wanbuild"])
+def test_a_shell_completes(program: str) -> None:
+    """As ``eval "$(_WANRUN_COMPLETE=bash_source wanrun)"`` has it asked."""
+    words, expected = {
+        "wanrun": (f"{program} --neg", "plain,--negative-prompt"),
+        "wanbuild": (f"{program} comp", "plain,compile"),
+    }[program]
+    asked = {
+        f"_{program.upper()}_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", program],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [expected]

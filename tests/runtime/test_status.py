@@ -1,0 +1,141 @@
+"""The line that says what is waited for."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+
+import pytest
+
+from wanrun import status
+from wanrun.activities import Activities, Activity
+from wanrun.status import Status, told
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def activity(phase: str, label: str | None = None, done: tuple[int, int] | None = None) -> Activity:
+    return Activity(phase, label, 0.0, None if done is None else lambda: done)
+
+
+@pytest.mark.parametrize(
+    ("activities", "text"),
+    [
+        ([], ""),
+        ([activity("manifest")], ""),
+        ([activity("import", "jax")], "importing jax"),
+        (
+            [activity("restore", "transformer_2", (1_240_000_000, 2_840_000_000)), activity("text")],
+            "reading transformer 2 (1.24 GB of 2.84 GB), encoding the prompt",
+        ),
+        ([activity("transfer", "vae"), activity("transfer", "vae")], "bringing vae to the device"),
+        ([activity("import")], "importing what it needs"),
+    ],
+)
+def test_what_is_told(activities: list[Activity], text: str) -> None:
+    assert told(activities) == text
+
+
+def test_on_a_terminal_it_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "24")
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream), activities.during("decode"):
+        until(lambda: stream.getvalue().count("\r") > 1)
+    first, *shown, blank, last = stream.getvalue().split("\r")
+    assert first == last == ""
+    assert set(shown) == {"decoding the video, 0 s"} and blank == " " * len(shown[0])
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_narrow_terminal_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "12")
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream), activities.during("decode"):
+        until(lambda: "\r" in stream.getvalue())
+    assert stream.getvalue().split("\r")[1] == "decoding t…"
+
+
+def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    activities, stream = Activities(), io.StringIO()
+    with Status(lambda: activities.running, stream):
+        time.sleep(0.05)
+        assert stream.getvalue() == ""  # nothing is waited for
+        with activities.during("compile", "decode_video"):
+            until(lambda: stream.getvalue().count("\n") > 1)
+    assert set(stream.getvalue().splitlines()) == {"waiting: compiling decode video, 0 s"}
+
+
+def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream) as line, activities.during("decode"):
+        until(lambda: "decoding" in stream.getvalue())
+        with line.paused():
+            begun = len(stream.getvalue())
+            assert stream.getvalue().endswith(" \r")
+            time.sleep(0.05)
+            assert len(stream.getvalue()) == begun
+        until(lambda: len(stream.getvalue()) > begun)
+        line.stepping = True
+        with activities.during("denoise"):
+            time.sleep(0.05)
+            begun = len(stream.getvalue())
+            time.sleep(0.05)
+            assert len(stream.getvalue()) == begun  # the bar of the steps has the line
+        until(lambda: len(stream.getvalue()) > begun)
+
+
+def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream) as line, activities.during("decode"):
+        one, other = line.paused(), line.paused()
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        begun = len(stream.getvalue())
+        time.sleep(0.05)
+        assert len(stream.getvalue()) == begun
+        other.__exit__(None, None, None)
+        until(lambda: len(stream.getvalue()) > begun)
+
+
+def test_a_shorter_line_covers_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream):
+        with activities.during("decode"):
+            until(lambda: "decoding" in stream.getvalue())
+            token = activities.begin("restore", "vae")
+            until(lambda: "reading vae" in stream.getvalue())
+        until(lambda: stream.getvalue().rpartition("\r")[2].startswith("reading vae"))
+        longest = max(map(len, stream.getvalue().split("\r")))
+        covering = next(part for part in stream.getvalue().split("\r") if part.startswith("reading vae"))
+        assert len(covering) == longest
+        activities.end(token)
+
+
+def test_a_stream_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("gone")
+
+    activities = Activities()
+    with Status(lambda: activities.running, Gone()) as line, activities.during("decode"):
+        until(line._ended.is_set)
