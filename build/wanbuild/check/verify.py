@@ -9,6 +9,7 @@ recorded tolerance.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
+from wanbuild.targets.target import attached_platform
 from wanrun.artifact.environment import open_devices
+from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
@@ -127,6 +130,20 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
         return replayed(pipeline, environment)
 
 
+def start_jax() -> None:
+    """Starts JAX on this machine's accelerator, if there is one, and on its CPU; or as JAX_PLATFORMS says.
+
+    Orbax asks JAX for devices: what keeps JAX from them is told before gigabytes are read. By itself JAX
+    would start every compiler that is installed, with a traceback of each that finds no chip.
+
+    Raises:
+        ArtifactError: if JAX has no device.
+    """
+    beside = None if os.environ.get("JAX_PLATFORMS") else "cpu"
+    with JaxFlags(attached_platform(), beside):
+        open_devices()
+
+
 def record(artifact: Path, report: Report) -> None:
     """Checks every file, runs every profile that can run here, and commits the results to golden/.
 
@@ -141,7 +158,7 @@ def record(artifact: Path, report: Report) -> None:
     """
     artifact = artifact.resolve()
     with build_lock(artifact):
-        open_devices()  # Orbax asks JAX for them: what keeps JAX from them is told before gigabytes are read
+        start_jax()
         manifest = read_manifest(artifact)
         check_all(artifact, manifest, report, building=True)
         golden = dict(manifest.golden)
@@ -175,7 +192,7 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
         ArtifactError: if the artifact is damaged, or if JAX has no device.
         VerificationError: if a profile's result differs from the record.
     """
-    open_devices()  # as above; and JAX is imported before the manifest is read, which a build may replace
+    start_jax()  # imported before the manifest is read, which a build may replace
     manifest = read_manifest(artifact)
     check_all(artifact, manifest, report)
     outcomes: dict[str, str] = {}

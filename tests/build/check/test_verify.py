@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import jax
 import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, one_error
+from wanbuild.check import verify
 from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
@@ -166,6 +168,15 @@ def test_a_folder_that_does_not_belong_there(whole: Path, name: str) -> None:
             check(whole)
     finally:
         (whole / name).rmdir()
+
+
+def test_no_platform_is_started_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(verify, "attached_platform", lambda: "cpu")
+    started: list[str] = []
+    monkeypatch.setattr(verify, "open_devices", lambda: started.append(jax.config.values["jax_platforms"]))
+    verify.start_jax()
+    assert started == ["cpu"]
 
 
 def test_what_a_user_puts_beside_the_manifest_is_no_damage(whole: Path) -> None:
