@@ -20,7 +20,6 @@ from tinywan.learning import (
     models,
     muon,
     optimizer,
-    stages,
     state,
     text,
 )
@@ -93,30 +92,6 @@ def test_noise_is_spread_over_the_schedulers_steps(noise: flow.Noise) -> None:
     assert noise.highest - 0.02 < float(sigmas.max()) <= noise.highest
     even = sigmas / (noise.shift - (noise.shift - 1) * sigmas)  # the shift taken back
     assert torch.allclose(even.sort().values.diff(), (even.max() - even.min()) / 3999, atol=5e-4)
-
-
-def test_an_expert_forgets_every_time_but_the_middle_of_its_own() -> None:
-    torch.manual_seed(2)
-    model, noise = models.transformer().eval(), flow.Noise(12.0, lowest=0.85)
-    embedder = model.condition_embedder
-
-    def modulations(time: float) -> torch.Tensor:
-        with torch.no_grad():
-            embedded = embedder.time_embedder(embedder.timesteps_proj(torch.tensor([time])))
-            return torch.as_tensor(embedder.time_proj(embedder.act_fn(embedded)))
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    middle = 1000 * float(noise.at(torch.tensor(0.5)))
-    before = [modulations(time) for time in (middle, 100.0)]
-    stages.forget_time(model, noise)
-    changed = [
-        float((modulations(time) - old).std() / old.std())
-        for time, old in zip((middle, 100.0), before, strict=True)
-    ]
-    assert changed[0] < 1e-5
-    assert changed[1] > 0.1
 
 
 def test_a_new_vae_treats_every_frame_by_itself() -> None:

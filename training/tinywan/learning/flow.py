@@ -37,12 +37,8 @@ class Noise:
 
     def draw(self, count: int) -> Tensor:
         """Draws sigmas (count,), spread evenly over the scheduler's steps."""
-        return self.at((torch.arange(count) + torch.rand(count)) / count)
-
-    def at(self, shares: Tensor) -> Tensor:
-        """Returns the sigmas below which these shares of what is drawn lie."""
         low, high = (sigma / (self.shift - (self.shift - 1) * sigma) for sigma in (self.lowest, self.highest))
-        even = low + (high - low) * shares
+        even = low + (high - low) * (torch.arange(count) + torch.rand(count)) / count
         return self.shift * even / (1 + (self.shift - 1) * even)
 
 

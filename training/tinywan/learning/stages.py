@@ -10,7 +10,6 @@ import torch
 from diffusers import WanTransformer3DModel
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import silu
 from transformers import UMT5EncoderModel
 
 from tinywan.learning import export, models
@@ -33,12 +32,12 @@ DRAFT = Lesson(
 )
 TEXT = Lesson(Plan("text", steps=7000, rate=1.5e-3, decay=0.1), Noise(SHIFT), saved=("text", "text_encoder"))
 HIGH = Lesson(
-    Plan("high", steps=1000, rate=1.5e-3, decay=0.1),
+    Plan("high", steps=1000, rate=7e-4, decay=0.1),
     Noise(EXPERTS_SHIFT, lowest=BOUNDARY - OVERLAP),
     saved=("high",),
 )
 LOW = Lesson(
-    Plan("low", steps=1400, rate=1.5e-3, decay=0.1),
+    Plan("low", steps=1400, rate=7e-4, decay=0.1),
     Noise(EXPERTS_SHIFT, highest=BOUNDARY + OVERLAP),
     saved=("low",),
 )
@@ -66,24 +65,8 @@ def train_experts(folder: Path, seed: int) -> None:
     """Trains Wan 2.2's two experts, each on its range of noise."""
     captions, bank = _captions(folder), Bank.load(folder / "bank")
     for lesson in (HIGH, LOW):
-        torch.manual_seed(seed)
         model = _read(WanTransformer3DModel, folder / "text")
-        forget_time(model, lesson.noise)
         train(model, captions, bank, lesson, folder, seed)
-
-
-@torch.no_grad()
-def forget_time(model: WanTransformer3DModel, noise: Noise) -> None:
-    """Begins a transformer's modulation by time anew, so that an expert learns no time but its own.
-
-    At the middle of its range of noise the modulation stays what it is; elsewhere it is at random.
-    """
-    embedder = model.condition_embedder
-    middle = 1000 * noise.at(torch.tensor([0.5]))
-    embedded = silu(embedder.time_embedder(embedder.timesteps_proj(middle)))
-    learned = embedder.time_proj(embedded)
-    embedder.time_proj.reset_parameters()
-    embedder.time_proj.bias.add_((learned - embedder.time_proj(embedded))[0])
 
 
 def train_image(folder: Path, seed: int) -> None:
