@@ -15,7 +15,7 @@ from wanbuild.variants.table import MODULES
 from wanrun import __version__
 from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.mesh import AXES, parse_mesh
-from wanrun.command import takes_artifact, understood
+from wanrun.command import CONTEXT_SETTINGS, takes_artifact
 from wanrun.console import SIZE
 from wanrun.errors import UsageError
 from wanrun.lines import print_error, print_result, report, warn
@@ -53,13 +53,7 @@ def _installed(name: str) -> bool:
         return False
 
 
-@click.group(
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-        "token_normalize_func": understood,
-    }
-)
+@click.group(context_settings=dict(CONTEXT_SETTINGS))
 @click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
 @click.version_option(__version__, prog_name="wanbuild")
 def wanbuild() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wanrun import __version__
-from wanrun.command import ENVIRONMENT, SEED, Command, options_of, takes_artifact, understood
+from wanrun.command import CONTEXT_SETTINGS, ENVIRONMENT, SEED, Command, options_of, takes_artifact
 from wanrun.console import NUMBERS, SIZE
 from wanrun.errors import UsageError
 from wanrun.generation.request import Row, rows
@@ -70,11 +70,7 @@ _measuring, _several = map(options_of, ("Measuring", "Several processes"))
 @click.command(
     cls=Command,
     no_args_is_help=True,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-        "token_normalize_func": understood,
-    },
+    context_settings=dict(CONTEXT_SETTINGS),
 )
 @takes_artifact(ENVIRONMENT)
 @options_of("Artifact")(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from click.core import ParameterSource
 
 from wanrun.aliases import OUTPUT
 from wanrun.errors import UsageError
-from wanrun.generation.request import RANDOM, aliases, rows
+from wanrun.generation.request import RANDOM, rows
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
 """The environment variable that names the artifact of wanrun."""
@@ -48,9 +49,24 @@ class Command(click.Command):
 def understood(token: str) -> str:
     """Returns an option's name without dashes in front as it is declared, for a name of other tools."""
     written = token.replace("-", "_")
-    name = "output" if written in OUTPUT else aliases().get(written, written)
-    keys = {row.name: row.key for row in rows()}
-    return keys.get(name, name).replace("_", "-")
+    return _keys().get(written, written).replace("_", "-")
+
+
+@functools.cache
+def _keys() -> Mapping[str, str]:
+    """The option's name on the command line, with underscores, by every name that is understood."""
+    own = {name: row.key for row in rows() for name in (row.name, *row.also)}
+    return MappingProxyType({**own, **dict.fromkeys(OUTPUT, "output")})
+
+
+CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "token_normalize_func": understood,
+    }
+)
+"""Of both commands, for click."""
 
 
 class SeedType(click.ParamType):

@@ -9,7 +9,6 @@ recorded tolerance.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
-from wanbuild.targets.target import attached_platform
+from wanbuild.targets.target import platforms_of
 from wanrun.artifact.environment import open_devices
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
@@ -139,8 +138,7 @@ def start_jax() -> None:
     Raises:
         ArtifactError: if JAX has no device.
     """
-    beside = None if os.environ.get("JAX_PLATFORMS") else "cpu"
-    with JaxFlags(attached_platform(), beside):
+    with JaxFlags(platforms_of(["local"])):
         open_devices()
 
 

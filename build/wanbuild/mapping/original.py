@@ -126,7 +126,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
-class _Templates:
+class Templates:
     """Finds the template that a name matches.
 
     Args:
@@ -158,8 +158,8 @@ class _Names:
         diffusers: diffusers name -> itself.
     """
 
-    originals: _Templates
-    diffusers: _Templates
+    originals: Templates
+    diffusers: Templates
 
     def find(self, name: str) -> str | None:
         return self.originals.find(name) or self.diffusers.find(name)
@@ -168,7 +168,7 @@ class _Names:
 def _names(rows: Sequence[tuple[str, str]], more: Iterable[str]) -> _Names:
     """Builds the look-up tables of the rows and of diffusers names without a row."""
     news = (*(new for _, new in rows), *more)
-    return _Names(_Templates(rows), _Templates((new, new) for new in news))
+    return _Names(Templates(rows), Templates((new, new) for new in news))
 
 
 def _with_kinds(name: str) -> tuple[str, str]:
@@ -242,8 +242,8 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     keys = tuple(keys)
     prefix = common_prefix(keys)
     names = _parameters()
-    fused = _Templates((name, name) for original, _ in FUSED for name in _with_kinds(original))
-    constants = _Templates((name, name) for name in CONSTANTS)
+    fused = Templates((name, name) for original, _ in FUSED for name in _with_kinds(original))
+    constants = Templates((name, name) for name in CONSTANTS)
     bare = {key: key[len(prefix) :] for key in keys}
     renamed = {key: names.originals.find(name) for key, name in bare.items()}
     # Names that are the same in both do not identify the naming.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from wanbuild.mapping.original import listed
+from wanbuild.mapping.original import Templates, listed
 from wanrun.errors import SourceError
 
 _RESIDUAL: Mapping[str, str] = MappingProxyType(
@@ -50,12 +50,13 @@ _SAMPLE = r"resample\.1|time_conv"
 _STACKED = re.compile(r"(encoder\.down|decoder\.up)samples\.(\d+)\.(?:(?:down|up)samples\.(\d+)\.)?(.+)")
 """A module of a stack: of Wan 2.1 a flat list, of 2.2 a list of blocks that are lists themselves."""
 
-_TEXT_MODULES: Mapping[str, str] = MappingProxyType(
-    {
-        "token_embedding": "shared",
-        "norm": "encoder.final_layer_norm",
-        **{
-            f"blocks.{{}}.{original}": f"encoder.block.{{}}.layer.{transformers}"
+_TEXT = Templates(
+    (f"{original}.weight", f"{transformers}.weight")
+    for original, transformers in (
+        ("token_embedding", "shared"),
+        ("norm", "encoder.final_layer_norm"),
+        *(
+            (f"blocks.{{i}}.{original}", f"encoder.block.{{i}}.layer.{transformers}")
             for original, transformers in (
                 ("norm1", "0.layer_norm"),
                 ("attn.q", "0.SelfAttention.q"),
@@ -68,10 +69,9 @@ _TEXT_MODULES: Mapping[str, str] = MappingProxyType(
                 ("ffn.fc1", "1.DenseReluDense.wi_1"),
                 ("ffn.fc2", "1.DenseReluDense.wo"),
             )
-        },
-    }
+        ),
+    )
 )
-
 
 EMBEDDED = frozenset({"spiece_model"})
 """Stored tensors of single files that are no weights: ComfyUI keeps the tokenizer with the text encoder."""
@@ -92,7 +92,14 @@ def vae_names(keys: Iterable[str], where: str) -> dict[str, str]:
         return {name: name for name in names}
     ends = [re.match(r"decoder\.upsamples\.(\d+)\.resample", name) for name in names]
     blocks = min((int(end[1]) for end in ends if end), default=0) + 1
-    return _renamed(names, lambda module: _vae_module(module, blocks), where)
+    return _renamed(names, lambda name: _vae_parameter(name, blocks), where)
+
+
+def _vae_parameter(name: str, blocks: int) -> str | None:
+    """Returns the diffusers name of a VAE's parameter; ``blocks`` as for ``_vae_module``."""
+    module, _, kind = name.rpartition(".")
+    new = _vae_module(module, blocks)
+    return None if new is None or kind not in ("weight", "bias", "gamma") else f"{new}.{kind}"
 
 
 def _vae_module(module: str, blocks: int) -> str | None:
@@ -124,34 +131,18 @@ def text_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
     names = [key for key in keys if key not in EMBEDDED]
     if "token_embedding.weight" not in names:
         return {name: name for name in names}
-    return _renamed(names, lambda module: _numbered(module, _TEXT_MODULES), where)
-
-
-def _numbered(module: str, table: Mapping[str, str]) -> str | None:
-    """Returns the value of a table for a module, whose first number takes the place of ``{}``."""
-    number = re.search(r"\d+", module)
-    if number is None:
-        return table.get(module)
-    found = table.get(f"{module[: number.start()]}{{}}{module[number.end() :]}")
-    return None if found is None else found.format(number[0])
+    return _renamed(names, _TEXT.find, where)
 
 
 def _renamed(names: Iterable[str], find: Callable[[str], str | None], where: str) -> dict[str, str]:
-    renamed, unknown = dict[str, str](), []
-    for name in names:
-        module, _, kind = name.rpartition(".")
-        new = find(module)
-        if new is None or kind not in ("weight", "bias", "gamma"):
-            unknown.append(name)
-        else:
-            renamed[name] = f"{new}.{kind}"
-    if unknown:
+    renamed = {name: find(name) for name in names}
+    if unknown := [name for name, new in renamed.items() if new is None]:
         raise SourceError(
             f"{where} is in the original Wan-Video naming and has keys that are not a part of this model: "
             f"{listed(unknown)}",
             remedy="use the file as published, or the repository whose name ends in -Diffusers",
         )
-    return renamed
+    return {name: new for name, new in renamed.items() if new is not None}
 
 
 NAMES: Mapping[str, Callable[[Iterable[str], str], dict[str, str]]] = MappingProxyType(

@@ -5,14 +5,14 @@ Names of tensors: Wan-Video's own files (wan/modules) and the single files of Co
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
-from wanbuild.source.safetensors import PICKLED_SUFFIXES, WEIGHT_DTYPES, TensorFile
+from wanbuild.source.safetensors import PICKLED_SUFFIXES, WEIGHT_DTYPES, TensorFile, pickled
 from wanrun.errors import SourceError
+from wanrun.files import open_regular
 
 GGUF, ZIP, PICKLE = b"GGUF", b"PK\x03\x04", b"\x80"
 """The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
@@ -24,26 +24,25 @@ _SINGLE = (
 )
 _WHOLE = f"it is published in the repositories whose names end in -Diffusers: {LAYOUT}"
 
-KINDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("a LoRA", (".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".diff.", ".diff_b."), ""),
-    ("a transformer in the original naming", ("blocks.0.self_attn.q.weight",), "transformer"),
-    ("a transformer in diffusers' naming", ("blocks.0.attn1.to_q.weight",), "transformer"),
-    ("the VAE of Wan 2.1 or 2.2 in the original naming", ("decoder.middle.0.residual.0.gamma",), "vae"),
-    ("a VAE in diffusers' naming", ("decoder.mid_block.resnets.0.conv1.weight",), "vae"),
-    (
-        "the text encoder in the original naming",
-        ("blocks.0.attn.q.weight", "token_embedding.weight"),
-        "text_encoder",
-    ),
-    (
-        "the text encoder in transformers' naming",
-        ("encoder.block.0.layer.0.SelfAttention.q.weight",),
-        "text_encoder",
-    ),
-    ("the image encoder in the original naming", ("visual.transformer.0.attn.to_qkv.weight",), ""),
-    ("the image encoder in transformers' naming", ("vision_model.embeddings.class_embedding",), ""),
+LORA = (".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".diff.", ".diff_b.", ".alpha.")
+"""Parts of the names of a LoRA's tensors, with a dot at their ends."""
+
+KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "blocks.0.self_attn.q.weight": ("a transformer in the original naming", "transformer"),
+        "blocks.0.attn1.to_q.weight": ("a transformer in diffusers' naming", "transformer"),
+        "decoder.middle.0.residual.0.gamma": ("the VAE of Wan 2.1 or 2.2 in the original naming", "vae"),
+        "decoder.mid_block.resnets.0.conv1.weight": ("a VAE in diffusers' naming", "vae"),
+        "token_embedding.weight": ("the text encoder in the original naming", "text_encoder"),
+        "encoder.block.0.layer.0.SelfAttention.q.weight": (
+            "the text encoder in transformers' naming",
+            "text_encoder",
+        ),
+        "visual.transformer.0.attn.to_qkv.weight": ("the image encoder in the original naming", ""),
+        "vision_model.embeddings.class_embedding": ("the image encoder in transformers' naming", ""),
+    }
 )
-"""What a file of weights is, names of tensors that say so, and the folder that it may be put into."""
+"""By a tensor that says so, what a file of weights is, and the folder that it may be put into."""
 
 SCALED = (".scale_weight", ".weight_scale", "scaled_fp8")
 """Ends of the names of scales, which 8-bit weights have."""
@@ -62,15 +61,11 @@ def no_checkpoint(path: Path) -> SourceError:
             remedy=f"use the published weights: {LAYOUT}",
         )
     if start.startswith((ZIP, PICKLE)) or path.suffix in PICKLED_SUFFIXES:
-        return SourceError(
-            f"{path} is a pickled checkpoint, which is never loaded",
-            expected="a folder of safetensors files",
-            remedy=LAYOUT,
-        )
+        return pickled(path)
     if path.suffix != ".safetensors":
         return SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder or its hub id")
     try:
-        with closing(TensorFile(path)) as file:
+        with TensorFile(path) as file:
             dtypes = {key: entry.dtype_name for key, entry in file.entries.items()}
     except SourceError as error:
         return error
@@ -104,26 +99,17 @@ def recognised(keys: Iterable[str]) -> tuple[str, str]:
         keys: names of tensors, with or without a prefix of single files.
     """
     names = list(keys)
-    prefix = common_prefix(names) if names else ""
+    prefix = common_prefix(names)
     bare = [name.removeprefix(prefix) for name in names]
-    for kind, marks, folder in KINDS:
-        if kind == "a LoRA":
-            if bare and all(
-                any(mark in f"{name}." for mark in marks) or name.endswith("alpha") for name in bare
-            ):
-                return kind, folder
-        elif any(name in marks for name in bare):
-            return kind, folder
-    return "a file of weights that is not known", ""
+    if bare and all(any(mark in f"{name}." for mark in LORA) for name in bare):
+        return "a LoRA", ""
+    return next((KINDS[name] for name in bare if name in KINDS), ("a file of weights that is not known", ""))
 
 
 def _start(path: Path) -> bytes:
     """Returns the first bytes of a regular file; empty for anything else."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            return file.read(8)
     except OSError:
         return b""
-    try:
-        return os.read(descriptor, 8) if path.is_file() else b""
-    finally:
-        os.close(descriptor)

@@ -77,11 +77,16 @@ class TensorEntry:
 def refuse_pickle(path: Path) -> None:
     """Raises SourceError if the file has the name of a pickled checkpoint, which runs code when loaded."""
     if path.suffix in PICKLED_SUFFIXES:
-        raise SourceError(
-            f"{path} is a pickled checkpoint, which is never loaded",
-            expected="a .safetensors file",
-            remedy="convert it to safetensors on a machine you trust, or download the safetensors files",
-        )
+        raise pickled(path)
+
+
+def pickled(path: Path) -> SourceError:
+    """Returns the error of a pickled checkpoint."""
+    return SourceError(
+        f"{path} is a pickled checkpoint, which is never loaded",
+        expected="a .safetensors file",
+        remedy="convert it to safetensors on a machine you trust, or download the safetensors files",
+    )
 
 
 class TensorFile:

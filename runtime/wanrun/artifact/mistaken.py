@@ -8,6 +8,7 @@ from pathlib import Path
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 _CONVERT = "wanbuild convert {} --artifact DIR"
+_WHOLE = f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOINT')}"
 
 
 def mistaken(path: Path, manifest: str) -> tuple[str, str]:
@@ -30,19 +31,13 @@ def _kind(path: Path, manifest: str) -> tuple[str, str]:
         if (path / "model_index.json").is_file():
             return "a checkpoint", f"convert it: {_CONVERT.format(path)}"
         if any(path.glob("*.safetensors")):
-            return (
-                "a folder of weights",
-                f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOINT')}",
-            )
+            return "a folder of weights", _WHOLE
         return f"no {manifest} in it", "make one with wanbuild convert"
     if path.is_file():
         if path.suffix == ".toml":
             return "a recipe", f"build it: wanbuild build {path}"
         if path.suffix == ".safetensors":
-            return (
-                "a file of weights",
-                f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOINT')}",
-            )
+            return "a file of weights", _WHOLE
         return "a file", "make one with wanbuild convert"
     text = str(path)
     if _HUB_ID.fullmatch(text) and not Path(text).parent.exists():

@@ -39,7 +39,7 @@ def select_profile(
     Raises:
         ArtifactError: listing the built profiles, if none fits.
     """
-    built = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+    built = _built(manifest, artifact)
     fitting = [
         profile
         for profile in built
@@ -51,8 +51,6 @@ def select_profile(
     ]
     if fitting:
         return fitting[0]
-    if not built:
-        raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
     wanted = (
         f"{f'{size[0]}x{size[1]}' if size else 'any size'}, "
         f"{'any number of' if num_frames is None else num_frames} frames, {num_videos} video(s), "
@@ -76,17 +74,26 @@ def select_profile(
     )
 
 
+def _built(manifest: Manifest, artifact: Path) -> list[Profile]:
+    """Returns the profiles in the order of building.
+
+    Raises:
+        ArtifactError: if there are none.
+    """
+    if not manifest.profiles:
+        raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
+    return sorted(manifest.profiles.values(), key=lambda profile: profile.index)
+
+
 def named_profile(manifest: Manifest, artifact: Path, name: str) -> Profile:
     """Returns the built profile of this name.
 
     Raises:
         ArtifactError: listing the built profiles, if there is none.
     """
+    built = _built(manifest, artifact)
     if name in manifest.profiles:
         return manifest.profiles[name]
-    built = sorted(manifest.profiles.values(), key=lambda profile: profile.index)
-    if not built:
-        raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
     raise ArtifactError(
         f"no profile is named {shortened(name)}",
         expected="one of " + ", ".join(profile.name for profile in built),

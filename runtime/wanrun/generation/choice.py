@@ -41,8 +41,10 @@ def asked_for(loaded: Profile, options: Mapping[str, Any]) -> Request:
 
 def _size(name: str, value: Any) -> Any:
     """Returns a size that is a list as a tuple, and every other value as it is."""
-    plain = as_plain(value) if name == "size" else value
-    return tuple(plain) if name == "size" and isinstance(plain, list) else value
+    if name != "size":
+        return value
+    plain = as_plain(value)
+    return tuple(plain) if isinstance(plain, list) else value
 
 
 def media_asked_for(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:

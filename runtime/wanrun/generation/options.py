@@ -138,6 +138,11 @@ def profile_options(profile: Profile) -> dict[str, Any]:
     return {"size": size, "num_frames": profile.num_frames, "num_videos": profile.num_videos}
 
 
+def frame_rate(manifest: Manifest, request: Request) -> float:
+    """Returns the frames per second of a request's videos."""
+    return float(manifest.model.defaults.fps if request.fps is None else request.fps)
+
+
 def leading_latents(manifest: Manifest, profile: Profile) -> int:
     """Returns the latent frames in front of the video's own: the model's, and one per reference image."""
     return manifest.model.leading_latents + profile.num_references

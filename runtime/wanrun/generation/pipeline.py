@@ -22,7 +22,7 @@ from wanrun.denoising.steps import OnStep
 from wanrun.generation.arguments import array_of, check_objects, folder_of, sorted_out, texts_of
 from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
 from wanrun.generation.opening import Opening
-from wanrun.generation.options import check_latents, resolve_options
+from wanrun.generation.options import check_latents, frame_rate, resolve_options
 from wanrun.generation.request import Request
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
@@ -277,9 +277,8 @@ class Pipeline:
             )
             with self._device(timings):
                 frames, final = session.sampler(run, resolved, inputs, latents)
-        fps = self.manifest.model.defaults.fps if request.fps is None else request.fps
-        facts = {**self._facts(session.profile, resolved, inputs, frames), "fps": float(fps)}
-        return Result(frames, final, facts, timings)
+        facts = self._facts(session.profile, resolved, inputs, frames)
+        return Result(frames, final, {**facts, "fps": frame_rate(self.manifest, request)}, timings)
 
     @contextmanager
     def _call(self, timings: Timings | None) -> Iterator[Timings]:

@@ -14,7 +14,13 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import schedule
-from wanrun.generation.options import check_latents, choose_profile, latents_shape, resolve_options
+from wanrun.generation.options import (
+    check_latents,
+    choose_profile,
+    frame_rate,
+    latents_shape,
+    resolve_options,
+)
 from wanrun.generation.request import Request
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.existing import missing_videos
@@ -205,7 +211,6 @@ class JobMaker:
         return self.many and not self.run.overwrite
 
     def _metadata(self, draft: Draft, media: Checked) -> dict[str, Any]:
-        fps = draft.entry.line.fps
         facts = dict(self.facts)
         if media.num_frames is not None:  # the profile's num_frames are those of a window
             facts |= {"num_frames": media.num_frames, "segment_frames": draft.profile.num_frames}
@@ -214,7 +219,7 @@ class JobMaker:
         return {
             **draft.options,
             "content_digest": self.manifest.content_digest,
-            "fps": float(self.manifest.model.defaults.fps if fps is None else fps),
+            "fps": frame_rate(self.manifest, draft.entry.line),
             "num_videos": draft.profile.num_videos,
             "wanrun": __version__,
             **facts,

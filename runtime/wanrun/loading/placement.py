@@ -139,18 +139,18 @@ def choose_placement(
     both, one = sum(experts) + beside, max(experts, default=0) + beside
     available = machine.available
     if len(experts) < 2 or (machine.fits(both) and not policy.low_memory):
-        has = "of an unknown size" if available is None else f"of {_gigabytes(available)}"
-        return Placement("both", both, available, f"{_gigabytes(both)} {has}")
-    reasons = [f"both need {_gigabytes(both)}, {_usable(machine)}"]
+        has = "of an unknown size" if available is None else f"of {in_bytes(available)}"
+        return Placement("both", both, available, f"{in_bytes(both)} {has}")
+    reasons = [f"both need {in_bytes(both)}, {_usable(machine)}"]
     if policy.low_memory:
         reasons = ["memory is low by choice"]
     elif machine.separate and machine.fits(one):
         if machine.host_fits(on_host):
             return Placement("host", one, available, "; ".join(reasons))
-        has = f"has {_gigabytes(machine.host_bytes)}"
-        reasons.append(f"host memory takes {_gigabytes(on_host)} and {has}")
+        has = f"has {in_bytes(machine.host_bytes)}"
+        reasons.append(f"host memory takes {in_bytes(on_host)} and {has}")
     if not machine.fits(one):
-        reasons.append(f"one needs {_gigabytes(one)}, which may not fit either")
+        reasons.append(f"one needs {in_bytes(one)}, which may not fit either")
         if not policy.low_memory:
             reasons.append("--memory low needs less")
     return Placement("one", one, available, "; ".join(reasons))
@@ -159,12 +159,8 @@ def choose_placement(
 def _usable(machine: Machine) -> str:
     """Returns how much memory may be used, in words."""
     owner, available = "device" if machine.separate else "host", machine.available or 0
-    usable = _gigabytes(int((1 - machine.margin) * available))
-    return f"{usable} of the {owner}'s {_gigabytes(available)} may be used"
-
-
-def _gigabytes(nbytes: int) -> str:
-    return in_bytes(nbytes)
+    usable = in_bytes(int((1 - machine.margin) * available))
+    return f"{usable} of the {owner}'s {in_bytes(available)} may be used"
 
 
 def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any], devices: int) -> int:

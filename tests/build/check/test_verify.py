@@ -17,6 +17,7 @@ from wanbuild.check import verify
 from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
+from wanbuild.targets import target
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
 from wanrun.artifact.record import ListedFile
 from wanrun.console import run
@@ -172,7 +173,7 @@ def test_a_folder_that_does_not_belong_there(whole: Path, name: str) -> None:
 
 def test_no_platform_is_started_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(verify, "attached_platform", lambda: "cpu")
+    monkeypatch.setattr(target, "attached_platform", lambda: "cpu")
     started: list[str] = []
     monkeypatch.setattr(verify, "open_devices", lambda: started.append(jax.config.values["jax_platforms"]))
     verify.start_jax()
