@@ -33,6 +33,7 @@ MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_
 MEDIA_wan2.2-i2v := --image $(SAMPLES)/image.png
 MEDIA_wan2.2-ti2v := --image $(SAMPLES)/image.png
 MEDIA_wan2.1-vace := --video $(SAMPLES)/video --mask $(SAMPLES)/mask
+MEDIA_wan2.2-vace := $(MEDIA_wan2.1-vace)
 MEDIA_wan2.2-animate := --image $(SAMPLES)/image.png --pose-video $(SAMPLES)/pose_video \
 	--face-video $(SAMPLES)/face_video
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
-from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
-from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.toy.weights import Stored
 
 MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(

@@ -28,9 +28,9 @@ import numpy as np
 from wanbuild.components import KINDS
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.models.params import bind
+from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
-from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.loading.restore import Restore

@@ -31,7 +31,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "__main__",
         ),
         "build/wanbuild": (
-            "config devices listed",
+            "config devices listed published",
             "staging targets",
             "models",
             "mapping variants",

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from wanbuild.conversion.options import convert_options
 from wanbuild.plan.options import plan_options
 from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
@@ -61,50 +62,31 @@ def wanbuild() -> None:
 
 
 @wanbuild.command(cls=_Building)
-@click.argument("source")
-@_ARTIFACT
-@click.option("--revision", help="Branch, tag or commit, where SOURCE is a hub id.  [default: main]")
-@click.option(
-    "--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept."
-)
-@click.option("--weights-dtype", type=_STORED, help="Stored dtype of the transformers.  [default: bfloat16]")
-@click.option("--vae-weights-dtype", type=_STORED, help="Stored dtype of the VAE.  [default: float32]")
-@click.option(
-    "--text-weights-dtype",
-    type=_STORED,
-    help="Stored dtype of the text encoder and the image encoder.  [default: bfloat16]",
-)
-@click.option(
-    "--lora", metavar="FILE[:SCALE]", multiple=True, help="Merged into every transformer; repeatable."
-)
-@click.option("--lora-high", metavar="FILE[:SCALE]", multiple=True, help="Merged into the high-noise expert.")
-@click.option("--lora-low", metavar="FILE[:SCALE]", multiple=True, help="Merged into the low-noise expert.")
-@click.option("--negative-prompt", help="Default negative prompt of the artifact.")
-@click.option(
-    "--default",
-    "defaults",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Default option of a generation; repeatable. NAME is steps, guidance_scale, guidance_scale_2, "
-    "boundary, flow_shift, solver, fps or timesteps (separated by commas).",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one per core]")
+@convert_options
 @_DEBUG
-def convert(source: str, artifact: Path, **options: Any) -> None:
+def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
 
-    SOURCE is a folder in the diffusers layout or the id of such a repository on the hub (owner/name).
+    SOURCE is a folder in the diffusers layout or the id of such a repository on the hub (owner/name). Single
+    files take the place of its parts, or make a checkpoint by themselves.
     """
     from wanbuild.conversion.defaults import parse_defaults
 
+    if source is None and options["transformer"] is None:
+        raise UsageError(
+            "there is nothing to convert",
+            expected="SOURCE, a checkpoint's folder or hub id, or --transformer with the other single files",
+            remedy="wanbuild convert CHECKPOINT --artifact DIR",
+        )
     _convert(source, artifact, **{**options, "defaults": parse_defaults(options["defaults"])})
 
 
-def _convert(source: str, artifact: Path, **options: Any) -> None:
+def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import ConvertRequest
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.defaults import Defaults
     from wanbuild.lora.merge import LoraRequest, parse_lora
+    from wanbuild.source.single_files import OPTIONS
     from wanbuild.staging import leftover
 
     dtypes = {
@@ -113,6 +95,7 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
         "text_encoder": options.get("text_weights_dtype"),
         "image_encoder": options.get("text_weights_dtype"),
     }
+    parts = {name: path for name in OPTIONS if (path := options.get(name)) is not None}
     experts = {"lora": None, "lora_high": "transformer", "lora_low": "transformer_2"}
     loras = [
         LoraRequest(*parse_lora(text), component)
@@ -129,12 +112,13 @@ def _convert(source: str, artifact: Path, **options: Any) -> None:
         options.get("revision"),
         loras,
         Defaults(**options.get("defaults", {})),
+        parts,
     )
     manifest = run_convert(request)
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
-    size = sum(component.nbytes for component in manifest.components.values())
-    report(f"converted {source} to {artifact}: {in_bytes(size)}, {manifest.content_digest}")
+    size = in_bytes(sum(component.nbytes for component in manifest.components.values()))
+    report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
 
 
 @wanbuild.command("compile", cls=_Building)

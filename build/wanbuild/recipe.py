@@ -18,6 +18,9 @@ from wanrun.console import parse_size
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, read_bounded, sha256_of
 
+PARTS = ("transformer", "transformer_2", "vae", "text_encoder", "image_encoder", "tokenizer")
+"""The components that may be files of their own."""
+
 FIELDS: Mapping[str, Mapping[str, type]] = {
     "": {"source": str, "artifact": str},
     "convert": {
@@ -29,6 +32,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "lora": str,
         "lora_high": str,
         "lora_low": str,
+        **dict.fromkeys(PARTS, str),
     },
     "convert.defaults": {
         "steps": int,
@@ -72,16 +76,22 @@ class Recipe:
 
     Args:
         source: the checkpoint's folder, relative to the recipe's folder; or a hub id, if the text has this
-            form and the recipe's folder has nothing of this name.
-        artifact: the artifact's folder; it and the LoRAs are relative to the recipe's folder too.
+            form and the recipe's folder has nothing of this name; None: single files are all there is.
+        artifact: the artifact's folder; it, the LoRAs and single files are relative to the recipe's folder
+            too.
         convert: options of ``wanbuild convert`` by name; ``defaults`` is a dict by name.
         compile: options of ``wanbuild compile`` by name.
     """
 
-    source: str
+    source: str | None
     artifact: Path
     convert: dict[str, Any]
     compile: dict[str, Any]
+
+    @property
+    def parts(self) -> dict[str, Path]:
+        """The single files by component."""
+        return {name: self.convert[name] for name in PARTS if name in self.convert}
 
 
 def _check(section: str, data: dict[str, Any], path: Path) -> None:
@@ -140,7 +150,8 @@ def read_recipe(path: Path) -> Recipe:
             raise UsageError(f"{path}: {name} is not a table")
     for name, section in sections.items():
         _check(name, section, path)
-    for name in ("source", "artifact"):
+    alone = "transformer" in sections["convert"]
+    for name in ("artifact",) if alone else ("source", "artifact"):
         if name not in data:
             raise UsageError(f"{path}: {name} is missing", remedy=f'add {name} = "..."')
     if "sizes" in sections["compile"]:
@@ -152,8 +163,11 @@ def read_recipe(path: Path) -> Recipe:
             sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
     if sections["convert.defaults"]:
         sections["convert"]["defaults"] = sections["convert.defaults"]
-    source = data["source"]
-    if (path.parent / source).exists() or not is_hub_id(source):
+    for name in PARTS:
+        if name in sections["convert"]:
+            sections["convert"][name] = path.parent / sections["convert"][name]
+    source = data.get("source")
+    if source is not None and ((path.parent / source).exists() or not is_hub_id(source)):
         source = str(path.parent / source)
     return Recipe(source, path.parent / data["artifact"], sections["convert"], sections["compile"])
 
@@ -165,7 +179,11 @@ def fingerprint(recipe: Recipe) -> str:
     Of a hub's repository it is what the recipe says: name a commit, or what the hub changes is not seen.
     """
     facts = {
-        "recipe": {"source": recipe.source, "convert": recipe.convert, "compile": recipe.compile},
+        "recipe": {
+            "source": recipe.source,
+            "convert": {**recipe.convert, **{name: str(path) for name, path in recipe.parts.items()}},
+            "compile": recipe.compile,
+        },
         "files": [one for path in _files(recipe) for one in _state(path)],
         "versions": {"wanbuild": __version__, "jax": version("jax")},
     }
@@ -173,8 +191,10 @@ def fingerprint(recipe: Recipe) -> str:
 
 
 def _files(recipe: Recipe) -> Iterator[Path]:
-    """Yields the source, if it is here, and the LoRAs, without their scales."""
-    yield Path(recipe.source)
+    """Yields the source, if it is here, single files, and the LoRAs, without their scales."""
+    if recipe.source is not None:
+        yield Path(recipe.source)
+    yield from recipe.parts.values()
     for name in ("lora", "lora_high", "lora_low"):
         yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))
 

@@ -114,7 +114,11 @@ MISTAKES = [
     Mistake("wanbuild convert CHECKPOINT", 2, "no artifact was given; name its folder: wanbuild convert DIR"),
     Mistake("wanbuild convert CHECKPOINT ARTIFACT", 2, "pass --force to replace it"),
     Mistake("wanbuild convert nowhere new", 4, "give the checkpoint's folder or its hub id, owner/name"),
-    Mistake("wanbuild convert WEIGHTS new", 4, "put this file into its transformer folder"),
+    Mistake(
+        "wanbuild convert WEIGHTS new",
+        4,
+        "give it with the other parts: wanbuild convert --artifact DIR --transformer",
+    ),
     Mistake("wanbuild convert VIDEO new", 4, "give the checkpoint's folder or its hub id"),
     Mistake(
         "wanbuild compile ARTIFACT --target tpu", 2, "name the chip: --target v4 or v5e or v5p or v6e or v7x"

@@ -16,6 +16,7 @@ MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
     "wan2.1-flf2v": {},
     "wan2.2-i2v": {},
     "wan2.1-vace": {"references": (0, 2)},
+    "wan2.2-vace": {"references": (2,)},
     "wan2.2-animate": {"guidance": (True, False), "num_frames": 13},  # enough to share five
 }
 """The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``."""

@@ -99,6 +99,10 @@ class MediaPath:
         index = list(self.cases).index(name) + 1
         return self.latents(loop, index), np.load(self._folder / f"{loop}-video-{index}.npy")
 
+    def forget(self) -> None:
+        """Lets the reference make its cases anew; what the command made is kept."""
+        self._made.clear()
+
     def latents(self, loop: str, index: int) -> np.ndarray:
         latents: np.ndarray = np.load(self._folder / f"{loop}-latents-{index}.npy")
         return latents

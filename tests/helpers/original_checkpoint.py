@@ -48,6 +48,48 @@ def original_keys(config: Mapping[str, Any]) -> list[str]:
     return keys
 
 
+CONVS = "motion_encoder.enc.net_app.convs"
+
+
+def animate_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys that Animate has besides, but for the tensors of keys and values (``fused_keys``).
+
+    Source: the module tree of WanAnimateModel, with the motion encoder for faces of 512 pixels.
+    """
+    keys = [
+        *linear("pose_patch_embedding"),
+        *("motion_encoder.dec.direction.weight", f"{CONVS}.0.0.weight", f"{CONVS}.0.1.bias"),
+        f"{CONVS}.8.weight",
+        *(key for i in range(5) for key in linear(f"motion_encoder.enc.fc.{i}")),
+        *("face_encoder.padding_tokens", *linear("face_encoder.out_proj")),
+        *(key for name in ("conv1_local", "conv2", "conv3") for key in linear(f"face_encoder.{name}.conv")),
+    ]
+    for i in range(1, 8):
+        keys += [f"{CONVS}.{i}.{name}" for name in ("conv1.0.weight", "conv1.1.bias", "conv2.1.weight")]
+        keys += [f"{CONVS}.{i}.{name}" for name in ("conv2.2.bias", "skip.1.weight")]
+    for i in range(_adapters(config)):
+        block = f"face_adapter.fuser_blocks.{i}"
+        keys += [*linear(f"{block}.linear1_q"), *linear(f"{block}.linear2")]
+        keys += [f"{block}.q_norm.weight", f"{block}.k_norm.weight"]
+    return keys
+
+
+def fused_keys(config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Keys of Animate's tensors of keys and values, with those of diffusers' two tensors each."""
+    return {
+        f"face_adapter.fuser_blocks.{i}.linear1_kv.{kind}": (
+            f"face_adapter.{i}.to_k.{kind}",
+            f"face_adapter.{i}.to_v.{kind}",
+        )
+        for i in range(_adapters(config))
+        for kind in ("weight", "bias")
+    }
+
+
+def _adapters(config: Mapping[str, Any]) -> int:
+    return -(-config["num_layers"] // config["inject_face_latents_blocks"])
+
+
 def original_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json that the original repository has for a transformer with this diffusers config."""
     vace = "vace_layers" in config

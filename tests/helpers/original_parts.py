@@ -1,8 +1,11 @@
-"""The names that VAE and text encoder have in Wan-Video's own files, from those in the diffusers layout."""
+"""The names of other parts than the transformer in Wan-Video's own files, from the diffusers layout."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+import numpy as np
 
 RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6"}
 RESIDUAL["conv_shortcut"] = "shortcut"
@@ -15,6 +18,15 @@ TEXT = {
     "1.DenseReluDense.wi_1": "ffn.fc1",
     "1.DenseReluDense.wo": "ffn.fc2",
     **{f"0.SelfAttention.{letter}": f"attn.{letter}" for letter in "qkvo"},
+}
+
+
+IMAGE_LAYER = {
+    "norm1": "layer_norm1",
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "layer_norm2",
+    "mlp.0": "mlp.fc1",
+    "mlp.2": "mlp.fc2",
 }
 
 
@@ -61,3 +73,32 @@ def original_text_key(key: str) -> str:
     block = re.fullmatch(r"encoder\.block\.(\d+)\.layer\.(.+)", module)
     assert block is not None, key
     return f"blocks.{block[1]}.{TEXT[block[2]]}.{kind}"
+
+
+def original_image_state(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns an image encoder's tensors as the original has them, from those under transformers' names.
+
+    Queries, keys and values are one tensor, the embeddings have axes of size 1, and the text half is there.
+    """
+    found: dict[str, np.ndarray] = {
+        "textual.norm.weight": np.ones(3, np.float32),
+        "log_scale": np.ones((), np.float32),
+    }
+    bare = {key.removeprefix("vision_model."): value for key, value in state.items()}
+    found["visual.cls_embedding"] = bare.pop("embeddings.class_embedding")[None, None]
+    found["visual.pos_embedding"] = bare.pop("embeddings.position_embedding.weight")[None]
+    found["visual.patch_embedding.weight"] = bare.pop("embeddings.patch_embedding.weight")
+    for original, transformers in (("pre_norm", "pre_layrnorm"), ("post_norm", "post_layernorm")):
+        for kind in ("weight", "bias"):
+            found[f"visual.{original}.{kind}"] = bare.pop(f"{transformers}.{kind}")
+    layer = 0
+    while f"encoder.layers.{layer}.mlp.fc1.weight" in bare:
+        ours, theirs = f"visual.transformer.{layer}", f"encoder.layers.{layer}"
+        for kind in ("weight", "bias"):
+            parts = [bare.pop(f"{theirs}.self_attn.{letter}_proj.{kind}") for letter in "qkv"]
+            found[f"{ours}.attn.to_qkv.{kind}"] = np.concatenate(parts)
+            for original, transformers in IMAGE_LAYER.items():
+                found[f"{ours}.{original}.{kind}"] = bare.pop(f"{theirs}.{transformers}.{kind}")
+        layer += 1
+    assert not bare, bare.keys()
+    return found

@@ -10,7 +10,7 @@ import diffusers
 import torch
 import transformers
 
-from wanbuild.toy.published import Config
+from wanbuild.published.settings import Config
 
 _TRANSFORMERS = {
     "text_encoder": (transformers.UMT5Config, transformers.UMT5EncoderModel),

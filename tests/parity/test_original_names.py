@@ -12,9 +12,10 @@ from diffusers.loaders.single_file_utils import (
     convert_wan_vae_to_diffusers,
 )
 
-from helpers.original_checkpoint import linear, original_config, original_keys
+from helpers.original_checkpoint import CONVS, animate_keys, fused_keys, original_config, original_keys
 from helpers.original_parts import original_vae_key
 from helpers.published_shapes import reference_shapes
+from wanbuild.components import kind_of
 from wanbuild.mapping.original import (
     MODULES,
     PARAMETERS,
@@ -22,10 +23,12 @@ from wanbuild.mapping.original import (
     diffusers_module,
     diffusers_names,
     diffusers_parameter,
+    fused_names,
 )
 from wanbuild.mapping.original_parts import vae_names
+from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.original_config import derive_config
-from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanrun.errors import SourceError
 
 ANIMATE = "Wan2.2-Animate-14B-Diffusers"
@@ -89,37 +92,18 @@ def test_modules_of_adapters() -> None:
 
 
 def test_the_animate_adapters() -> None:
-    """All but the fused keys and values, against the reference; shapes of biases are its own business."""
+    """The reference renames all but the tensors of keys and values; shapes of biases are its own business."""
     config = transformer_config(ANIMATE)
     shapes = reference_shapes("transformer", config)
-    convs = "motion_encoder.enc.net_app.convs"
-    keys = [
-        *original_keys(config),
-        *linear("pose_patch_embedding"),
-        *("motion_encoder.dec.direction.weight", f"{convs}.0.0.weight", f"{convs}.0.1.bias"),
-        f"{convs}.8.weight",
-        *(key for i in range(5) for key in linear(f"motion_encoder.enc.fc.{i}")),
-        *("face_encoder.padding_tokens", *linear("face_encoder.out_proj")),
-        *(key for name in ("conv1_local", "conv2", "conv3") for key in linear(f"face_encoder.{name}.conv")),
-    ]
-    for i in range(1, 8):
-        keys += [f"{convs}.{i}.{name}" for name in ("conv1.0.weight", "conv1.1.bias", "conv2.1.weight")]
-        keys += [f"{convs}.{i}.{name}" for name in ("conv2.2.bias", "skip.1.weight")]
-    for i in range(8):
-        block = f"face_adapter.fuser_blocks.{i}"
-        keys += [*linear(f"{block}.linear1_q"), *linear(f"{block}.linear2")]
-        keys += [f"{block}.q_norm.weight", f"{block}.k_norm.weight"]
-    constants = [f"{convs}.{i}.{name}.0.kernel" for i in range(1, 8) for name in ("conv2", "skip")]
-    names = diffusers_names(keys + constants)
-    fused = {
-        f"face_adapter.{i}.{p}.{w}" for i in range(8) for p in ("to_k", "to_v") for w in ("weight", "bias")
-    }
+    keys = [*original_keys(config), *animate_keys(config)]
+    constants = [f"{CONVS}.{i}.{name}.0.kernel" for i in range(1, 8) for name in ("conv2", "skip")]
+    fused = fused_keys(config)
+    names = diffusers_names([*keys, *constants, *fused])
     assert set(names) == set(keys)
-    assert sorted(names.values()) == sorted(shapes.keys() - fused)
-    state = {key: torch.empty(1, 4, 1, 1) if f"{convs}." in key else torch.empty(0) for key in keys}
+    assert fused_names([*keys, *constants, *fused]) == fused
+    assert sorted((*names.values(), *(key for pair in fused.values() for key in pair))) == sorted(shapes)
+    state = {key: torch.empty(1, 4, 1, 1) if f"{CONVS}." in key else torch.empty(0) for key in keys}
     assert sorted(convert_wan_transformer_to_diffusers(state)) == sorted(names.values())
-    with pytest.raises(SourceError, match=r"keys and values in one tensor: face_adapter.*0\.linear1_kv"):
-        diffusers_names([*keys, "face_adapter.fuser_blocks.0.linear1_kv.weight"])
 
 
 def test_the_table_is_one_to_one() -> None:
@@ -152,6 +136,19 @@ def derived(repository: str, original: Mapping[str, Any] | None = None) -> dict[
 def test_a_published_config_is_derived_field_by_field(repository: str) -> None:
     assert derived(repository) == published(repository)
     assert derived(repository, original_config(transformer_config(repository))) == published(repository)
+
+
+@pytest.mark.parametrize("repository", PUBLISHED_MODELS)
+def test_every_component_of_a_published_model_is_known_by_its_shapes(repository: str) -> None:
+    """Configs derived from single files mean what the published ones do; classes too."""
+    for name, config in PUBLISHED_MODELS[repository].items():
+        kind = "transformer" if name.startswith("transformer") else name
+        shapes = reference_shapes(kind, dict(config))
+        found = derived_config(name, shapes, "x.safetensors")
+        class_name = class_of(name, shapes, "x.safetensors")
+        assert class_name == config.get("_class_name") or config["architectures"][0]
+        kind_of_it = kind_of(name, class_name)
+        assert kind_of_it.parse(found, "x") == kind_of_it.parse(dict(config), "x")
 
 
 def test_the_original_config_counts_where_shapes_say_nothing() -> None:

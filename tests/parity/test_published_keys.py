@@ -11,8 +11,8 @@ import pytest
 from helpers.published_shapes import reference_shapes
 from wanbuild.components import kind_of
 from wanbuild.mapping.engine import assign
-from wanbuild.toy.published import Config
-from wanbuild.toy.published_models import PUBLISHED_MODELS
+from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.settings import Config
 
 
 def cases() -> list[Any]:

@@ -12,9 +12,9 @@ import pytest
 from transformers import CLIPImageProcessor
 
 from helpers.image_processors import PROCESSOR_FORMS, write_processor
+from wanbuild.published.settings import SCHEDULER_CONFIGS
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
-from wanbuild.toy.published import SCHEDULER_CONFIGS
 
 
 @pytest.mark.parametrize("solver", ["unipc", "dpm++", "euler"])

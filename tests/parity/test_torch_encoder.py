@@ -26,9 +26,9 @@ from wanbuild.components import KINDS, DtypePolicy
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.engine import assign
 from wanbuild.models.params import bind
+from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
-from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER
 from wanbuild.toy.shapes import text_encoder_shapes
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError

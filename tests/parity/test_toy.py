@@ -13,15 +13,15 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from wanbuild.source.checkpoint import open_source
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
-from wanbuild.toy.published import (
+from wanbuild.published.settings import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
     PUBLISHED_VAE,
     PUBLISHED_VAE_2_2,
 )
+from wanbuild.source.checkpoint import open_source
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VAE_2_2, TOY_VARIANTS
 from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import Stored
@@ -122,7 +122,7 @@ def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: i
         for name, component in source.components.items():
             library = transformers if name.endswith("_encoder") else diffusers
             state = _load(getattr(library, component.class_name), tmp_path / "x" / name).state_dict()
-            for key in component.keys:
+            for key in component.tensors:
                 # transformers 5 drops a prefix that published files have
                 value = state[key.removeprefix("vision_model.")]
                 assert torch.equal(value, torch.from_numpy(component.array(key).copy())), key

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from helpers.published_shapes import reference_shapes
+from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_VARIANTS
-from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.toy.shapes import Shapes, transformer_shapes
 from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes

@@ -17,6 +17,7 @@ from wanrun.replay.samples import sample_mask
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
 NAMES = ("masked video", "no mask", "references alone", "scaled")
+SCALED = {"conditioning_scale": 0.3}
 PLAIN = ("masked, no reference", "text alone")
 
 Make = Callable[[str], MediaPath]
@@ -39,7 +40,7 @@ def path(
         "masked video": Case(4, media, 1),
         "no mask": Case(3, {"video": video, "reference_image": files}, 2),
         "references alone": Case(3, {"reference_image": files}, 3),
-        "scaled": Case(3, media, 1, {"conditioning_scale": 0.3}, {"conditioning_scale": 0.3}),
+        "scaled": Case(3, media, 1, SCALED, SCALED),
     }
     plain = {
         "masked, no reference": Case(3, {"video": video, "mask": mask}, 4),
@@ -66,6 +67,33 @@ def test_latents_and_frames(path: Make, name: str, loop: str, record_property: A
     latents, frames = made.ours(name, loop)
     assert latents.shape[2] == 3 + 2 * (name in NAMES)  # a latent frame for each reference
     assert frames.shape[0] == 9
+
+
+def test_two_experts(
+    media_toy: Callable[[str], tuple[Path, Path]],
+    commands: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Any,
+) -> None:
+    """VACE-Fun-A14B: a high-noise and a low-noise expert, each with its own control blocks."""
+    folder = tmp_path_factory.mktemp("experts")
+    files = folder / "one.png", folder / "two.png"
+    for number, file in enumerate(files):
+        picture(131, 75, number).save(file)
+    media = {
+        "video": write_folder(pictures(9, 144, 96, 1), folder / "video"),
+        "mask": write_folder(sample_mask(144, 96, 9), folder / "mask"),
+        "reference_image": files,
+    }
+    cases = {"masked video": Case(5, media, 1), "scaled": Case(3, media, 2, SCALED, SCALED)}
+    made = MediaPath(media_toy("wan2.2-vace"), commands, folder, cases)
+    for name in cases:
+        for loop in LOOPS:
+            made.check(name, loop, record_property)
+    made.pipe.transformer, made.pipe.transformer_2 = made.pipe.transformer_2, made.pipe.transformer
+    made.forget()
+    with pytest.raises(AssertionError):
+        made.check("masked video", LOOPS[0], record_property)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *PLAIN])

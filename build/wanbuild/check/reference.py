@@ -335,7 +335,7 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
         )
     located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
     with open_source(located.path) as opened:  # raises SourceError for a folder that is no checkpoint
-        if any(component.stored for component in opened.components.values()):
+        if any(component.renamed for component in opened.components.values()):
             raise UsageError(
                 f"{source} has weights in the original naming, which the reference cannot load",
                 remedy="give the same checkpoint in the diffusers layout",

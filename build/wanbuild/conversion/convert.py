@@ -25,6 +25,7 @@ from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
+from wanbuild.source.single_files import open_files
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
@@ -46,7 +47,7 @@ class ConvertRequest:
     """The source, target and options of a conversion.
 
     Args:
-        source: a checkpoint folder in the diffusers layout, or a hub id.
+        source: a checkpoint folder in the diffusers layout, or a hub id; None: the files are all there is.
         artifact: the folder to create.
         revision: branch, tag or commit of the hub repository; None: its main branch.
         dtypes: weights dtype by component; absent components have their default dtype, and a second expert
@@ -56,9 +57,11 @@ class ConvertRequest:
         threads: worker threads; None: one per core.
         loras: LoRAs to merge into the transformers, in this order.
         defaults: replacements for the variant's and the checkpoint's default options.
+        files: weight files by component, and the tokenizer's folder or file, that take the place of the
+            source's.
     """
 
-    source: str | Path
+    source: str | Path | None
     artifact: Path
     dtypes: Mapping[str, Dtype | None] = field(default_factory=dict)
     negative_prompt: str | None = None
@@ -67,6 +70,7 @@ class ConvertRequest:
     revision: str | None = None
     loras: Sequence[LoraRequest] = ()
     defaults: Defaults = field(default_factory=Defaults)
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def _plan_components(source: Source, variant: Variant, request: ConvertRequest) 
     policies = _policies(variant, request)
     for name, config in configs.items():
         component, kind, policy = components[name], kinds[name], policies[name]
-        shapes = {key: component.entry(key).shape for key in component.keys}
+        shapes = {key: component.entry(key).shape for key in component.tensors}
         assignments, found = assign(kind.rules, shapes, kind.module(config, policy), name)
         problems += found
         plans[name] = _Plan(config, policy, assignments)
@@ -142,12 +146,14 @@ class _SmallFiles:
 
 
 def _read_small_files(source: Source) -> _SmallFiles:
-    weights = {file.path for component in source.components.values() for file in component.keys.values()}
-    contents = {name: read_bytes(path) for name, path in source.files().items() if path not in weights}
+    weights = {path for component in source.components.values() for path in component.files}
+    files = source.files()
+    contents = {name: read_bytes(path) for name, path in files.items() if path not in weights}
     records = {
         name: {"bytes": len(data), "digest": f"sha256:{sha256_of(data)}"} for name, data in contents.items()
     }
-    return _SmallFiles(records, contents[source.tokenizer.file.relative_to(source.path).as_posix()])
+    tokenizer = next(name for name, path in files.items() if path == source.tokenizer.file)
+    return _SmallFiles(records, contents[tokenizer])
 
 
 def _source_record(
@@ -164,14 +170,16 @@ def _source_record(
     """
     tensors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
+    places = {path: name for name, path in source.files().items()}
     for name, component in source.components.items():
-        for key, file in component.keys.items():
-            entry = component.entry(key)
+        for key, tensor in component.tensors.items():
             checksum = crcs[name][key] if key in plans[name].keys else None
-            record = [str(entry.dtype), list(entry.shape), checksum]
-            place = file.path.relative_to(source.path).as_posix()
+            record = [str(tensor.entry.dtype), list(tensor.entry.shape), checksum]
+            if tensor.float8 is not None:
+                record.append(tensor.float8.digest)
+            place = places[tensor.file.path]
             tensors.setdefault(place, {})[key] = record
-            sizes[place] = file.nbytes
+            sizes[place] = tensor.file.nbytes
     weights = {
         name: {
             "bytes": sizes[name],
@@ -230,7 +238,7 @@ def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest
     shapes = {}
     for name in variant.transformers:
         component = source.component(name)
-        shapes[name] = {key: component.entry(key).shape for key in component.keys}
+        shapes[name] = {key: component.entry(key).shape for key in component.tensors}
     return open_loras(requests, shapes)
 
 
@@ -288,9 +296,8 @@ def convert(request: ConvertRequest) -> Manifest:
     artifact = Path(os.path.realpath(request.artifact))  # resolve() raises on a loop of links
     _refuse_existing(artifact, request.force)  # before any download; checked again under the build lock
     request.defaults.check()
-    located = locate_source(request.source, request.revision)
     with ExitStack() as stack:
-        source = stack.enter_context(open_source(located.path, located.repository, located.revision))
+        source = stack.enter_context(_open(request))
         variant = variant_of(source)
         loras = stack.enter_context(_open_loras(source, variant, request.loras))
         plans = _plan_components(source, variant, request)
@@ -311,6 +318,14 @@ def convert(request: ConvertRequest) -> Manifest:
                 manifest.write(building)
                 commit(artifact)
     return manifest
+
+
+def _open(request: ConvertRequest) -> Source:
+    """Opens the source: a folder, a hub's repository, or files alone."""
+    if request.source is None:
+        return open_files(request.files)
+    located = locate_source(request.source, request.revision, without=request.files.keys())
+    return open_source(located.path, located.repository, located.revision, request.files)
 
 
 @contextmanager

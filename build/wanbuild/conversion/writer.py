@@ -24,6 +24,7 @@ from wanbuild.conversion.direct import DirectFile, WriteBuffer
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
+from wanbuild.source.float8 import Float8
 from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact.layout import (
     CRC_BYTES,
@@ -52,6 +53,10 @@ class TensorSource(Protocol):
 
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
         """Reads the tensor's stored bytes, from byte ``begin`` on, into an array of bytes."""
+        ...
+
+    def float8(self, key: str) -> Float8 | None:
+        """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
         ...
 
 
@@ -103,7 +108,7 @@ class _Tensor:
     def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None, component: str) -> None:
         self.key, self._component = fill.key, component
         self._source, self._delta = source, delta
-        self._entry = source.entry(fill.key)
+        self._entry, self._float8 = source.entry(fill.key), source.float8(fill.key)
         self.crc32c = 0
         self._permuted: np.ndarray | None = None
         self.itemsize = self._entry.dtype.itemsize
@@ -111,16 +116,17 @@ class _Tensor:
             self._permuted = self._permute(fill.transform)
 
     def _permute(self, transform: str) -> np.ndarray:
-        """Returns the whole tensor with permuted axes, flat and in its own dtype (float32 with a delta)."""
+        """Returns the whole tensor with permuted axes, flat and in its own dtype (or float32, see below)."""
         values = np.empty(math.prod(self._entry.shape), self._entry.dtype)
         data = values.view(np.uint8)
         self._source.read(self.key, 0, data)
         self.crc32c = crc32c(data.data)
-        values = self._added(values, 0)
+        values = self._values(values, 0)
         return np.ascontiguousarray(TRANSFORMS[transform](values.reshape(self._entry.shape))).reshape(-1)
 
-    def _added(self, values: np.ndarray, start: int) -> np.ndarray:
-        """Returns the values plus the delta, in float32; without a delta the values themselves."""
+    def _values(self, stored: np.ndarray, start: int) -> np.ndarray:
+        """Returns the values of stored items: those themselves, or float32 of 8-bit ones or with a delta."""
+        values = stored if self._float8 is None else self._float8.values(stored, start)
         if self._delta is None:
             return values
         values = values.astype(np.float32, copy=False)
@@ -134,7 +140,7 @@ class _Tensor:
         data = buffer[: (stop - start) * size]
         self._source.read(self.key, start * size, data)
         self.crc32c = crc32c(data.data, self.crc32c)
-        return self._added(data.view(self._entry.dtype), start)
+        return self._values(data.view(self._entry.dtype), start)
 
     def cast(self, start: int, block: np.ndarray, buffer: np.ndarray) -> None:
         """Fills a block of the stored dtype with the items from ``start`` on; ``buffer`` is for read bytes.

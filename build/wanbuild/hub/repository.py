@@ -8,7 +8,7 @@ next, so a repository of an unsupported variant costs a few kilobytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,10 @@ class Located:
 
 
 def locate_source(
-    source: str | Path, revision: str | None = None, report: Callable[[str], object] = report_line
+    source: str | Path,
+    revision: str | None = None,
+    report: Callable[[str], object] = report_line,
+    without: Collection[str] = (),
 ) -> Located:
     """Returns a local folder, or downloads the files of a hub repository that conversion reads.
 
@@ -57,6 +60,7 @@ def locate_source(
         source: a folder, or a hub id ``owner/name``, as the user wrote it: ``./owner/name`` is a folder.
         revision: branch, tag or commit of the repository; None: its main branch.
         report: receives a line that says what is downloaded.
+        without: components whose weights are not downloaded, and ``tokenizer``.
 
     Returns:
         The folder; for a repository, a folder in the hub's cache with the published layout.
@@ -82,7 +86,7 @@ def locate_source(
         raise SourceError(
             f"there is no folder {text}", remedy="give the checkpoint's folder or its hub id, owner/name"
         )
-    return _locate_repository(open_snapshot(text, "main" if revision is None else revision), report)
+    return _locate_repository(open_snapshot(text, "main" if revision is None else revision), report, without)
 
 
 def is_hub_id(text: str) -> bool:
@@ -99,7 +103,9 @@ def is_hub_id(text: str) -> bool:
     return True
 
 
-def _locate_repository(snapshot: Snapshot, report: Callable[[str], object]) -> Located:
+def _locate_repository(
+    snapshot: Snapshot, report: Callable[[str], object], without: Collection[str]
+) -> Located:
     """Downloads the files that conversion reads, the large ones last."""
     from wanbuild.source.checkpoint import read_classes
 
@@ -129,8 +135,10 @@ def _locate_repository(snapshot: Snapshot, report: Callable[[str], object]) -> L
     _check_configs(folder, configs, {name: class_name for name, (_, class_name) in classes.items()})
     if IMAGE_PROCESSOR in classes:
         open_image_processor(folder / IMAGE_PROCESSOR)
-    large = ["tokenizer/tokenizer.json", *(set(weights.values()) - set(indexes))]
-    for file in indexes:
+    wanted = {file for name, file in weights.items() if name not in without}
+    large = [] if "tokenizer" in without else ["tokenizer/tokenizer.json"]
+    large += wanted - set(indexes)
+    for file in wanted & set(indexes):
         shards = set(read_weight_map(folder / file).values())
         large += [Path(file).with_name(shard).as_posix() for shard in shards]
     snapshot.fetch(large, report)
@@ -156,10 +164,7 @@ def _find_weights(snapshot: Snapshot, component: str, library: str, *, beside: b
         names = [path.name for path in paths if path.parent == place]
         return sorted(name for name in names if _PLAIN.fullmatch(name)) or None
 
-    any_name = component in _TRANSFORMERS
-    found = find_weights(
-        root / component, WEIGHT_NAMES[library], root if beside else None, any_name, names_in
-    )
+    found = find_weights(root / component, WEIGHT_NAMES[library], root if beside else None, names_in)
     return found.relative_to(root).as_posix()
 
 

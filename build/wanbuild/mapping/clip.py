@@ -13,9 +13,9 @@ _LAYER = _PREFIX + r"encoder\.layers\.(?P<layer>\d+)\."
 _PARAM = r"(?P<param>weight|bias)"
 
 CLIP_RULES: tuple[Rule, ...] = (
-    Rule(_EMBEDDINGS + r"class_embedding", "class_embedding"),
+    Rule(_EMBEDDINGS + r"class_embedding", "class_embedding", "squeeze"),
     Rule(_EMBEDDINGS + r"patch_embedding\.weight", "patch_embedding/weight", "flatten_in"),
-    Rule(_EMBEDDINGS + r"position_embedding\.weight", "position_embedding"),
+    Rule(_EMBEDDINGS + r"position_embedding\.weight", "position_embedding", "squeeze"),
     Rule(_EMBEDDINGS + r"position_ids", None),  # 0, 1, 2, ...: saved by transformers before 4.31
     Rule(r"visual_projection\.weight", None),  # for the pooled output, which is not used
     Rule(_PREFIX + r"pre_layrnorm\." + _PARAM, "pre_norm/{param}"),  # the checkpoint's spelling

@@ -105,7 +105,7 @@ PARAMETERS: tuple[tuple[str, str], ...] = (
 FUSED: tuple[tuple[str, tuple[str, str]], ...] = (
     ("face_adapter.fuser_blocks.{i}.linear1_kv", ("face_adapter.{i}.to_k", "face_adapter.{i}.to_v")),
 )
-"""Original modules that diffusers splits into keys and values, which no renaming can express."""
+"""Original modules whose rows are the keys and then the values of diffusers' modules."""
 
 CONSTANTS: tuple[str, ...] = (
     "motion_encoder.enc.net_app.convs.{i}.conv2.0.kernel",
@@ -187,6 +187,15 @@ def _parameters() -> _Names:
     return _names([*rows, *PARAMETERS], halves)
 
 
+@cache
+def _fused() -> Templates:
+    return Templates(
+        (f"{original}.{kind}", " ".join(f"{part}.{kind}" for part in parts))
+        for original, parts in FUSED
+        for kind in ("weight", "bias")
+    )
+
+
 def diffusers_module(name: str) -> str | None:
     """Returns the diffusers path of a module, e.g. ``blocks.3.attn1.to_q`` for ``blocks.3.self_attn.q``.
 
@@ -234,15 +243,15 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     Returns:
         Stored key -> diffusers name, in the order of keys. If no key is original, all keys are returned
         without the prefix, unknown ones included, because the mapping table checks them. Original keys in
-        ``CONSTANTS`` are left out.
+        ``CONSTANTS`` are left out, and so are those of tensors that hold several of diffusers', one after the
+        other (``fused_names``).
 
     Raises:
-        SourceError: if only some keys are original, or a parameter is fused (Animate's face adapter).
+        SourceError: if only some keys are original.
     """
     keys = tuple(keys)
     prefix = common_prefix(keys)
     names = _parameters()
-    fused = Templates((name, name) for original, _ in FUSED for name in _with_kinds(original))
     constants = Templates((name, name) for name in CONSTANTS)
     bare = {key: key[len(prefix) :] for key in keys}
     renamed = {key: names.originals.find(name) for key, name in bare.items()}
@@ -253,9 +262,7 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     problems = []
     if theirs := [key for key in other if names.diffusers.find(bare[key])]:
         problems.append(f"has diffusers names among the original ones: {listed(theirs)}")
-    if halves := [key for key in other if fused.find(bare[key])]:
-        problems.append(f"holds keys and values in one tensor: {listed(halves)}")
-    explained = {*theirs, *halves, *(key for key in other if constants.find(bare[key]))}
+    explained = {*theirs, *fused_names(keys), *(key for key in other if constants.find(bare[key]))}
     if unknown := [key for key in other if key not in explained]:
         problems.append(f"has keys that are not a part of this model: {listed(unknown)}")
     if problems:
@@ -264,3 +271,18 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
             remedy="use the checkpoint as published, or the repository whose name ends in -Diffusers",
         )
     return {key: new for key, new in renamed.items() if new is not None}
+
+
+def fused_names(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the diffusers names of the tensors that one original tensor holds, by its key.
+
+    Args:
+        keys: every key of the checkpoint, all with the same prefix from ``PREFIXES``.
+
+    Returns:
+        Stored key -> the names of equally many of its rows each, in their order.
+    """
+    keys = tuple(keys)
+    prefix = common_prefix(keys)
+    found = {key: _fused().find(key[len(prefix) :]) for key in keys}
+    return {key: tuple(names.split()) for key, names in found.items() if names is not None}

@@ -1,8 +1,9 @@
-"""Names of VAE and text encoder in Wan-Video's own files, and their names in the diffusers layout.
+"""Names of VAE, text encoder and image encoder in Wan-Video's own files, and in the diffusers layout.
 
-Sources: the state dicts of WanVAE_, Wan2_2_VAE and T5Encoder (Wan-Video/Wan2.1 and Wan2.2, wan/modules:
-vae.py, vae2_2.py, t5.py), and of AutoencoderKLWan and UMT5EncoderModel. Single files of ComfyUI have the VAE
-under these names too, and the text encoder under those of transformers.
+Sources: the state dicts of WanVAE_, Wan2_2_VAE, T5Encoder and XLMRobertaCLIP (Wan-Video/Wan2.1 and Wan2.2,
+wan/modules: vae.py, vae2_2.py, t5.py, clip.py), and of AutoencoderKLWan, UMT5EncoderModel and
+CLIPVisionModel. Single files of ComfyUI have the VAE under these names too, and both encoders under those of
+transformers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from wanbuild.mapping.original import Templates, listed
+from wanbuild.mapping.original import Templates, diffusers_names, fused_names, listed
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
 _RESIDUAL: Mapping[str, str] = MappingProxyType(
@@ -72,6 +74,40 @@ _TEXT = Templates(
         ),
     )
 )
+
+_IMAGE_LAYER, _IMAGE_OURS = "visual.transformer.{i}", "vision_model.encoder.layers.{i}"
+
+_IMAGE = Templates(
+    [
+        ("visual.cls_embedding", "vision_model.embeddings.class_embedding"),
+        ("visual.pos_embedding", "vision_model.embeddings.position_embedding.weight"),
+        ("visual.patch_embedding.weight", "vision_model.embeddings.patch_embedding.weight"),
+        *(
+            (f"{original}.{kind}", f"{transformers}.{kind}")
+            for original, transformers in (
+                ("visual.pre_norm", "vision_model.pre_layrnorm"),
+                ("visual.post_norm", "vision_model.post_layernorm"),
+                (f"{_IMAGE_LAYER}.norm1", f"{_IMAGE_OURS}.layer_norm1"),
+                (f"{_IMAGE_LAYER}.attn.proj", f"{_IMAGE_OURS}.self_attn.out_proj"),
+                (f"{_IMAGE_LAYER}.norm2", f"{_IMAGE_OURS}.layer_norm2"),
+                (f"{_IMAGE_LAYER}.mlp.0", f"{_IMAGE_OURS}.mlp.fc1"),
+                (f"{_IMAGE_LAYER}.mlp.2", f"{_IMAGE_OURS}.mlp.fc2"),
+            )
+            for kind in ("weight", "bias")
+        ),
+    ]
+)
+
+_IMAGE_FUSED = Templates(
+    (
+        f"{_IMAGE_LAYER}.attn.to_qkv.{kind}",
+        " ".join(f"{_IMAGE_OURS}.self_attn.{letter}_proj.{kind}" for letter in "qkv"),
+    )
+    for kind in ("weight", "bias")
+)
+
+_IMAGE_UNUSED = ("textual.", "log_scale", "visual.head")
+"""Starts of the names of parts that Wan does not use: the text half, and the pooled output's projection."""
 
 EMBEDDED = frozenset({"spiece_model"})
 """Stored tensors of single files that are no weights: ComfyUI keeps the tokenizer with the text encoder."""
@@ -134,6 +170,25 @@ def text_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
     return _renamed(names, _TEXT.find, where)
 
 
+def image_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
+    """Returns the transformers name of each key of a CLIP image encoder; arguments and errors as above.
+
+    Keys of parts that Wan does not use are left out, and so are those of tensors that hold several of
+    transformers', one after the other (``image_encoder_fused``).
+    """
+    names = list(keys)
+    if not (fused := image_encoder_fused(names)):
+        return {name: name for name in names}
+    used = [name for name in names if name not in fused and not name.startswith(_IMAGE_UNUSED)]
+    return _renamed(used, _IMAGE.find, where)
+
+
+def image_encoder_fused(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the transformers names of queries, keys and values, by the key of the tensor of all three."""
+    found = {key: _IMAGE_FUSED.find(key) for key in keys}
+    return {key: tuple(names.split()) for key, names in found.items() if names is not None}
+
+
 def _renamed(names: Iterable[str], find: Callable[[str], str | None], where: str) -> dict[str, str]:
     renamed = {name: find(name) for name in names}
     if unknown := [name for name, new in renamed.items() if new is None]:
@@ -145,7 +200,20 @@ def _renamed(names: Iterable[str], find: Callable[[str], str | None], where: str
     return {name: new for name, new in renamed.items() if new is not None}
 
 
-NAMES: Mapping[str, Callable[[Iterable[str], str], dict[str, str]]] = MappingProxyType(
-    {"vae": vae_names, "text_encoder": text_encoder_names}
+Names = Callable[[Iterable[str], str], dict[str, str]]
+Fused = Callable[[Iterable[str]], dict[str, tuple[str, ...]]]
+
+
+def _none_fused(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    return {}
+
+
+NAMES: Mapping[str, tuple[Names, Fused]] = MappingProxyType(
+    {
+        **dict.fromkeys(TRANSFORMERS, (diffusers_names, fused_names)),
+        "vae": (vae_names, _none_fused),
+        "text_encoder": (text_encoder_names, _none_fused),
+        "image_encoder": (image_encoder_names, image_encoder_fused),
+    }
 )
-"""By component, what returns the name of each key; the weights of others are in diffusers' naming."""
+"""By component, what returns the name of each key, and the names of what one tensor of the original holds."""

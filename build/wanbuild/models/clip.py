@@ -7,6 +7,8 @@ S pixels per side.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,8 +21,23 @@ from wanbuild.models.params import Stack, param, stacked
 from wanbuild.models.partition import constrain
 
 
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _quick_gelu(x: jax.Array) -> jax.Array:
+    """OpenAI's approximation of GELU."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
+    {"gelu": _gelu, "quick_gelu": _quick_gelu}
+)
+"""By the config's name. The encoder published with Wan has the exact one."""
+
+
 class CLIPBlock(nnx.Module):
-    """Self-attention, then a feed-forward with an exact GELU; both pre-norm."""
+    """Self-attention, then a feed-forward; both pre-norm."""
 
     def __init__(self, config: ImageEncoderConfig, dtype: Any, norm_dtype: Any) -> None:
         dim, hidden = config.hidden_size, config.intermediate_size
@@ -33,6 +50,7 @@ class CLIPBlock(nnx.Module):
         self.fc1 = Linear(dim, hidden, dtype, ("mlp", "embed"))
         self.fc2 = Linear(hidden, dim, dtype, ("embed", "mlp"))
         self.heads = config.num_attention_heads
+        self.activation = ACTIVATIONS[config.hidden_act]
 
     def _attend(self, x: jax.Array) -> jax.Array:
         """(N, T, D) -> float32 (N, T, D)."""
@@ -57,7 +75,7 @@ class CLIPBlock(nnx.Module):
         """
         x = x + self._attend(self.attn_norm(x).astype(dtype))
         hidden = self.fc1(self.mlp_norm(x).astype(dtype), out_dtype=jnp.float32)
-        return x + self.fc2(jax.nn.gelu(hidden, approximate=False).astype(dtype), out_dtype=jnp.float32)
+        return x + self.fc2(self.activation(hidden).astype(dtype), out_dtype=jnp.float32)
 
 
 class CLIPImageEncoder(nnx.Module):

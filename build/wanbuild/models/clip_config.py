@@ -26,7 +26,7 @@ class ImageEncoderConfig:
     the activation of OpenAI's CLIP, which differs from that of the encoder published with Wan.
 
     Raises:
-        ConfigError: if the fields contradict each other, or the activation is not gelu.
+        ConfigError: if the fields contradict each other, or the activation is neither gelu nor quick_gelu.
     """
 
     CLASS_NAMES: ClassVar[tuple[str, ...]] = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
@@ -65,8 +65,8 @@ class ImageEncoderConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.hidden_act != "gelu":
-            problems.append(f"hidden_act is {self.hidden_act[:80]!r} and only 'gelu' is supported")
+        if self.hidden_act not in ("gelu", "quick_gelu"):
+            problems.append(f"hidden_act is {self.hidden_act[:80]!r}, not 'gelu' or 'quick_gelu'")
         if self.num_channels != 3:
             problems.append(f"num_channels is {self.num_channels} and images have 3")
         if self.hidden_size % self.num_attention_heads:

@@ -16,8 +16,9 @@ from wanbuild.plan.published import (
     published_variant,
 )
 from wanbuild.recipe import read_recipe
-from wanbuild.source.checkpoint import open_source
+from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.match import variant_of
+from wanbuild.source.single_files import open_files
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.record import Dtype
@@ -78,7 +79,11 @@ def read_subject(text: str) -> Subject:
 def _of_recipe(path: Path) -> Subject:
     recipe = read_recipe(path)
     dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
-    found = _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
+    if recipe.source is None:
+        with open_files(recipe.parts) as source:
+            found: Subject | None = _of_open(source, path.stem, dtypes)
+    else:
+        found = _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
     if found is None:
         raise UsageError(
             f"the source of {path} is neither here nor a published model",
@@ -92,15 +97,19 @@ def _of_source(text: str, dtypes: Mapping[str, Dtype | None]) -> Subject | None:
     """Returns the subject of a checkpoint's folder or a published model; None if it is neither."""
     if (Path(text) / INDEX).is_file():
         with open_source(Path(text)) as source:
-            variant = variant_of(source)
-            configs = {name: part.recorded_config for name, part in source.components.items()}
-            manifest = manifest_of(variant, configs, source.boundary_ratio, dtypes)
-        return Subject(Path(text).name, manifest, variant.sizes)
+            return _of_open(source, Path(text).name, dtypes)
     name = text.lower().rpartition("/")[2].removesuffix("-diffusers")
     if name not in published_names() or text.count("/") > 1:
         return None
     repository = published_names()[name]
     return Subject(name, published_manifest(repository, dtypes), published_sizes(repository))
+
+
+def _of_open(source: Source, name: str, dtypes: Mapping[str, Dtype | None]) -> Subject:
+    """Returns the subject of an open checkpoint."""
+    variant = variant_of(source)
+    configs = {name: part.recorded_config for name, part in source.components.items()}
+    return Subject(name, manifest_of(variant, configs, source.boundary_ratio, dtypes), variant.sizes)
 
 
 def published_sizes(repository: str) -> tuple[tuple[int, int], ...]:

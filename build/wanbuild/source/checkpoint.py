@@ -16,77 +16,21 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-import numpy as np
-
 from wanbuild.config import read_json, shown
-from wanbuild.mapping.original import diffusers_names
-from wanbuild.mapping.original_parts import NAMES
+from wanbuild.source.component import SourceComponent, open_component, open_file
 from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
-from wanbuild.source.original_config import derive_config, is_original
-from wanbuild.source.safetensors import WEIGHT_DTYPES, TensorEntry, TensorFile
-from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
 from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.variants.table import MODULES, variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, NO_WEIGHTS, Variant
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.errors import SourceError
+from wanrun.errors import SourceError, UsageError
 
 # Components that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
-
-
-@dataclass(frozen=True)
-class SourceComponent:
-    """One component with weights.
-
-    Args:
-        name: its folder's name, e.g. ``transformer``.
-        class_name: its class in model_index.json, without the library.
-        folder: its folder.
-        config: the content of its config.json, not yet interpreted; derived from the weights if they are in
-            the original naming and have no config.
-        config_file: the source of the config: config.json, or the weight file it was derived from.
-        files: its weight files, ordered by name.
-        keys: the file of each tensor, in key order. Keys are diffusers' and transformers'.
-        stored: a tensor's name in its file, if it differs from the key.
-        index: the index file of a sharded component, or None.
-    """
-
-    name: str
-    class_name: str
-    folder: Path
-    config: Mapping[str, Any]
-    config_file: Path
-    files: tuple[Path, ...]
-    keys: Mapping[str, TensorFile]
-    stored: Mapping[str, str]
-    index: Path | None
-
-    @property
-    def recorded_config(self) -> dict[str, Any]:
-        """The config as a manifest records it: a transformer's names its class, which programs depend on."""
-        named = {"_class_name": self.class_name} if self.name in TRANSFORMERS else {}
-        return {**self.config, **named}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(self.entry(key).nbytes for key in self.keys)
-
-    def entry(self, key: str) -> TensorEntry:
-        """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
-        return self.keys[key].entries[self.stored.get(key, key)]
-
-    def array(self, key: str) -> np.ndarray:
-        """Returns a whole tensor; see ``TensorFile.array``."""
-        return self.keys[key].array(self.stored.get(key, key))
-
-    def read(self, key: str, begin: int, out: np.ndarray) -> None:
-        """Reads a part of a tensor; see ``TensorFile.read``."""
-        self.keys[key].read(self.stored.get(key, key), begin, out)
+_SETTINGS = ("model_index.json", "scheduler/scheduler_config.json")
 
 
 @dataclass(frozen=True)
@@ -94,10 +38,11 @@ class Source:
     """An open checkpoint folder; a context manager. Made by ``open_source``.
 
     Args:
-        path: the folder.
+        path: the folder; of single files, the first transformer's.
+        layout: whether that is a folder in the diffusers layout.
         repository: the hub repository it was downloaded from, or None.
         revision: the commit of that repository, or None.
-        pipeline_class: ``_class_name`` of model_index.json.
+        pipeline_class: ``_class_name`` of model_index.json, or of the variant's.
         boundary_ratio: the share of the timesteps below which the low-noise expert runs, or None.
         expand_timesteps: whether the transformer takes a timestep per token.
         component_names: every component of the checkpoint, sorted.
@@ -105,9 +50,11 @@ class Source:
         scheduler_config: the content of scheduler/scheduler_config.json.
         tokenizer: the tokenizer folder.
         image_processor: the image encoder's preprocessing; None if there is none.
+        image_processor_file: its file; None if there is none, or for the published preprocessing.
     """
 
     path: Path
+    layout: bool
     repository: str | None
     revision: str | None
     pipeline_class: str
@@ -118,32 +65,38 @@ class Source:
     scheduler_config: Mapping[str, Any]
     tokenizer: SourceTokenizer
     image_processor: ImageProcessorConfig | None
+    image_processor_file: Path | None
 
     def component(self, name: str) -> SourceComponent:
         """Returns a component; KeyError if the source has none of this name, or it has no weights."""
         return self.components[name]
 
     def files(self) -> dict[str, Path]:
-        """Returns every file that conversion reads, and digests cover, by relative name, sorted."""
-        paths = [
-            self.path / "model_index.json",
-            self.path / "scheduler" / "scheduler_config.json",
-            self.tokenizer.file,
-        ]
-        if self.image_processor is not None:
-            paths.append(self.path / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE)
+        """Returns every file that conversion reads, and digests cover, by relative name, sorted.
+
+        A file outside of the folder has the name that it would have inside of it.
+        """
+        paths = [("", self.path / name) for name in _SETTINGS if self.layout]
+        paths.append(("tokenizer", self.tokenizer.file))
+        if self.image_processor is not None and self.image_processor_file is not None:
+            paths.append((IMAGE_PROCESSOR, self.image_processor_file))
         for component in self.components.values():
-            paths += [component.config_file, *component.files]
-            paths += [component.index] if component.index else []
+            files = [component.config_file, *component.files, *filter(None, [component.index])]
+            paths += [(component.name, file) for file in files]
         tokenizer_config = self.tokenizer.folder / "tokenizer_config.json"
-        paths += [tokenizer_config] if tokenizer_config.exists() else []
-        return {path.relative_to(self.path).as_posix(): path for path in sorted(paths)}
+        paths += [("tokenizer", tokenizer_config)] if tokenizer_config.exists() else []
+        return dict(sorted((self._name(folder, path), path) for folder, path in paths))
+
+    def _name(self, folder: str, path: Path) -> str:
+        if self.layout and path.is_relative_to(self.path):
+            return path.relative_to(self.path).as_posix()
+        return f"{folder}/{path.name}"
 
     def close(self) -> None:
         """Closes every weight file."""
         for component in self.components.values():
-            for file in component.keys.values():
-                file.close()
+            for tensor in component.tensors.values():
+                tensor.file.close()
 
     def __enter__(self) -> Source:
         return self
@@ -244,92 +197,19 @@ def _check_unlisted(path: Path, classes: Mapping[str, tuple[str, str]]) -> None:
         )
 
 
-def _open_component(
-    name: str, pair: tuple[str, str], folder: Path, beside: Path | None, stack: ExitStack
-) -> SourceComponent:
-    """Opens a component's files; ``beside`` is a second folder in which a transformer's weights may be."""
-    library, class_name = pair
-    transformer = name in _TRANSFORMERS
-    any_name = transformer or name in NAMES
-    weights = find_weights(folder, WEIGHT_NAMES[library], beside if transformer else None, any_name)
-    if weights.suffix == ".json":
-        weight_map = read_weight_map(weights)
-        names = sorted(set(weight_map.values()))
-        files = {shard: stack.enter_context(TensorFile(weights.parent / shard)) for shard in names}
-        check_shards(weights, weight_map, files)
-        holders = {key: files[shard] for key, shard in weight_map.items()}
-        index: Path | None = weights
-    else:
-        file = stack.enter_context(TensorFile(weights))
-        files, holders, index = {weights.name: file}, dict.fromkeys(file.entries, file), None
-    if transformer:
-        _refuse_quantized(holders)
-        names_of = diffusers_names(sorted(holders), str(weights))
-    elif name in NAMES:
-        names_of = NAMES[name](sorted(holders), str(weights))
-    else:
-        names_of = {key: key for key in holders}
-    keys = {names_of[key]: holders[key] for key in sorted(names_of, key=names_of.__getitem__)}
-    stored = {new: key for key, new in names_of.items() if new != key}
-    shapes = {new: holders[key].entries[key].shape for key, new in names_of.items()}
-    derived = shapes if stored and transformer else None
-    config_file, config = _read_config(class_name, folder, weights, derived)
-    return SourceComponent(
-        name=name,
-        class_name=class_name,
-        folder=folder,
-        config=config,
-        config_file=config_file,
-        files=tuple(weights.parent / shard for shard in files),
-        keys=MappingProxyType(keys),
-        stored=MappingProxyType(stored),
-        index=index,
-    )
-
-
-def _refuse_quantized(holders: Mapping[str, TensorFile]) -> None:
-    """Refuses quantized weights, such as 8-bit ones, before their scales are reported as unknown keys."""
-    for key, file in holders.items():
-        if (found := file.entries[key].dtype_name) not in WEIGHT_DTYPES:
-            raise SourceError(
-                f"{key} in {file.path} is not a plain weight",
-                expected=" or ".join(sorted(WEIGHT_DTYPES)),
-                found=found,
-                remedy="use the published checkpoint, not a quantized one",
-            )
-
-
-def _read_config(
-    class_name: str, folder: Path, weights: Path, shapes: Mapping[str, tuple[int, ...]] | None
-) -> tuple[Path, dict[str, Any]]:
-    """Returns the file of a component's config, and the config.
-
-    Args:
-        class_name: the component's class.
-        folder: the component's folder.
-        weights: its weight file or index.
-        shapes: shape of every tensor of a transformer in the original naming; None for other components.
-    """
-    places = dict.fromkeys((folder / "config.json", weights.with_name("config.json")))
-    place = next((path for path in places if os.path.lexists(path)), None)
-    if shapes is None:
-        place = place or folder / "config.json"
-        return place, read_json(place)
-    if place is None:
-        return weights, derive_config(class_name, shapes, str(weights))
-    config = read_json(place)
-    if is_original(config):
-        config = derive_config(class_name, shapes, str(weights), config, str(place))
-    return place, config
-
-
-def open_source(path: Path, repository: str | None = None, revision: str | None = None) -> Source:
+def open_source(
+    path: Path,
+    repository: str | None = None,
+    revision: str | None = None,
+    files: Mapping[str, Path] = MappingProxyType({}),
+) -> Source:
     """Opens a checkpoint folder in the diffusers layout.
 
     Args:
         path: the folder that holds model_index.json.
         repository: the hub repository that the folder was downloaded from, or None.
         revision: the commit of that repository.
+        files: weight files that take the place of the folder's, by component; the folder's configs stay.
 
     Raises:
         SourceError: if the folder or a file is missing, damaged or pickled; the class of the pipeline or of a
@@ -337,14 +217,16 @@ def open_source(path: Path, repository: str | None = None, revision: str | None 
             expert and a boundary; or the shards do not hold exactly what their index lists.
     """
     try:
-        return _open_source(Path(path), repository, revision)
+        return _open_source(Path(path), repository, revision, files)
     except OSError as error:  # for a folder; errors of files have their own messages
         raise SourceError(
             f"{error.filename or path} cannot be read: {error.strerror}", remedy="check that it is readable"
         ) from None
 
 
-def _open_source(path: Path, repository: str | None, revision: str | None) -> Source:
+def _open_source(
+    path: Path, repository: str | None, revision: str | None, files: Mapping[str, Path]
+) -> Source:
     _check_folder(path)
     where = path / "model_index.json"
     index = read_json(where)
@@ -353,16 +235,23 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
     classes = read_classes(index, rows, where)
     expand_timesteps = _read_expand_timesteps(index, where)
     _check_unlisted(path, classes)
+    check_replaced(files, classes, str(path))
     # With two experts, one file would not say which expert it is.
     beside = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
+    with_processor = IMAGE_PROCESSOR in classes
     with ExitStack() as stack:
         components = {
-            name: _open_component(name, pair, path / name, beside, stack)
+            name: (
+                open_file(name, pair[1], files[name], path / name / "config.json", stack)
+                if name in files
+                else open_component(name, pair, path / name, beside, stack)
+            )
             for name, pair in classes.items()
             if name not in NO_WEIGHTS
         }
         source = Source(
             path=path,
+            layout=True,
             repository=repository,
             revision=revision,
             pipeline_class=str(pipeline_class),
@@ -371,13 +260,31 @@ def _open_source(path: Path, repository: str | None, revision: str | None) -> So
             component_names=tuple(classes),
             components=MappingProxyType(components),
             scheduler_config=_read_scheduler_config(path, classes["scheduler"]),
-            tokenizer=open_tokenizer(path / "tokenizer"),
-            image_processor=(
-                open_image_processor(path / IMAGE_PROCESSOR) if IMAGE_PROCESSOR in classes else None
-            ),
+            tokenizer=open_tokenizer(files.get("tokenizer", path / "tokenizer")),
+            image_processor=open_image_processor(path / IMAGE_PROCESSOR) if with_processor else None,
+            image_processor_file=path / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE if with_processor else None,
         )
         stack.pop_all()
     return source
+
+
+def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], where: str) -> None:
+    """Checks that every file takes the place of a component.
+
+    Args:
+        files: weight files by component.
+        classes: the checkpoint's components.
+        where: the checkpoint, for the message.
+
+    Raises:
+        UsageError: naming the options of the others.
+    """
+    if others := [f"--{name.replace('_', '-')}" for name in files if name not in classes]:
+        raise UsageError(
+            f"{where} has no such component: {', '.join(others)}",
+            expected="one of " + ", ".join(f"--{name.replace('_', '-')}" for name in sorted(classes)),
+            remedy="leave it out",
+        )
 
 
 def _read_scheduler_config(path: Path, pair: tuple[str, str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wanbuild.config import shown
@@ -26,19 +26,28 @@ def variant_of(source: Source) -> Variant:
         SourceError: naming the differences from the nearest variant, or from several equally near ones.
     """
     rows = variants_of_pipeline(source.pipeline_class, str(source.path))
-    misfits = [(variant, _misfits(variant, source)) for variant in rows]
-    fewest = min(len(problems) for _, problems in misfits)
-    nearest = [(variant, problems) for variant, problems in misfits if len(problems) == fewest]
-    if not fewest:
-        return nearest[0][0]
+    found = [(variant, misfits(variant, source)) for variant in rows]
+    for variant, problems in found:
+        if not problems:
+            return variant
     raise SourceError(
-        f"{source.path} is of no supported variant: "
-        + "; ".join(f"not {variant.name}: {', '.join(problems)}" for variant, problems in nearest),
+        f"{source.path} is of no supported variant: {nearest_misfits(found)}",
         remedy="use a checkpoint of a supported variant, in the diffusers layout",
     )
 
 
-def _misfits(variant: Variant, source: Source) -> list[str]:
+def nearest_misfits(found: Sequence[tuple[Variant, Sequence[str]]]) -> str:
+    """Returns as text what keeps a source from the variants that it is nearest to.
+
+    Args:
+        found: each variant, and the differences from it.
+    """
+    fewest = min(len(problems) for _, problems in found)
+    nearest = [(variant, problems) for variant, problems in found if len(problems) == fewest]
+    return "; ".join(f"not {variant.name}: {', '.join(problems)}" for variant, problems in nearest)
+
+
+def misfits(variant: Variant, source: Source) -> list[str]:
     """Returns the differences between the source and the variant; empty if it matches."""
     wanted, present = set(variant.components), set(source.component_names)
     problems = [f"no {name}" for name in sorted(wanted - present)]
@@ -62,8 +71,11 @@ def _misfits(variant: Variant, source: Source) -> list[str]:
 def _general_checks(variant: Variant, source: Source) -> list[_Check]:
     transformer, vae, text = (source.component(n).config for n in ("transformer", "vae", "text_encoder"))
     patch = None if variant.vae_spatial == _CELL else variant.vae_spatial // _CELL
+    class_name = f"diffusers.{source.component('transformer').class_name}"
+    (expected_class,) = variant.components["transformer"]
     has_image = transformer.get("image_dim") is not None
     return [
+        ("transformer", expected_class, class_name),
         ("expand_timesteps", variant.expand_timesteps, source.expand_timesteps),
         ("vae patch_size", patch, vae.get("patch_size")),
         ("transformer patch_size", list(variant.patch), transformer.get("patch_size", list(variant.patch))),

@@ -24,14 +24,30 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class OriginalConfig:
-    """config.json of the original repositories; field names are those of WanModel's constructor."""
+    """config.json of the original repositories and of Wan-Fun; field names are those of WanModel's
+    constructor."""
 
-    CLASS_NAMES: ClassVar[tuple[str, ...]] = ("WanModel", "VaceWanModel")
-    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"text_len": 512, "qk_norm": True, "cross_attn_norm": True, "window_size": [-1, -1]}
+    CLASS_NAMES: ClassVar[tuple[str, ...]] = (
+        *("WanModel", "VaceWanModel"),
+        *("WanTransformer3DModel", "VaceWanTransformer3DModel", "Wan2_2Transformer3DModel"),  # VideoX-Fun's
     )
-    # The parameters reveal the kind of model.
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"model_type"})
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {
+            "text_len": 512,
+            "qk_norm": True,
+            "cross_attn_norm": True,
+            "window_size": [-1, -1],
+            "add_control_adapter": False,
+            "add_ref_conv": False,
+        }
+    )
+    # The parameters reveal the kind of model. VideoX-Fun saves the sizes of parts that are switched off.
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("model_type", "cross_attn_type", "in_channels", "hidden_size"),
+            *("in_dim_control_adapter", "downscale_factor_control_adapter", "in_dim_ref_conv"),
+        }
+    )
 
     dim: int
     ffn_dim: int
@@ -49,11 +65,11 @@ class OriginalConfig:
 
 def is_original(config: Mapping[str, Any]) -> bool:
     """Returns whether the content of a config.json is the original repository's."""
-    return config.get("_class_name") in OriginalConfig.CLASS_NAMES
+    return {"dim", "num_heads"} <= config.keys()
 
 
-def _layers(shapes: Shapes, blocks: str) -> int:
-    """Returns the number of layers in a stack of blocks."""
+def layers(shapes: Shapes, blocks: str) -> int:
+    """Returns the number of layers in a stack of blocks, by the pattern of the stack's name."""
     pattern = re.compile(rf"{blocks}\.(\d+)\..+")
     return len({match[1] for key in shapes if (match := pattern.fullmatch(key))})
 
@@ -78,7 +94,7 @@ def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
         "image_dim": image[0],
         "in_channels": channels,
         "num_attention_heads": dim // head_dim,
-        "num_layers": _layers(shapes, "blocks"),
+        "num_layers": layers(shapes, "blocks"),
         "out_channels": out // volume,
         "patch_size": patch,
         "qk_norm": "rms_norm_across_heads",
@@ -92,7 +108,7 @@ def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
 
 def _vace_from_shapes(shapes: Shapes, num_layers: int) -> dict[str, Any]:
     """Returns VACE's own fields; the published models have a control block at every second or fifth layer."""
-    count = _layers(shapes, "vace_blocks")
+    count = layers(shapes, "vace_blocks")
     if not count or num_layers % count:
         raise ValueError(f"{count} VACE blocks are not evenly spread over {num_layers} layers")
     return {

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
-from wanbuild.source.safetensors import PICKLED_SUFFIXES, WEIGHT_DTYPES, TensorFile, pickled
+from wanbuild.source.safetensors import PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, pickled
 from wanrun.errors import SourceError
 from wanrun.files import open_regular
 
@@ -18,11 +18,11 @@ GGUF, ZIP, PICKLE = b"GGUF", b"PK\x03\x04", b"\x80"
 """The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
 
 LAYOUT = "give the checkpoint's folder or its hub id, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
-_SINGLE = (
-    "download the repository whose name ends in -Diffusers, put this file into its {folder} folder in place "
-    "of the weights there, and convert that folder"
+_PART = (
+    "give it with the other parts: wanbuild convert --artifact DIR {option} {path} {others}, or with a "
+    "checkpoint whose part it replaces: wanbuild convert CHECKPOINT --artifact DIR {option} {path}"
 )
-_WHOLE = f"it is published in the repositories whose names end in -Diffusers: {LAYOUT}"
+_WHOLE = f"use a published checkpoint: {LAYOUT}"
 
 LORA = (".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".diff.", ".diff_b.", ".alpha.")
 """Parts of the names of a LoRA's tensors, with a dot at their ends."""
@@ -38,14 +38,20 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "the text encoder in transformers' naming",
             "text_encoder",
         ),
-        "visual.transformer.0.attn.to_qkv.weight": ("the image encoder in the original naming", ""),
-        "vision_model.embeddings.class_embedding": ("the image encoder in transformers' naming", ""),
+        "visual.transformer.0.attn.to_qkv.weight": (
+            "the image encoder in the original naming",
+            "image_encoder",
+        ),
+        "vision_model.embeddings.class_embedding": (
+            "the image encoder in transformers' naming",
+            "image_encoder",
+        ),
     }
 )
-"""By a tensor that says so, what a file of weights is, and the folder that it may be put into."""
+"""By a tensor that says so, what a file of weights is, and which component of a checkpoint."""
 
-SCALED = (".scale_weight", ".weight_scale", "scaled_fp8")
-"""Ends of the names of scales, which 8-bit weights have."""
+NEEDED = ("transformer", "vae", "text_encoder", "tokenizer")
+"""The parts that every checkpoint has."""
 
 
 def no_checkpoint(path: Path) -> SourceError:
@@ -74,26 +80,29 @@ def no_checkpoint(path: Path) -> SourceError:
 
 def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     """Returns the error of a single safetensors file, by the dtypes of its tensors by name."""
-    kind, folder = recognised(dtypes)
-    quantized = next((found for found in dtypes.values() if found not in WEIGHT_DTYPES), None)
-    if quantized is not None or any(key.endswith(SCALED) for key in dtypes):
+    kind, component = recognised(dtypes)
+    weights = {key: found for key, found in dtypes.items() if key.endswith(".weight")}
+    quantized = next((found for found in weights.values() if found not in READABLE_DTYPES), None)
+    if quantized is not None:
         return SourceError(
             f"{path} is {kind}, quantized",
-            expected="float32, float16 or bfloat16 weights",
-            found=quantized or "scales",
+            expected="float32, float16 or bfloat16 weights, or 8-bit floats",
+            found=quantized,
             remedy=f"use the published weights: {LAYOUT}",
         )
     if kind == "a LoRA":
         remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR --lora {path}"
         return SourceError(f"{path} is a LoRA, and no checkpoint", remedy=remedy)
-    remedy = _SINGLE.format(folder=folder) if folder else _WHOLE
+    others = " ".join(f"--{name.replace('_', '-')} ..." for name in NEEDED if name != component)
+    option = f"--{component.replace('_', '-')}"
+    remedy = _PART.format(option=option, path=path, others=others) if component else _WHOLE
     return SourceError(
         f"{path} is {kind}, one part of a checkpoint", expected="all of its parts", remedy=remedy
     )
 
 
 def recognised(keys: Iterable[str]) -> tuple[str, str]:
-    """Returns what a file with these tensors is, and the folder of a checkpoint that it may be put into.
+    """Returns what a file with these tensors is, and which component of a checkpoint; empty for none.
 
     Args:
         keys: names of tensors, with or without a prefix of single files.

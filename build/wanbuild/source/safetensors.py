@@ -52,7 +52,13 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 """Every whole-byte dtype name of the format."""
 
 WEIGHT_DTYPES = frozenset({"F32", "F16", "BF16"})
-"""The dtypes of weights: Wan is published in these, and a quantized weight would need its scales."""
+"""The dtypes of plain weights: Wan is published in these."""
+
+FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2"})
+"""The dtypes of 8-bit weights, which may have scales (``wanbuild.source.float8``)."""
+
+READABLE_DTYPES = WEIGHT_DTYPES | FLOAT8_DTYPES
+"""The dtypes that conversion reads."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,16 @@ def pickled(path: Path) -> SourceError:
         f"{path} is a pickled checkpoint, which is never loaded",
         expected="a .safetensors file",
         remedy="convert it to safetensors on a machine you trust, or download the safetensors files",
+    )
+
+
+def not_a_weight(name: str, path: Path, entry: TensorEntry) -> SourceError:
+    """Returns the error of a tensor whose dtype is not a weight's."""
+    return SourceError(
+        f"{name} in {path} is not a plain weight",
+        expected=" or ".join(sorted(WEIGHT_DTYPES)),
+        found=entry.dtype_name,
+        remedy="use the published checkpoint, not a quantized one",
     )
 
 
@@ -239,13 +255,8 @@ class TensorFile:
             SourceError: if its dtype is not a weight's, or the file has become unreadable.
         """
         entry = self.entries[name]
-        if entry.dtype_name not in WEIGHT_DTYPES:
-            raise SourceError(
-                f"{name} in {self.path} is not a plain weight",
-                expected=" or ".join(sorted(WEIGHT_DTYPES)),
-                found=entry.dtype_name,
-                remedy="use the published checkpoint, not a quantized one",
-            )
+        if entry.dtype_name not in READABLE_DTYPES:
+            raise not_a_weight(name, self.path, entry)
         if begin < 0 or begin + out.nbytes > entry.nbytes:
             raise ValueError(f"bytes {begin} to {begin + out.nbytes} of {name}, which has {entry.nbytes}")
         self._read_at(entry.offset + begin, out)

@@ -47,16 +47,15 @@ def find_weights(
     folder: Path,
     base: str,
     beside: Path | None = None,
-    any_name: bool = False,
     names_in: Callable[[Path], Sequence[str] | None] = list_folder,
 ) -> Path:
-    """Returns the weight file or index of a component: the plain one, else the only named variant's.
+    """Returns the weight file or index of a component: the plain one, else the only named variant's, else
+    the only safetensors file.
 
     Args:
         folder: the component's folder.
         base: the library's name for weights, from ``WEIGHT_NAMES``.
         beside: a second folder to look in, if the component's folder is missing or has no weights.
-        any_name: whether a folder's only safetensors file may have any name.
         names_in: lists a folder, which may be on the hub.
 
     Raises:
@@ -66,7 +65,7 @@ def find_weights(
         names = None if place is None else names_in(place)
         if place is None or names is None:
             continue
-        candidates = _weight_candidates(names, base) or (_other_candidates(names) if any_name else [])
+        candidates = _weight_candidates(names, base) or _other_candidates(names)
         if len(candidates) == 1:
             return place / candidates[0]
         if candidates:

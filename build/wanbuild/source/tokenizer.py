@@ -37,14 +37,18 @@ def _token_name(config: Mapping[str, Any], field: str, default: str) -> str:
     return str(token.get("content", default) if isinstance(token, dict) else token)
 
 
-def open_tokenizer(folder: Path) -> SourceTokenizer:
+def open_tokenizer(place: Path) -> SourceTokenizer:
     """Reads the ids from tokenizer.json; the ``tokenizers`` package interprets the rest at run time.
+
+    Args:
+        place: the folder, or its tokenizer.json.
 
     Raises:
         SourceError: if the files are missing or not JSON, the tokenizer is not a Unigram tokenizer with a
             padding and an end token, or it pads on the left.
     """
-    file = folder / "tokenizer.json"
+    file = place if place.suffix == ".json" else place / "tokenizer.json"
+    folder = file.parent
     data = read_json(file)
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file) if os.path.lexists(config_file) else {}  # a dangling link is an error

@@ -1,1 +1,1 @@
-"""Small random checkpoints in the published layout, and the published configs that they derive from."""
+"""Small random checkpoints in the published layout."""

@@ -15,10 +15,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from wanbuild.published.settings import SCHEDULER_CONFIGS, Config
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.shards import WEIGHT_NAMES
 from wanbuild.toy.configs import TOY_VARIANTS, check_toy_configs, toy_image_processor
-from wanbuild.toy.published import SCHEDULER_CONFIGS, Config
 from wanbuild.toy.shapes import Shapes, text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanbuild.toy.shapes_controls import animate_shapes, vace_shapes

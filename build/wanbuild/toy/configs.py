@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from wanbuild.models.clip_config import image_tokens
-from wanbuild.toy.published import (
+from wanbuild.published.image_encoder import TOY_IMAGE_ENCODER
+from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.settings import (
     MODEL_INDEXES,
     PUBLISHED_IMAGE_PROCESSOR,
     PUBLISHED_TEXT_ENCODER,
@@ -18,8 +20,6 @@ from wanbuild.toy.published import (
     PUBLISHED_VAE_IN_A14B,
     Config,
 )
-from wanbuild.toy.published_image_encoder import TOY_IMAGE_ENCODER
-from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.variants.table import variants
 from wanrun.errors import UsageError
@@ -138,6 +138,9 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         ),
         "wan2.2-t2v": _experts("wan2.2-t2v", _of("Wan2.2-T2V-A14B-Diffusers", _SIZES)),
         "wan2.2-i2v": _experts("wan2.2-i2v", _of("Wan2.2-I2V-A14B-Diffusers", _SIZES)),
+        "wan2.2-vace": _experts(
+            "wan2.2-vace", _of("Wan2.2-VACE-Fun-14B-diffusers", _SIZES, vace_layers=[0, 2])
+        ),
         "wan2.2-ti2v": _variant(
             "wan2.2-ti2v", TOY_VAE_2_2, transformer=_of("Wan2.2-TI2V-5B-Diffusers", _SIZES)
         ),

@@ -13,7 +13,7 @@ import numpy as np
 
 from wanbuild.models.vae import FRAMES_PER_LATENT
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, Source, signed, still
-from wanbuild.variants.variant import TEXT_TO_VIDEO, Field, Variant, Way, a_video, takes
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Components, Field, Variant, Way, a_video, takes
 from wanrun.artifact.task import Input
 from wanrun.media.types import Media
 
@@ -99,21 +99,32 @@ class Control(Variant):
         return [("no video", {"without": ("video", "mask")}), ("video", {})]
 
 
+_EXPERT = ("diffusers.WanVACETransformer3DModel",)
+_ONE: Components = MappingProxyType({**TEXT_TO_VIDEO, "transformer": _EXPERT})
+_INPUTS = takes(
+    a_video("video", required=False, prepare="resize_same_aspect", default=0, flag="has_video"),
+    a_video("mask", required=False, beside="video", default=255),
+    reference_image=Input(kind="images", array="references", prepare="fit_on_white"),
+)
+
 ROWS = (
     Control(
         name="wan2.1-vace",
         task="vace",
         pipeline_class="WanVACEPipeline",
-        components=MappingProxyType(
-            {**TEXT_TO_VIDEO, "transformer": ("diffusers.WanVACETransformer3DModel",)}
-        ),
-        inputs=takes(
-            a_video("video", required=False, prepare="resize_same_aspect", default=0, flag="has_video"),
-            a_video("mask", required=False, beside="video", default=255),
-            reference_image=Input(kind="images", array="references", prepare="fit_on_white"),
-        ),
+        components=_ONE,
+        inputs=_INPUTS,
         options=MappingProxyType({"conditioning_scale": 1.0}),
         flow_shift=16.0,
         sizes=((1280, 720), (832, 480)),
+    ),
+    Control(  # VACE-Fun-A14B; the defaults are those of its own example
+        name="wan2.2-vace",
+        task="vace",
+        pipeline_class="WanVACEPipeline",
+        components=MappingProxyType({**_ONE, "transformer_2": _EXPERT}),
+        inputs=_INPUTS,
+        options=MappingProxyType({"conditioning_scale": 1.0, "guidance_scale_2": 5.0}),
+        flow_shift=12.0,
     ),
 )

@@ -53,6 +53,7 @@ ROWS = (
         name="wan2.2-ti2v",
         task="ti2v",
         pipeline_class="WanPipeline",
+        also_saved_as=("WanImageToVideoPipeline",),
         components=TEXT_TO_VIDEO,
         inputs=takes(an_image("image", required=False)),
         held=HeldFrame(condition="condition", latents="first_frame", mask="frame_mask"),

@@ -23,6 +23,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "wan2.1-vace": "control",
         "wan2.2-t2v": "text",
         "wan2.2-i2v": "image",
+        "wan2.2-vace": "control",
         "wan2.2-ti2v": "first_frame",
         "wan2.2-animate": "character",
     }
@@ -67,7 +68,11 @@ def variants_of_pipeline(pipeline_class: object, where: str) -> tuple[Variant, .
     Raises:
         SourceError: if there are none; it names the known ones.
     """
-    rows = tuple(variant for variant in variants().values() if variant.pipeline_class == pipeline_class)
+    rows = tuple(
+        variant
+        for variant in variants().values()
+        if pipeline_class in (variant.pipeline_class, *variant.also_saved_as)
+    )
     if not rows:
         names: dict[str, list[str]] = {}
         for variant in variants().values():

@@ -100,6 +100,7 @@ class Variant:
             first and a last frame, ``ti2v`` text and optionally an image, ``vace`` a video to edit,
             ``animate`` a character and the movements of another.
         pipeline_class: ``_class_name`` in model_index.json.
+        also_saved_as: other classes of the reference that take the same parts, and may have saved them.
         components: name -> allowed library-qualified classes; all of them must exist, and no others.
         inputs: images and videos, and how each is prepared.
         modes: the ways to use the model; None: one way.
@@ -126,6 +127,7 @@ class Variant:
     name: str
     task: str
     pipeline_class: str
+    also_saved_as: tuple[str, ...] = ()
     components: Components
     inputs: Inputs = field(default_factory=takes)
     modes: Modes | None = None

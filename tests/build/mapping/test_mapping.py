@@ -16,7 +16,7 @@ from wanbuild.components import KINDS
 from wanbuild.mapping.engine import LISTED, Assignment, assign, describe_problems
 from wanbuild.mapping.rules import TRANSFORMS, Rule
 from wanbuild.models.params import param, stacked
-from wanbuild.toy.published import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
+from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
 from wanbuild.toy.shapes import Shapes, text_encoder_shapes, transformer_shapes, vae_shapes
 
 F32, BF16 = np.dtype("float32"), np.dtype("bfloat16")

@@ -8,10 +8,10 @@ import pytest
 
 from wanbuild.plan.published import manifest_of, published_manifest, published_names, published_variant
 from wanbuild.plan.subject import read_subject
+from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.published_models import PUBLISHED_MODELS
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.errors import UsageError
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from wanbuild.published.settings import SCHEDULER_CONFIGS
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import SchedulerDefaults, read_scheduler
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.published import SCHEDULER_CONFIGS
 from wanbuild.toy.weights import Stored
 from wanbuild.variants.table import variant_named, variants
 from wanbuild.variants.variant import Variant
@@ -71,7 +71,7 @@ def test_a_single_file_checkpoint(toy_checkpoint: Path) -> None:
             expected: dict[str, np.ndarray] = {}
             for file in component.files:
                 expected |= load_file(file)
-            assert list(component.keys) == sorted(expected)
+            assert list(component.tensors) == sorted(expected)
             assert component.nbytes == sum(value.nbytes for value in expected.values())
             assert component.config == json.loads((toy_checkpoint / name / "config.json").read_text())
             for key, value in expected.items():
@@ -98,8 +98,8 @@ def test_a_sharded_checkpoint_holds_the_same(toy_checkpoint: Path, sharded: Path
     with open_source(toy_checkpoint) as one, open_source(sharded) as many:
         for name, component in one.components.items():
             assert len(many.component(name).files) > 1
-            assert list(many.component(name).keys) == list(component.keys)
-            for key in component.keys:
+            assert list(many.component(name).tensors) == list(component.tensors)
+            for key in component.tensors:
                 assert np.array_equal(many.component(name).array(key), component.array(key))
         assert INDEX in many.files()
         assert len(many.component("transformer").files) == 3
@@ -136,6 +136,7 @@ def test_the_published_defaults() -> None:
         "wan2.1-vace": (50, 5.0, None, 16.0, 16, 81, (1280, 720)),
         "wan2.2-t2v": (40, 4.0, 3.0, 12.0, 16, 81, (1280, 720)),
         "wan2.2-i2v": (40, 3.5, 3.5, 5.0, 16, 81, (1280, 720)),
+        "wan2.2-vace": (50, 5.0, 5.0, 12.0, 16, 81, (832, 480)),
         "wan2.2-ti2v": (50, 5.0, None, 5.0, 24, 121, (1280, 704)),
         "wan2.2-animate": (20, 1.0, None, 5.0, 30, 77, (1280, 720)),
     }

@@ -94,7 +94,7 @@ def test_every_byte_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: 
         assert found == {
             (name, key): component.entry(key).nbytes
             for name, component in source.components.items()
-            for key in component.keys
+            for key in component.tensors
         }
 
 

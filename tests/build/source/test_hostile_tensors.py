@@ -61,14 +61,29 @@ def rename(new: Callable[[str], str]) -> Change:
     return edit_tensors("", edit)
 
 
+def not_a_number(dtype: str) -> Change:
+    """Values of one byte, of which one is not a number; without it they are weights as any."""
+
+    def edit(tensors: dict[str, Tensor], checkpoint: Checkpoint) -> None:
+        key = some(tensors, checkpoint)
+        _, shape, _ = tensors[key]
+        tensors[key] = (dtype, shape, b"\x01" * (int(np.prod(shape)) - 1) + b"\x7f")
+
+    return edit_tensors("", edit)
+
+
 UNFIT = "does not fit its config"
 TENSORS: dict[str, tuple[Change, str]] = {
     **{
         f"dtype {dtype}": (stored_as(dtype, item_bytes), "is not a plain weight")
         for dtype, item_bytes in (
-            *(("BOOL", 1), ("U8", 1), ("I8", 1), ("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1)),
+            *(("BOOL", 1), ("U8", 1), ("I8", 1), ("F8_E8M0", 1)),
             *(("U16", 2), ("I16", 2), ("U32", 4), ("I32", 4), ("U64", 8), ("I64", 8), ("F64", 8)),
         )
+    },
+    **{
+        f"dtype {dtype}, not a number": (not_a_number(dtype), "has a value that is not finite")
+        for dtype in ("F8_E4M3", "F8_E5M2")
     },
     "swapped sizes": (reshaped(lambda s: (s[1], s[0], *s[2:]), rank=2), UNFIT),
     "a flat shape": (reshaped(lambda s: (int(np.prod(s)),), rank=2), UNFIT),

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 from helpers.image_processors import PROCESSOR_FORMS, write_processor
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.published.settings import PUBLISHED_IMAGE_PROCESSOR
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.images import FILE, ImageProcessorConfig, open_image_processor
 from wanbuild.source.match import variant_of
 from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.published import PUBLISHED_IMAGE_PROCESSOR
 from wanbuild.variants.table import variants
 from wanrun.artifact.model import ImageProcessor
 from wanrun.errors import SourceError
@@ -68,6 +68,15 @@ def _variant_of(folder: Path) -> str:
         ("wan2.1-i2v", {"transformer_2": [None, None], "boundary_ratio": None, "expand_timesteps": False}),
         ("wan2.1-vace", {"transformer_2": [None, None], "boundary_ratio": None}),
         ("wan2.2-i2v", {"expand_timesteps": False}),
+        # As the reference's pipeline of images saves it.
+        (
+            "wan2.2-ti2v",
+            {
+                "_class_name": "WanImageToVideoPipeline",
+                "image_encoder": [None, None],
+                "image_processor": [None, None],
+            },
+        ),
     ],
 )
 def test_other_forms_of_the_index(toy: Callable[..., Path], variant: str, change: Change) -> None:
@@ -146,7 +155,7 @@ def test_a_transformer_that_contradicts_itself(
         ("wan2.1-i2v", "transformer", {"added_kv_proj_dim": None}),
         ("wan2.1-vace", "transformer", {"vace_layers": [1, 2]}),
         ("wan2.2-animate", "transformer", {"motion_encoder_size": 24}),
-        ("wan2.2-animate", "image_encoder", {"hidden_act": "quick_gelu"}),
+        ("wan2.2-animate", "image_encoder", {"hidden_act": "relu"}),
         ("wan2.1-t2v", "vae", {"temperal_downsample": [True, True, True]}),
     ],
 )
@@ -202,7 +211,7 @@ def test_what_the_runtime_is_told(toy: Callable[..., Path], tmp_path: Path, vari
     assert model.task == row.task_record(SimpleNamespace(motion_encoder_size=face))
     assert model.size_multiple == (32 if variant == "wan2.2-ti2v" else 16)
     assert model.leading_latents == (1 if variant == "wan2.2-animate" else 0)
-    assert model.options.get("conditioning_scale") == (1.0 if variant == "wan2.1-vace" else None)
+    assert model.options.get("conditioning_scale") == (1.0 if variant.endswith("-vace") else None)
     if row.encoded_images:
         assert model.image_processor == ImageProcessor(
             shortest_edge=47,

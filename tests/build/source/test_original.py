@@ -13,6 +13,7 @@ import pytest
 
 from helpers.damage import one_error
 from helpers.original_checkpoint import original_config, original_keys
+from helpers.single_files import original_transformer, write_with_published_heads
 from helpers.tensor_files import State, load_file, save_file
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
@@ -75,7 +76,7 @@ def test_it_converts_to_the_same_artifact(
     with open_source(checkpoint) as source:
         transformer = source.component("transformer")
         assert transformer.files == (stored,)
-        assert list(transformer.keys) == sorted(transformer.keys)
+        assert list(transformer.tensors) == sorted(transformer.tensors)
         assert transformer.nbytes == sum(x.nbytes for x in load_file(stored).values())
         values = load_file(stored)
         for key in ("scale_shift_table", "blocks.1.attn2.to_out.0.bias", "blocks.2.norm2.weight"):
@@ -129,6 +130,27 @@ def test_a_config_from_shapes_alone(tmp_path: Path) -> None:
     } | {"wan2.1_t2v_fp32.safetensors"}
 
 
+def test_a_config_of_wan_fun(tmp_path: Path) -> None:
+    """As VideoX-Fun saves it: its own class of diffusers' name, and sizes of parts that are switched off."""
+    write_with_published_heads(tmp_path / "checkpoint", "wan2.1-i2v")
+    folder = tmp_path / "checkpoint" / "transformer"
+    first = convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "first"))
+    config = json.loads((folder / "config.json").read_text())
+    state = original_transformer(folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    save_file(state, folder / WEIGHTS)
+    fun = original_config(config) | {"_class_name": "WanTransformer3DModel", "model_type": "i2v"}
+    fun |= {"in_channels": 16, "hidden_size": 2048, "cross_attn_type": "cross_attn"}
+    fun |= {"add_control_adapter": False, "in_dim_control_adapter": 24, "add_ref_conv": False}
+    (folder / "config.json").write_text(json.dumps(fun))
+    second = convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "second"))
+    assert second.components == first.components and second.model == first.model
+    (folder / "config.json").write_text(json.dumps(fun | {"add_control_adapter": True}))
+    with pytest.raises(SourceError, match="add_control_adapter is True and only False is supported"):
+        convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "third"))
+
+
 def test_dtypes_may_be_mixed(checkpoint: Path, tmp_path: Path) -> None:
     """Each tensor is read in the dtype it has: as when all had been widened to float32 before."""
     dtypes = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
@@ -180,7 +202,7 @@ def drop(keys: Iterable[str]) -> Callable[[State], object]:
 
 
 BIAS = np.linspace(-1, 1, 40, dtype=np.float32)
-FP8 = BIAS.astype(ml_dtypes.float8_e4m3fn)
+EIGHT = BIAS.astype(np.int8)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +218,12 @@ FP8 = BIAS.astype(ml_dtypes.float8_e4m3fn)
             "not a part of this model: extra0, extra1, extra2, extra3, extra4 and 4 more",
         ),
         (
-            add(blocks__0__self_attn__q__bias=FP8),
-            "is not a plain weight; expected BF16 or F16 or F32; found F8",
+            add(blocks__0__self_attn__q__bias=EIGHT),
+            "is not a plain weight; expected BF16 or F16 or F32; found I8",
         ),
         (
-            add(scaled_fp8=FP8[:2]),
-            "scaled_fp8 in .*wan.safetensors is not a plain weight.*not a quantized one",
+            add(blocks__0__self_attn__q__scale_weight=BIAS[:1]),
+            "blocks.0.self_attn.q.weight in .*wan.safetensors is quantized in a way .*; found F32 with b",
         ),
         (drop(["head.modulation"]), "missing key for scale_shift_table"),
         (add(blocks__3__norm3__bias=BIAS), "unexpected key blocks.3.norm2.bias, the config says 3 layers"),

@@ -37,9 +37,13 @@ def test_what_a_file_of_weights_is(kind: str, tmp_path: Path) -> None:
     line = str(no_checkpoint(written(tmp_path / "x.safetensors", NAMES[kind])))
     assert line.startswith(f"{tmp_path}/x.safetensors is {kind}, ")
     assert ("--lora" in line) == (kind == "a LoRA")
-    folder = next((name for name in ("transformer", "VAE", "text encoder") if f"{name} " in kind), None)
-    assert ("put this file into its" in line) == (folder is not None)
-    assert folder is None or f"its {folder.lower().replace(' ', '_')} folder" in line
+    parts = {"transformer": "transformer", "VAE": "vae"}
+    parts |= {f"{name} encoder": f"{name}-encoder" for name in ("text", "image")}
+    option = next((option for name, option in parts.items() if f"{name} " in kind), None)
+    assert ("give it with the other parts: wanbuild convert" in line) == (option is not None)
+    if option is not None:
+        assert f"wanbuild convert CHECKPOINT --artifact DIR --{option} {tmp_path}/x.safetensors" in line
+        assert all(f"--{name} ..." in line for name in {"transformer", "vae", "tokenizer"} - {option})
     assert "wanbuild convert" in line or "-Diffusers" in line
 
 
@@ -50,13 +54,12 @@ def test_prefixes_of_single_files_are_seen_through(prefix: str) -> None:
 
 def test_quantized_weights(tmp_path: Path) -> None:
     names = ["blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.scale_weight"]
-    line = str(no_checkpoint(written(tmp_path / "x.safetensors", names)))
-    assert (
-        "x.safetensors is a transformer in the original naming, quantized; " in line
-        and "found scales" in line
-    )
-    eight = written(tmp_path / "y.safetensors", names[:1], ml_dtypes.float8_e4m3fn)
-    assert "found F8_E4M3" in str(no_checkpoint(eight))
+    eight = written(tmp_path / "x.safetensors", names, ml_dtypes.float8_e4m3fn)
+    line = str(no_checkpoint(eight))
+    assert "x.safetensors is a transformer in the original naming, one part of a checkpoint; " in line
+    whole = written(tmp_path / "y.safetensors", names[:1], np.int8)
+    line = str(no_checkpoint(whole))
+    assert "y.safetensors is a transformer in the original naming, quantized; " in line and "found I8" in line
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from wanbuild.source.checkpoint import open_source
-from wanbuild.source.match import variant_of
-from wanbuild.toy.checkpoint import write_toy
-from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VARIANTS
-from wanbuild.toy.published import (
+from wanbuild.published.settings import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
     PUBLISHED_VAE,
 )
+from wanbuild.source.checkpoint import open_source
+from wanbuild.source.match import variant_of
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.toy.configs import TOY_TEXT_ENCODER, TOY_TRANSFORMER, TOY_VAE, TOY_VARIANTS
 from wanbuild.toy.shapes import text_encoder_shapes, transformer_shapes, vae_shapes
 from wanbuild.toy.tokenizer import vocabulary
 from wanbuild.toy.weights import Stored, random_tensor
@@ -102,7 +102,7 @@ def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
     with open_source(toys[variant]) as source:
         seen: set[bytes] = set()
         for component in source.components.values():
-            for key in component.keys:
+            for key in component.tensors:
                 value = component.array(key)
                 assert len(np.unique(value)) == value.size or value.size > 400, key
                 assert np.isfinite(value).all()
@@ -113,15 +113,15 @@ def test_every_parameter_is_random(toys: dict[str, Path], variant: str) -> None:
                     assert value.max() <= 1.2, key
                 elif not key.endswith("bias"):
                     assert abs(value.mean()) < 0.5, key
-        assert len(seen) == sum(len(component.keys) for component in source.components.values())
+        assert len(seen) == sum(len(component.tensors) for component in source.components.values())
 
 
 def test_a_parameter_depends_on_its_name_shape_and_seed_alone(tmp_path: Path) -> None:
     write_toy(tmp_path / "deep", configs={"transformer": {"num_layers": 4}}, stored=Stored(shards=2))
     with open_source(tmp_path / "deep") as source:
         component = source.component("transformer")
-        assert "blocks.3.attn1.to_q.weight" in component.keys
-        for key in component.keys:
+        assert "blocks.3.attn1.to_q.weight" in component.tensors
+        for key in component.tensors:
             shape = component.entry(key).shape
             assert np.array_equal(component.array(key), random_tensor("transformer", key, shape, seed=0))
 
@@ -132,7 +132,7 @@ def test_other_dtypes_are_the_same_values_rounded(toy_checkpoint: Path, tmp_path
     with open_source(toy_checkpoint) as full, open_source(tmp_path / "half") as half:
         assert half.component("text_encoder").config["torch_dtype"] == dtype
         for name, component in full.components.items():
-            for key in component.keys:
+            for key in component.tensors:
                 value = half.component(name).array(key)
                 assert value.dtype.name == dtype
                 assert np.array_equal(value, component.array(key).astype(value.dtype))
@@ -167,7 +167,7 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
         first, second = (source.component(name) for name in ("transformer", "transformer_2"))
         assert first.config == {**second.config, "num_layers": 3}
         assert first.config["ffn_dim"] == 44
-        assert {key for key in second.keys if ".3." in key} == set(second.keys) - set(first.keys)
+        assert {key for key in second.tensors if ".3." in key} == set(second.tensors) - set(first.tensors)
 
 
 @pytest.mark.parametrize(

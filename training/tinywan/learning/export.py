@@ -14,7 +14,7 @@ import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from transformers import CLIPImageProcessor, CLIPVisionModel, UMT5EncoderModel
 
-from wanbuild.toy.published import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, SCHEDULER_CONFIGS
+from wanbuild.published.settings import MODEL_INDEXES, PUBLISHED_IMAGE_PROCESSOR, SCHEDULER_CONFIGS
 from wanbuild.toy.weights import write_json
 
 SHARED = "shared"

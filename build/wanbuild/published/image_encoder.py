@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from wanbuild.toy.published import Config
+from wanbuild.published.settings import Config
 
 PUBLISHED_IMAGE_ENCODER: Config = MappingProxyType(
     {

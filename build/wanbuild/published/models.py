@@ -1,7 +1,7 @@
 """The components with weights of every published repository, with their config.json field for field.
 
 From the Wan-AI hub repositories in the diffusers layout. Two experts of one repository have the same config.
-``wanbuild.toy.published`` has the settings, and the components that toys derive from.
+``wanbuild.published.settings`` has the settings, and the components that toys derive from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.toy.published import (
+from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER
+from wanbuild.published.settings import (
     PUBLISHED_TEXT_ENCODER,
     PUBLISHED_TRANSFORMERS,
     PUBLISHED_VAE,
@@ -19,7 +20,6 @@ from wanbuild.toy.published import (
     Config,
     changed,
 )
-from wanbuild.toy.published_image_encoder import PUBLISHED_IMAGE_ENCODER
 
 _SMALL, _LARGE = PUBLISHED_TRANSFORMERS["wan2.1-t2v-1.3b"], PUBLISHED_TRANSFORMERS["wan2.1-t2v-14b"]
 _A14B = PUBLISHED_TRANSFORMERS["wan2.2-t2v-a14b"]
@@ -31,10 +31,10 @@ def _image(config: Config, version: str, **changes: Any) -> Config:
     return changed(config, version, in_channels=36, image_dim=1280, added_kv_proj_dim=width, **changes)
 
 
-def _vace(config: Config, every: int) -> Config:
+def _vace(config: Config, every: int, version: str = "0.34.0.dev0") -> Config:
     return changed(
         config,
-        "0.34.0.dev0",
+        version,
         _class_name="WanVACETransformer3DModel",
         pos_embed_seq_len=None,
         vace_in_channels=96,
@@ -85,8 +85,9 @@ PUBLISHED_MODELS: Mapping[str, Mapping[str, Config]] = MappingProxyType(
         "Wan2.1-VACE-14B-diffusers": _repository(_vace(_LARGE, 5)),
         "Wan2.2-T2V-A14B-Diffusers": _experts(_A14B),
         "Wan2.2-I2V-A14B-Diffusers": _experts(changed(_A14B, "0.35.0.dev0", in_channels=36)),
+        "Wan2.2-VACE-Fun-14B-diffusers": _experts(_vace(_LARGE, 5, "0.36.0.dev0")),
         "Wan2.2-TI2V-5B-Diffusers": _repository(PUBLISHED_TRANSFORMERS["wan2.2-ti2v-5b"], PUBLISHED_VAE_2_2),
         "Wan2.2-Animate-14B-Diffusers": _with_image(_ANIMATE, PUBLISHED_VAE_IN_A14B),
     }
 )
-"""By repository of the Wan-AI organisation, then by component; only components with weights."""
+"""By repository of the Wan-AI organisation (VACE-Fun: linoyts), then by component with weights."""

@@ -1,7 +1,7 @@
 """The configs of the published checkpoints, field for field, for benchmarks and as the basis of toys.
 
 From the Wan-AI repositories in the diffusers layout: transformers for text, vae, text_encoder
-(google/umt5-xxl), scheduler, image_processor and model_index. ``wanbuild.toy.published_models`` has the other
+(google/umt5-xxl), scheduler, image_processor and model_index. ``wanbuild.published.models`` has the other
 transformers. The configs are read-only; copy one with ``dict(...)`` to change it.
 """
 
@@ -286,6 +286,14 @@ MODEL_INDEXES: Mapping[str, Config] = MappingProxyType(
             image_encoder=[None, None],
             image_processor=[None, None],
             transformer_2=["diffusers", "WanTransformer3DModel"],
+        ),
+        "wan2.2-vace": changed(
+            _MODEL_INDEX,
+            "0.36.0.dev0",
+            _class_name="WanVACEPipeline",
+            boundary_ratio=0.875,
+            transformer=["diffusers", "WanVACETransformer3DModel"],
+            transformer_2=["diffusers", "WanVACETransformer3DModel"],
         ),
         "wan2.2-ti2v": changed(
             _MODEL_INDEX, _WAN_2_2, boundary_ratio=None, expand_timesteps=True, transformer_2=[None, None]

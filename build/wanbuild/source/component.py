@@ -1,0 +1,261 @@
+"""One component of a checkpoint: its config, and its tensors under diffusers' and transformers' names."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from wanbuild.config import read_json
+from wanbuild.mapping.original_parts import NAMES
+from wanbuild.source.derived import class_of, derived_config
+from wanbuild.source.float8 import Float8, float8_of, weights_in
+from wanbuild.source.original_config import derive_config, is_original
+from wanbuild.source.safetensors import (
+    READABLE_DTYPES,
+    TensorEntry,
+    TensorFile,
+    not_a_weight,
+)
+from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
+from wanrun.artifact.manifest import TRANSFORMERS
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """One tensor of a component: a stored tensor, or equally many rows of one.
+
+    Args:
+        file: its file.
+        stored: the stored tensor's name.
+        entry: shape, dtype, size and place of this tensor.
+        begin: bytes of the stored tensor in front of this one.
+        float8: how 8-bit values are restored; None for a plain dtype.
+    """
+
+    file: TensorFile
+    stored: str
+    entry: TensorEntry
+    begin: int = 0
+    float8: Float8 | None = None
+
+
+@dataclass(frozen=True)
+class SourceComponent:
+    """One component with weights.
+
+    Args:
+        name: its name, e.g. ``transformer``.
+        class_name: its class in model_index.json, without the library.
+        config: the content of its config.json, not yet interpreted; derived from the weights if they have
+            none.
+        config_file: the source of the config: config.json, or the weight file it was derived from.
+        files: its weight files, ordered by name.
+        tensors: its tensors by key, in key order. Keys are diffusers' and transformers'.
+        index: the index file of a sharded component, or None.
+    """
+
+    name: str
+    class_name: str
+    config: Mapping[str, Any]
+    config_file: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, SourceTensor]
+    index: Path | None
+
+    @property
+    def renamed(self) -> bool:
+        """Whether some tensor has another name in its file, or is a part of one."""
+        return any(tensor.stored != key for key, tensor in self.tensors.items())
+
+    @property
+    def recorded_config(self) -> dict[str, Any]:
+        """The config as a manifest records it: a transformer's names its class, which programs depend on."""
+        named = {"_class_name": self.class_name} if self.name in TRANSFORMERS else {}
+        return {**self.config, **named}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(tensor.entry.nbytes for tensor in self.tensors.values())
+
+    def entry(self, key: str) -> TensorEntry:
+        """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
+        return self.tensors[key].entry
+
+    def float8(self, key: str) -> Float8 | None:
+        """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
+        return self.tensors[key].float8
+
+    def array(self, key: str) -> np.ndarray:
+        """Reads a whole tensor, as stored, into new memory; raises like ``read``."""
+        entry = self.entry(key)
+        values = np.empty(entry.shape, entry.dtype)
+        self.read(key, 0, values.reshape(-1).view(np.uint8))
+        return values
+
+    def read(self, key: str, begin: int, out: np.ndarray) -> None:
+        """Reads a tensor's stored bytes, from its byte ``begin`` on, until ``out`` is full.
+
+        Raises:
+            KeyError: if there is no such tensor.
+            ValueError: if the range ends after the tensor, or the file is closed.
+            SourceError: if the file has become unreadable.
+        """
+        tensor = self.tensors[key]
+        if begin + out.nbytes > tensor.entry.nbytes:
+            raise ValueError(f"{begin + out.nbytes} bytes of {key}, which has {tensor.entry.nbytes}")
+        tensor.file.read(tensor.stored, tensor.begin + begin, out)
+
+
+def open_component(
+    name: str, pair: tuple[str, str], folder: Path, beside: Path | None, stack: ExitStack
+) -> SourceComponent:
+    """Opens the component in a folder.
+
+    Args:
+        name: the component.
+        pair: library and class of its entry in model_index.json.
+        folder: its folder.
+        beside: a second folder in which a transformer's weights may be, or None.
+        stack: closes the files.
+    """
+    library, class_name = pair
+    weights = find_weights(folder, WEIGHT_NAMES[library], beside if name in TRANSFORMERS else None)
+    holders, index = _holders(weights, stack)
+    tensors = _tensors(name, holders, weights)
+    config_file, config = _read_config(name, class_name, folder, weights, tensors)
+    return _component(name, class_name, config, config_file, holders, tensors, index)
+
+
+def open_file(
+    name: str, class_name: str | None, file: Path, config_file: Path | None, stack: ExitStack
+) -> SourceComponent:
+    """Opens a component that is one file, wherever it is.
+
+    Args:
+        name: the component.
+        class_name: its class; None: the weights tell.
+        file: its weight file.
+        config_file: a config.json that describes it; None: derived from the weights.
+        stack: closes the file.
+    """
+    opened = stack.enter_context(TensorFile(file))
+    holders = dict.fromkeys(opened.entries, opened)
+    tensors = _tensors(name, holders, file)
+    shapes = {key: tensor.entry.shape for key, tensor in tensors.items()}
+    config = read_json(config_file) if config_file else derived_config(name, shapes, str(file))
+    class_name = class_name or class_of(name, shapes, str(file))
+    return _component(name, class_name, config, config_file or file, holders, tensors, None)
+
+
+def _component(
+    name: str,
+    class_name: str,
+    config: Mapping[str, Any],
+    config_file: Path,
+    holders: Mapping[str, TensorFile],
+    tensors: Mapping[str, SourceTensor],
+    index: Path | None,
+) -> SourceComponent:
+    files = tuple(sorted({file.path for file in holders.values()}))
+    return SourceComponent(
+        name, class_name, config, config_file, files, MappingProxyType(dict(tensors)), index
+    )
+
+
+def _holders(weights: Path, stack: ExitStack) -> tuple[dict[str, TensorFile], Path | None]:
+    """Returns the file of each stored tensor, and the index if there is one.
+
+    Args:
+        weights: a weight file or an index.
+        stack: closes the files.
+    """
+    if weights.suffix != ".json":
+        file = stack.enter_context(TensorFile(weights))
+        return dict.fromkeys(file.entries, file), None
+    weight_map = read_weight_map(weights)
+    names = sorted(set(weight_map.values()))
+    files = {shard: stack.enter_context(TensorFile(weights.parent / shard)) for shard in names}
+    check_shards(weights, weight_map, files)
+    return {key: files[shard] for key, shard in weight_map.items()}, weights
+
+
+def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[str, SourceTensor]:
+    """Returns a component's tensors by diffusers' and transformers' key, sorted.
+
+    Args:
+        name: the component.
+        holders: the file of each stored tensor.
+        where: the file or index, for messages.
+    """
+    weights = weights_in(holders)
+    if name in TRANSFORMERS:
+        _refuse_quantized(weights)
+    names_of, fused_of = NAMES[name]
+    found: dict[str, SourceTensor] = {}
+    for stored, new in names_of(sorted(weights), str(where)).items():
+        found[new] = _stored_tensor(stored, holders)
+    for stored, parts in fused_of(sorted(weights)).items():
+        whole = _stored_tensor(stored, holders)
+        for number, new in enumerate(parts):
+            found[new] = _rows(whole, number, len(parts))
+    return dict(sorted(found.items()))
+
+
+def _stored_tensor(stored: str, holders: Mapping[str, TensorFile]) -> SourceTensor:
+    file = holders[stored]
+    return SourceTensor(file, stored, file.entries[stored], float8=float8_of(stored, holders))
+
+
+def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:
+    """Returns one of equally many rows of a tensor; what is left over if they are no whole number is lost,
+    so that the mapping finds a wrong shape."""
+    entry = whole.entry
+    rows = entry.shape[0] // parts if entry.shape else 0
+    nbytes = entry.nbytes // max(entry.shape[0], 1) * rows if entry.shape else 0
+    part = dataclasses.replace(entry, shape=(rows, *entry.shape[1:]), nbytes=nbytes)
+    float8 = None if whole.float8 is None else whole.float8.part(number, parts)
+    return dataclasses.replace(whole, entry=part, begin=number * nbytes, float8=float8)
+
+
+def _refuse_quantized(weights: Mapping[str, TensorFile]) -> None:
+    """Refuses weights of integers, before their scales are reported as unknown keys."""
+    for key, file in weights.items():
+        entry = file.entries[key]
+        if entry.dtype_name not in READABLE_DTYPES:
+            raise not_a_weight(key, file.path, entry)
+
+
+def _read_config(
+    name: str, class_name: str, folder: Path, weights: Path, tensors: Mapping[str, SourceTensor]
+) -> tuple[Path, dict[str, Any]]:
+    """Returns the file of a component's config, and the config.
+
+    Args:
+        name: the component.
+        class_name: its class.
+        folder: its folder.
+        weights: its weight file or index.
+        tensors: its tensors.
+    """
+    places = dict.fromkeys((folder / "config.json", weights.with_name("config.json")))
+    place = next((path for path in places if os.path.lexists(path)), None)
+    original = any(tensor.stored != key for key, tensor in tensors.items())
+    if name not in TRANSFORMERS or not original:
+        place = place or folder / "config.json"
+        return place, read_json(place)
+    shapes = {key: tensor.entry.shape for key, tensor in tensors.items()}
+    if place is None:
+        return weights, derive_config(class_name, shapes, str(weights))
+    config = read_json(place)
+    if is_original(config):
+        config = derive_config(class_name, shapes, str(weights), config, str(place))
+    return place, config

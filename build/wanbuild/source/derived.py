@@ -1,0 +1,153 @@
+"""Derives the config of a component that is a single file, from the shapes of its tensors.
+
+What shapes do not show is as published: the sizes of heads, the levels of the VAE, the activation. A file
+with other levels has other shapes than such a config needs, and the mapping refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER
+from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_VAE_2_2, PUBLISHED_VAE_IN_A14B
+from wanbuild.source.original_config import Shapes, derive_config, layers
+from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.errors import SourceError
+
+_IMAGE_HEAD = PUBLISHED_IMAGE_ENCODER["hidden_size"] // PUBLISHED_IMAGE_ENCODER["num_attention_heads"]
+
+_OF_TRANSFORMERS: Mapping[str, str] = MappingProxyType(
+    {
+        "vace_patch_embedding.weight": "WanVACETransformer3DModel",
+        "face_encoder.padding_tokens": "WanAnimateTransformer3DModel",
+        "blocks.0.attn1.to_q.weight": "WanTransformer3DModel",
+    }
+)
+"""The class of a transformer by a tensor that only it has, the most special first."""
+
+_OTHERS: Mapping[str, str] = MappingProxyType(
+    {"vae": "AutoencoderKLWan", "text_encoder": "UMT5EncoderModel", "image_encoder": "CLIPVisionModel"}
+)
+
+
+def class_of(name: str, shapes: Shapes, where: str) -> str:
+    """Returns the class of a component, as in a model_index.json.
+
+    Args:
+        name: the component.
+        shapes: shape of every tensor, by diffusers' and transformers' key.
+        where: the file, for messages.
+
+    Raises:
+        SourceError: if the file is no such component.
+    """
+    if name not in TRANSFORMERS:
+        return _OTHERS[name]
+    found = next((name for key, name in _OF_TRANSFORMERS.items() if key in shapes), None)
+    if found is None:
+        raise _no_part(name, where, "no blocks.0.attn1.to_q.weight")
+    return found
+
+
+def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
+    """Returns a component's config.json.
+
+    Args:
+        name: the component.
+        shapes: shape of every tensor, by diffusers' and transformers' key.
+        where: the file, for messages.
+
+    Raises:
+        SourceError: if tensors are missing, so that the file is no such component.
+    """
+    if name in TRANSFORMERS:
+        class_name = class_of(name, shapes, where)
+        base = "WanTransformer3DModel" if class_name == "WanAnimateTransformer3DModel" else class_name
+        config = derive_config(base, shapes, where)
+        return config if base == class_name else {**config, **_animate(shapes), "_class_name": class_name}
+    try:
+        return _CONFIGS[name](shapes)
+    except (KeyError, ValueError, IndexError) as error:
+        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+        raise _no_part(name, where, what) from None
+
+
+def _no_part(name: str, where: str, found: str) -> SourceError:
+    option = f"--{name.replace('_', '-')}"
+    return SourceError(
+        f"{where} is no {name.replace('_', ' ')} of Wan",
+        expected=f"the weights that {option} names",
+        found=found,
+        remedy=f"check what the file is: wanbuild convert {where}",
+    )
+
+
+def _animate(shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that only Animate has: as published, but for how often a face is injected."""
+    published = PUBLISHED_MODELS["Wan2.2-Animate-14B-Diffusers"]["transformer"]
+    base = PUBLISHED_MODELS["Wan2.2-T2V-A14B-Diffusers"]["transformer"]
+    own = {name: value for name, value in published.items() if name not in base}
+    adapters = layers(shapes, "face_adapter")
+    return {**own, "inject_face_latents_blocks": -(-layers(shapes, "blocks") // max(adapters, 1))}
+
+
+def _vae(shapes: Shapes) -> dict[str, Any]:
+    residual = any(re.match(r"encoder\.down_blocks\.\d+\.resnets\.", key) for key in shapes)
+    base, channels = shapes["encoder.conv_in.weight"][:2]
+    resnets = layers(shapes, r"decoder\.up_blocks\.0\.resnets")
+    out, decoder_base = shapes["decoder.conv_out.weight"][:2]
+    published = PUBLISHED_VAE_2_2 if residual else PUBLISHED_VAE_IN_A14B
+    return {
+        **published,
+        "base_dim": base,
+        "decoder_base_dim": decoder_base if residual else None,
+        "in_channels": channels,
+        "num_res_blocks": resnets - 1,
+        "out_channels": out,
+        "z_dim": shapes["post_quant_conv.weight"][0],
+    }
+
+
+def _text_encoder(shapes: Shapes) -> dict[str, Any]:
+    first = "encoder.block.0.layer"
+    vocabulary, width = shapes["shared.weight"]
+    buckets, heads = shapes[f"{first}.0.SelfAttention.relative_attention_bias.weight"]
+    count = layers(shapes, r"encoder\.block")
+    return {
+        **PUBLISHED_TEXT_ENCODER,
+        "d_ff": shapes[f"{first}.1.DenseReluDense.wi_0.weight"][0],
+        "d_kv": shapes[f"{first}.0.SelfAttention.q.weight"][0] // heads,
+        "d_model": width,
+        "num_decoder_layers": count,
+        "num_heads": heads,
+        "num_layers": count,
+        "relative_attention_num_buckets": buckets,
+        "vocab_size": vocabulary,
+    }
+
+
+def _image_encoder(shapes: Shapes) -> dict[str, Any]:
+    prefix = "vision_model." if "vision_model.pre_layrnorm.weight" in shapes else ""
+    width, _, patch, _ = shapes[f"{prefix}embeddings.patch_embedding.weight"]
+    tokens = shapes[f"{prefix}embeddings.position_embedding.weight"][-2]
+    if width % _IMAGE_HEAD:
+        raise ValueError(f"{width} channels, which are not whole heads of {_IMAGE_HEAD}")
+    return {
+        **PUBLISHED_IMAGE_ENCODER,
+        "hidden_size": width,
+        "image_size": math.isqrt(tokens - 1) * patch,
+        "intermediate_size": shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"][0],
+        "num_attention_heads": width // _IMAGE_HEAD,
+        "num_hidden_layers": layers(shapes, f"{re.escape(prefix)}encoder.layers"),
+        "patch_size": patch,
+    }
+
+
+_CONFIGS: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
+    {"vae": _vae, "text_encoder": _text_encoder, "image_encoder": _image_encoder}
+)

@@ -1,0 +1,150 @@
+"""A checkpoint of single files, one for each component, as users of ComfyUI have them.
+
+What such files do not say is as published: the scheduler, where the second expert takes over, and how images
+are prepared for the image encoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+
+from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
+from wanbuild.source.checkpoint import Source
+from wanbuild.source.component import open_file
+from wanbuild.source.experts import LOW_NOISE
+from wanbuild.source.images import ImageProcessorConfig
+from wanbuild.source.match import misfits, nearest_misfits
+from wanbuild.source.tokenizer import open_tokenizer
+from wanbuild.variants.table import variants
+from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, Variant
+from wanrun.errors import SourceError, UsageError
+from wanrun.lines import warn
+
+TOKENIZER = "tokenizer"
+"""The part that is no weights: a folder, or its tokenizer.json."""
+
+NEEDED = ("transformer", "vae", "text_encoder", TOKENIZER)
+"""What every checkpoint has."""
+
+OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        name: f"--{name.replace('_', '-')}"
+        for name in ("transformer", LOW_NOISE, "vae", "text_encoder", IMAGE_ENCODER, TOKENIZER)
+    }
+)
+"""The option of each part."""
+
+
+def open_files(files: Mapping[str, Path]) -> Source:
+    """Opens a checkpoint of single files; the tensors tell of which variant it is.
+
+    Args:
+        files: the weight file of each component, and the tokenizer's folder or file.
+
+    Raises:
+        UsageError: if a needed part is missing, or the experts' names say that they are swapped.
+        SourceError: if a file is missing, damaged or not what its option names, or the parts are of no
+            supported variant.
+    """
+    if missing := [OPTIONS[name] for name in NEEDED if name not in files]:
+        raise UsageError(
+            "a checkpoint of single files needs all of its parts",
+            expected=", ".join(OPTIONS[name] for name in NEEDED),
+            found=f"no {', no '.join(missing)}",
+            remedy="give the rest"
+            + (_WHERE_TOKENIZER if OPTIONS[TOKENIZER] in missing else "")
+            + ", or a SOURCE whose parts the given files replace",
+        )
+    _check_order(files)
+    with ExitStack() as stack:
+        components = {
+            name: open_file(name, None, path, None, stack)
+            for name, path in sorted(files.items())
+            if name != TOKENIZER
+        }
+        processors = (IMAGE_PROCESSOR,) if IMAGE_ENCODER in files else ()
+        source = Source(
+            path=files["transformer"],
+            layout=False,
+            repository=None,
+            revision=None,
+            pipeline_class="",
+            boundary_ratio=None,
+            expand_timesteps=False,
+            component_names=tuple(sorted({*files, "scheduler", *processors})),
+            components=MappingProxyType(components),
+            scheduler_config={},
+            tokenizer=open_tokenizer(files[TOKENIZER]),
+            image_processor=_processor(components[IMAGE_ENCODER].config) if processors else None,
+            image_processor_file=None,
+        )
+        source = _matched(source)
+        stack.pop_all()
+    return source
+
+
+_WHERE_TOKENIZER = (
+    " (the tokenizer is the folder google/umt5-xxl of the official repositories, and the folder tokenizer of "
+    "those whose names end in -Diffusers)"
+)
+
+
+def _check_order(files: Mapping[str, Path]) -> None:
+    """Looks at the experts' names: the official ones say which is which.
+
+    Raises:
+        UsageError: if they say that the experts are swapped.
+    """
+    first, second = files["transformer"].name.lower(), files.get(LOW_NOISE)
+    if second is None:
+        if "high_noise" in first or "low_noise" in first:
+            warn(
+                f"{files['transformer']} is one of two experts by its name, and is converted alone; "
+                f"give both: {OPTIONS['transformer']} (high noise) and {OPTIONS[LOW_NOISE]} (low noise)"
+            )
+    elif "low_noise" in first and "high_noise" in second.name.lower():
+        raise UsageError(
+            "the experts are swapped, by their names",
+            expected=f"{OPTIONS['transformer']} for high noise and {OPTIONS[LOW_NOISE]} for low noise",
+            found=f"{files['transformer'].name} and {second.name}",
+            remedy="swap the two files",
+        )
+
+
+def _matched(source: Source) -> Source:
+    """Returns the source with the published settings of the variant that its parts are of.
+
+    Raises:
+        SourceError: if they are of none.
+    """
+    candidates = [(variant, _as_published(source, variant)) for variant in variants().values()]
+    found = [(variant, misfits(variant, candidate)) for variant, candidate in candidates]
+    for (_, candidate), (_, problems) in zip(candidates, found, strict=True):
+        if not problems:
+            return candidate
+    raise SourceError(
+        f"the files are of no supported variant: {nearest_misfits(found)}",
+        remedy="check that each file is of the same model, and give those that are missing",
+    )
+
+
+def _as_published(source: Source, variant: Variant) -> Source:
+    """Returns the source with a variant's published settings."""
+    index = MODEL_INDEXES[variant.name]
+    return dataclasses.replace(
+        source,
+        pipeline_class=variant.pipeline_class,
+        boundary_ratio=index.get("boundary_ratio"),
+        expand_timesteps=variant.expand_timesteps,
+        scheduler_config={**SCHEDULER_CONFIGS["unipc"], "flow_shift": variant.flow_shift},
+    )
+
+
+def _processor(image_encoder: Mapping[str, object]) -> ImageProcessorConfig:
+    """Returns the published preprocessing for an image encoder's size."""
+    size = int(str(image_encoder["image_size"]))
+    return ImageProcessorConfig(size=size, crop_size=size)

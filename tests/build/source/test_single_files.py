@@ -1,0 +1,290 @@
+"""Checkpoints of single files, in the original naming and of 8-bit floats: the same artifact, or one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers.damage import one_error
+from helpers.single_files import (
+    original_text_encoder,
+    original_transformer,
+    original_vae,
+    write_single_files,
+    write_with_published_heads,
+)
+from helpers.tensor_files import State, save_file
+from wanbuild.cli import wanbuild
+from wanbuild.components import kind_of
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.source.single_files import OPTIONS, open_files
+from wanbuild.toy.checkpoint import write_toy
+from wanbuild.variants.table import MODULES
+from wanrun.artifact.manifest import Manifest
+from wanrun.console import run
+from wanrun.errors import SourceError, UsageError
+
+TEXT = "wan2.1-t2v"
+ALONE = [name for name in MODULES if name != "wan2.2-animate"]
+"""Animate's motion encoder is of one published size, too large for a toy."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_same(found: Manifest, expected: Manifest, artifacts: Path) -> None:
+    """Two artifacts have the same bytes but for what says where they are from."""
+    for part in ("weights", "tokenizer"):
+        one, other = (contents(artifacts / name / part) for name in ("one", "other"))
+        assert one == other and len(one) >= (50 if part == "weights" else 1)
+    assert found.model == expected.model
+    assert found.components == expected.components
+    for name, config in expected.configs.items():
+        if name != "scheduler":  # as published, with fields that have their defaults
+            kind = kind_of(name, config.get("_class_name"))
+            assert kind.parse(found.configs[name], "x") == kind.parse(config, "x")
+
+
+@pytest.fixture(scope="module")
+def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("single") / "checkpoint"
+    write_with_published_heads(folder, TEXT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text_files(text_checkpoint: Path) -> Mapping[str, Path]:
+    return write_single_files(text_checkpoint, text_checkpoint.parent / "files")
+
+
+# --- the same artifact -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ALONE)
+def test_files_alone_make_the_same_artifact(variant: str, tmp_path: Path) -> None:
+    """Class, configs, boundary, scheduler and preprocessing follow from the tensors and what is published."""
+    write_with_published_heads(tmp_path / "checkpoint", variant)
+    _as_published(tmp_path / "checkpoint", variant)
+    files = write_single_files(tmp_path / "checkpoint", tmp_path / "files", "model.diffusion_model.")
+    expected = convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "one"))
+    found = convert(ConvertRequest(None, tmp_path / "other", files=files))
+    assert_same(found, expected, tmp_path)
+    names = {f"{name}/{path.name}" for name, path in files.items() if name != "tokenizer"}
+    names |= {"tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"}
+    assert found.source["repository"] is None
+    assert found.source["files"].keys() == names
+
+
+def _as_published(checkpoint: Path, variant: str) -> None:
+    """Gives a toy the published shift, and the published way to prepare images for its encoder."""
+    from wanbuild.variants.table import variants
+
+    scheduler = checkpoint / "scheduler" / "scheduler_config.json"
+    config = json.loads(scheduler.read_text()) | {"flow_shift": variants()[variant].flow_shift}
+    scheduler.write_text(json.dumps(config))
+    processor = checkpoint / "image_processor" / "preprocessor_config.json"
+    if processor.exists():
+        config = json.loads(processor.read_text())
+        config["size"] = {"shortest_edge": config["crop_size"]["height"]}
+        processor.write_text(json.dumps(config))
+
+
+def test_one_file_takes_the_place_of_a_part(tmp_path: Path) -> None:
+    """Animate's keys and values are one tensor in the original; the checkpoint's config says the sizes."""
+    channels = {str(4 << power): 4 for power in range(8)}
+    sizes = {"motion_encoder_size": 512, "motion_encoder_channel_sizes": channels}
+    write_toy(tmp_path / "checkpoint", "wan2.2-animate", configs={"transformer": sizes})
+    file = tmp_path / "animate.safetensors"
+    save_file(original_transformer(tmp_path / "checkpoint" / "transformer"), file)
+    expected = convert(ConvertRequest(tmp_path / "checkpoint", tmp_path / "one"))
+    for weights in (tmp_path / "checkpoint" / "transformer").glob("*.safetensors"):
+        weights.unlink()
+    request = ConvertRequest(tmp_path / "checkpoint", tmp_path / "other", files={"transformer": file})
+    found = convert(request)
+    assert_same(found, expected, tmp_path)
+    assert "transformer/animate.safetensors" in found.source["files"]
+
+
+def test_options_and_recipes_name_the_files(
+    text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = [word for name, path in text_files.items() for word in (OPTIONS[name], str(path))]
+    assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "artifact"), *options]) == 0
+    assert f"converted {text_files['transformer']} to {tmp_path}/artifact: " in capsys.readouterr().out
+    recipe = tmp_path / "recipe.toml"
+    lines = [f'{name} = "{path}"' for name, path in text_files.items()]
+    recipe.write_text("\n".join(['artifact = "other"', "[convert]", *lines]))
+    with open_files(text_files) as source:
+        assert source.pipeline_class == "WanPipeline" and source.boundary_ratio is None
+    planned = ["plan", str(recipe), "--target", "h200", "--size", "96x64", "--no-compile"]
+    assert run(wanbuild, planned) == 0
+    assert "recipe, 96x64x81 with guidance" in capsys.readouterr().out
+
+
+# --- 8-bit floats ------------------------------------------------------------------------------------------
+
+
+def quantized(state: State, rows: bool, names: tuple[str, str]) -> tuple[State, State]:
+    """The tensors with 8-bit linear weights and their scales, and what they stand for."""
+    small: State = {"scaled_fp8": np.zeros(2, ml_dtypes.float8_e4m3fn)}
+    large: State = {}
+    for key, value in state.items():
+        small[key] = large[key] = value
+        if value.ndim != 2 or not key.endswith(".weight"):
+            continue
+        scale = np.abs(value).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / 448
+        small[key] = (value / scale).astype(ml_dtypes.float8_e4m3fn)
+        large[key] = small[key].astype(np.float32) * scale
+        base = key.removesuffix(".weight")
+        small[base + names[0]] = scale if rows else scale.reshape(())
+        small[base + names[1]] = np.ones((), np.float32)
+    return small, large
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (False, (".scale_weight", ".scale_input")),
+        (False, (".weight_scale", ".input_scale")),
+        (True, (".weight_scale", ".input_scale")),
+    ],
+)
+def test_scaled_weights_are_dequantised(
+    rows: bool, names: tuple[str, str], text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    files = dict(text_files)
+    checkpoint = Path(shutil.copytree(text_checkpoint, tmp_path / "checkpoint"))
+    makers = {"transformer": original_transformer, "text_encoder": original_text_encoder}
+    for name, make in makers.items():
+        small, large = quantized(make(checkpoint / name), rows, names)
+        files[name] = tmp_path / f"{name}_fp8_scaled.safetensors"
+        save_file(small, files[name])
+        for file in (checkpoint / name).glob("*.safetensors*"):
+            file.unlink()
+        save_file(large, checkpoint / name / "x.safetensors")
+    expected = convert(ConvertRequest(checkpoint, tmp_path / "one"))
+    found = convert(ConvertRequest(None, tmp_path / "other", files=files))
+    assert contents(tmp_path / "one" / "weights") == contents(tmp_path / "other" / "weights")
+    assert found.components == expected.components
+    digests = [manifest.source["files"] for manifest in (found, expected)]
+    assert digests[0] != digests[1]
+
+
+def test_weights_without_scales_are_cast(
+    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    state = original_transformer(text_checkpoint / "transformer", "model.diffusion_model.")
+    eight = {key: value.astype(ml_dtypes.float8_e4m3fn) for key, value in state.items()}
+    for name, values in (("a", eight), ("b", {key: x.astype(np.float32) for key, x in eight.items()})):
+        save_file(values, tmp_path / f"{name}.safetensors")
+        files = {**text_files, "transformer": tmp_path / f"{name}.safetensors"}
+        convert(ConvertRequest(None, tmp_path / name, files=files))
+    assert contents(tmp_path / "a" / "weights") == contents(tmp_path / "b" / "weights")
+
+
+def test_a_lora_is_added_to_dequantised_weights(
+    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    from wanbuild.lora.merge import LoraRequest
+
+    state = original_transformer(text_checkpoint / "transformer")
+    small, large = quantized(state, True, (".weight_scale", ".input_scale"))
+    rng, lora = np.random.default_rng(3), tmp_path / "lora.safetensors"
+    width = large["blocks.1.self_attn.q.weight"].shape[0]
+    module = "diffusion_model.blocks.1.self_attn.q"
+    save_file(
+        {
+            f"{module}.lora_A.weight": rng.normal(size=(4, width)).astype(np.float32),
+            f"{module}.lora_B.weight": rng.normal(size=(width, 4)).astype(np.float32),
+        },
+        lora,
+    )
+    for name, values in (("a", small), ("b", large)):
+        save_file(values, tmp_path / f"{name}.safetensors")
+        files = {**text_files, "transformer": tmp_path / f"{name}.safetensors"}
+        convert(ConvertRequest(None, tmp_path / name, files=files, loras=[LoraRequest(lora, 0.5, None)]))
+    assert contents(tmp_path / "a" / "weights") == contents(tmp_path / "b" / "weights")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"blocks.0.ffn.0.weight_scale": np.ones((2, 3), np.float32)}, "a scale of shape \\[2, 3\\]"),
+        ({"blocks.0.norm3.weight_scale": np.ones((), np.float32)}, "F32 with blocks.0.norm3.weight_scale"),
+        ({"blocks.0.ffn.0.weight": np.ones((56, 256), np.int8)}, "found I8"),
+        ({"blocks.0.ffn.0.weight_scale_inv": np.ones((), np.float32)}, "weight_scale_inv"),
+    ],
+)
+def test_other_ways_to_quantize_are_refused(
+    change: State, said: str, text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    state = original_transformer(text_checkpoint / "transformer")
+    small, _ = quantized(state, False, (".weight_scale", ".input_scale"))
+    save_file({**small, **change}, tmp_path / "x.safetensors")
+    files = {**text_files, "transformer": tmp_path / "x.safetensors"}
+    with pytest.raises(SourceError, match=said):
+        open_files(files)
+
+
+# --- what does not fit -------------------------------------------------------------------------------------
+
+
+def test_missing_parts_are_named(text_files: Mapping[str, Path]) -> None:
+    said = r"needs all of its parts; .*found no --vae, no --tokenizer; give the rest \(the tokenizer is"
+    with pytest.raises(UsageError, match=said):
+        open_files({name: text_files[name] for name in ("transformer", "text_encoder")})
+
+
+def test_a_part_of_another_kind(text_files: Mapping[str, Path]) -> None:
+    swapped = {**text_files, "vae": text_files["text_encoder"], "text_encoder": text_files["vae"]}
+    said = r"wan_vae_fp32\S* is no text encoder of Wan.*--text-encoder.*wanbuild convert"
+    with pytest.raises(SourceError, match=said):
+        open_files(swapped)
+    with pytest.raises(SourceError, match="is no transformer of Wan"):
+        open_files({**text_files, "transformer": text_files["vae"]})
+
+
+def test_parts_of_different_models(text_files: Mapping[str, Path], tmp_path: Path) -> None:
+    write_with_published_heads(tmp_path / "checkpoint", "wan2.2-ti2v")
+    save_file(original_vae(tmp_path / "checkpoint" / "vae"), tmp_path / "vae.safetensors")
+    said = r"are of no supported variant: not wan2\.2-ti2v: transformer out_channels is 16, not 48"
+    with pytest.raises(SourceError, match=said):
+        open_files({**text_files, "vae": tmp_path / "vae.safetensors"})
+
+
+def test_experts_by_their_names(
+    text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    high, low = (
+        Path(shutil.copy(text_files["transformer"], tmp_path / f"wan2.2_t2v_{noise}_noise_14B.safetensors"))
+        for noise in ("high", "low")
+    )
+    with pytest.raises(UsageError, match=r"the experts are swapped, by their names; .*; swap the two files"):
+        open_files({**text_files, "transformer": low, "transformer_2": high})
+    with open_files({**text_files, "transformer": high, "transformer_2": low}) as source:
+        assert source.boundary_ratio == 0.875
+        assert source.scheduler_config["flow_shift"] == 12
+    assert capsys.readouterr().err == ""
+    with open_files({**text_files, "transformer": high}):
+        assert "is one of two experts by its name" in capsys.readouterr().err
+
+
+def test_a_part_that_the_checkpoint_does_not_have(
+    text_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    command = ["convert", str(text_checkpoint), "--artifact", str(tmp_path / "a"), "--image-encoder", "x"]
+    assert run(wanbuild, command) == 2
+    line = one_error(capsys)
+    assert "has no such component: --image-encoder" in line and "leave it out" in line
+
+
+def test_nothing_to_convert(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "a")]) == 2
+    assert "there is nothing to convert" in one_error(capsys)
