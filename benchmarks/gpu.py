@@ -70,9 +70,8 @@ COMMANDS = (
         "tokenizers",
         "ftfy",
         "click",
-        "imageio",
+        "imageio-ffmpeg",
         "pillow",
-        "tqdm",
     ),
     *("crc32c", "orbax-checkpoint", "tensorstore", "huggingface_hub"),
 )

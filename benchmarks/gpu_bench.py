@@ -146,7 +146,7 @@ def machine() -> dict[str, Any]:
 
 PACKAGES = (
     *("jax", "numpy", "ml_dtypes", "flatbuffers", "zstandard", "msgspec", "tokenizers", "ftfy", "click"),
-    *("imageio", "imageio-ffmpeg", "pillow", "tqdm", "crc32c", "flax", "orbax-checkpoint", "safetensors"),
+    *("imageio-ffmpeg", "pillow", "crc32c", "flax", "orbax-checkpoint", "safetensors"),
     *("huggingface_hub", "tensorstore", "torch"),
 )
 """What ``pip install '.[build]'`` installs, and torch."""

@@ -46,8 +46,6 @@ def installed(extras: tuple[str, ...]) -> set[str]:
             names |= installed(tuple(inner.split(",")))
             continue
         names.add(normal(name))
-        if (name, inner) == ("imageio", "ffmpeg"):
-            names.add("imageio-ffmpeg")
     return names
 
 

@@ -72,6 +72,8 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """
     from wanbuild.conversion.defaults import parse_defaults
 
+    if source is None and options["revision"] is not None:
+        raise UsageError("--revision is for a hub id, and there is none", remedy="leave --revision out")
     if source is None and options["transformer"] is None:
         raise UsageError(
             "there is nothing to convert",

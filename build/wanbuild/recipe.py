@@ -11,15 +11,13 @@ from typing import Any
 
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
+from wanbuild.source.single_files import OPTIONS
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.mesh import parse_mesh
 from wanrun.console import parse_size
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, read_bounded, sha256_of
-
-PARTS = ("transformer", "transformer_2", "vae", "text_encoder", "image_encoder", "tokenizer")
-"""The components that may be files of their own."""
 
 FIELDS: Mapping[str, Mapping[str, type]] = {
     "": {"source": str, "artifact": str},
@@ -32,7 +30,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
         "lora": str,
         "lora_high": str,
         "lora_low": str,
-        **dict.fromkeys(PARTS, str),
+        **dict.fromkeys(OPTIONS, str),
     },
     "convert.defaults": {
         "steps": int,
@@ -91,7 +89,7 @@ class Recipe:
     @property
     def parts(self) -> dict[str, Path]:
         """The single files by component."""
-        return {name: self.convert[name] for name in PARTS if name in self.convert}
+        return {name: self.convert[name] for name in OPTIONS if name in self.convert}
 
 
 def _check(section: str, data: dict[str, Any], path: Path) -> None:
@@ -163,13 +161,18 @@ def read_recipe(path: Path) -> Recipe:
             sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
     if sections["convert.defaults"]:
         sections["convert"]["defaults"] = sections["convert.defaults"]
-    for name in PARTS:
+    for name in OPTIONS:
         if name in sections["convert"]:
-            sections["convert"][name] = path.parent / sections["convert"][name]
+            sections["convert"][name] = _place(sections["convert"][name], path.parent)
     source = data.get("source")
-    if source is not None and ((path.parent / source).exists() or not is_hub_id(source)):
-        source = str(path.parent / source)
+    source = None if source is None else str(_place(source, path.parent))
     return Recipe(source, path.parent / data["artifact"], sections["convert"], sections["compile"])
+
+
+def _place(text: str, folder: Path) -> Path:
+    """Returns a path relative to the recipe's folder; a text that has the form of a hub id stays as it is, if
+    there is no such path."""
+    return folder / text if (folder / text).exists() or not is_hub_id(text) else Path(text)
 
 
 def fingerprint(recipe: Recipe) -> str:

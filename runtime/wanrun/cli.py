@@ -13,7 +13,7 @@ from wanrun import __version__
 from wanrun.command import CONTEXT_SETTINGS, ENVIRONMENT, SEED, Command, options_of, takes_artifact
 from wanrun.console import NUMBERS, SIZE
 from wanrun.errors import UsageError
-from wanrun.generation.request import Row, rows
+from wanrun.generation.rows import Row, rows
 from wanrun.lines import print_result, report
 
 if TYPE_CHECKING:

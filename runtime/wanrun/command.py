@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 from wanrun.aliases import OUTPUT
 from wanrun.errors import UsageError
-from wanrun.generation.request import RANDOM, rows
+from wanrun.generation.request import RANDOM
+from wanrun.generation.rows import rows
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
 """The environment variable that names the artifact of wanrun."""

@@ -18,11 +18,8 @@ import errno
 import os
 import re
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 import click
@@ -164,82 +161,6 @@ def flags(command: click.Command) -> Callable[[str], str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-class Progress:
-    """Progress of a loop: a bar on a terminal, otherwise a line on stderr at most every 10 s.
-
-    Off a terminal, a loop that ends within 10 s prints nothing.
-
-    Args:
-        total: the number of units.
-        label: the name of the work.
-        unit: the name of one unit, in the singular; ``B`` is bytes, shown in GB.
-        stream: the output, by default stderr.
-        interval_seconds: the least time between two lines.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        label: str,
-        unit: str = "step",
-        *,
-        stream: TextIO | None = None,
-        interval_seconds: float = 10.0,
-    ) -> None:
-        self._total, self._label, self._unit = total, label, unit
-        self._stream = sys.stderr if stream is None else stream
-        self._interval = interval_seconds
-        self._lock = threading.Lock()
-        self._bar: Any = None
-
-    def __enter__(self) -> Progress:
-        self._done = 0
-        self._started = self._reported = time.monotonic()
-        if self._stream.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=self._total,
-                desc=self._label,
-                unit=self._unit,
-                unit_scale=self._unit == "B",
-                file=self._stream,
-                dynamic_ncols=True,
-            )
-        return self
-
-    def advance(self, n: int = 1) -> None:
-        """Adds n finished units; thread-safe."""
-        with self._lock:
-            self._done += n
-            if self._bar is not None:
-                self._bar.update(n)
-                return
-            now = time.monotonic()
-            if now - self._reported >= self._interval:
-                self._reported = now
-                seconds = now - self._started
-                if self._unit == "B":
-                    amount = f"{self._done / 1e9:.2f}/{self._total / 1e9:.2f} GB"
-                else:
-                    amount = f"{self._done}/{self._total} {self._unit}s"
-                self._print(f"{self._label}: {amount}, {seconds:.0f} s")
-
-    def _print(self, line: str) -> None:
-        try:
-            print(line, file=self._stream, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError:  # a full disk; the loop goes on
-            self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the end
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def parse_size(text: str) -> tuple[int, int]:

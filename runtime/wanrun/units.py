@@ -27,3 +27,10 @@ def scaled(number: float, unit: str) -> str:
     whole = not prefix and float(number).is_integer()
     decimals = 0 if whole or number >= 99.95 else 1 if number >= 9.995 else 2
     return f"{number:.{decimals}f} {prefix}{unit}"
+
+
+def in_minutes(seconds: float) -> str:
+    """Returns a time as minutes and seconds, such as ``1:48``; from an hour on with hours, ``2:03:11``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

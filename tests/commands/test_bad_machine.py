@@ -187,7 +187,7 @@ def test_no_ffmpeg_is_found_before_the_work(
     assert failed.code == 2 and fake.loads == []
     (line,) = failed.err
     assert line.startswith("error: mp4 cannot be written: there is no ffmpeg; found IMAGEIO_FFMPEG_EXE=")
-    assert "pip install 'imageio[ffmpeg]'" in line and ".webp or .png" in line
+    assert "pip install imageio-ffmpeg" in line and ".webp or .png" in line
     assert not list(tmp_path.glob("*.mp4"))
     assert run_here(capsys, artifact, *prompts, "--output", tmp_path / "o.webp").code == 0
     assert len(list(tmp_path.glob("*.webp"))) == 1 + many

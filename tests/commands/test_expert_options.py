@@ -15,6 +15,7 @@ from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.jobs import batch
 from wanrun.media.write_video import read_metadata
+from wanrun.status import Count
 
 Call = Callable[..., Run]
 
@@ -207,13 +208,20 @@ def test_progress_of_many_steps_at_once(
     two: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scan form tells of a whole expert's steps; the next video begins at 0 again."""
-    advances: list[int] = []
-    monkeypatch.setattr(batch.Progress, "advance", lambda self, n=1: advances.append(n))
+    seen: list[int] = []
+
+    class Noting(Count):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "done":
+                seen.append(self.done)
+
+    monkeypatch.setattr(batch, "Count", Noting)
     file = write_lines(tmp_path / "p.txt", "one", "two")
-    for fake.tells, expected in (((7, 10), [7, 3]), ((1, 2, 3), [1, 1, 1])):
-        advances.clear()
+    for fake.tells, expected in (((7, 10), [0, 7, 10]), ((1, 2, 3), [0, 1, 2, 3])):
+        seen.clear()
         assert two("--prompts", file, "--overwrite", "--steps", 10, "--output", tmp_path / "o.gif").code == 0
-        assert advances == expected * 2
+        assert seen == expected * 2
 
 
 def test_what_load_reports_is_a_line_on_stderr(two: Call, fake: Fake, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from wanrun.jobs import batch, media_sets
 from wanrun.media import prepare
 from wanrun.media.types import Inputs, Media
 from wanrun.media.write_video import read_metadata
+from wanrun.status import Count
 from wanrun.timing import Timings
 
 Call = Callable[..., Run]
@@ -136,13 +137,12 @@ def test_segments_of_animate(
 ) -> None:
     """30 frames in segments of 13: the first 13, then 12 new ones each, or 8."""
     totals: list[int] = []
-    start = batch.Progress.__init__
 
-    def note(self: Any, total: int, *arguments: Any, **options: Any) -> None:
+    def note(total: int) -> Count:
         totals.append(total)
-        start(self, total, *arguments, **options)
+        return Count(total)
 
-    monkeypatch.setattr(batch.Progress, "__init__", note)
+    monkeypatch.setattr(batch, "Count", note)
     make_task(artifact, "animate", num_frames=13)
     poses, face = frames(tmp_path / "poses", 30, 1), frames(tmp_path / "face", 7, 2)
     media = ["--image", image(tmp_path / "i.png"), "--pose-video", poses, "--face-video", face]

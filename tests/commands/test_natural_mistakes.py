@@ -119,6 +119,18 @@ MISTAKES = [
         4,
         "give it with the other parts: wanbuild convert --artifact DIR --transformer",
     ),
+    Mistake("wanbuild convert --artifact new --revision v1 --transformer WEIGHTS", 2, "leave --revision out"),
+    Mistake("wanbuild convert --artifact new", 2, "there is nothing to convert; expected SOURCE"),
+    Mistake(
+        "wanbuild convert --artifact new --transformer WEIGHTS",
+        2,
+        "found no --vae, no --text-encoder, no --tokenizer; give the rest",
+    ),
+    Mistake(
+        "wanbuild convert CHECKPOINT new --image-encoder WEIGHTS",
+        2,
+        "CHECKPOINT has no such component: --image-encoder",
+    ),
     Mistake("wanbuild convert VIDEO new", 4, "give the checkpoint's folder or its hub id"),
     Mistake(
         "wanbuild compile ARTIFACT --target tpu", 2, "name the chip: --target v4 or v5e or v5p or v6e or v7x"

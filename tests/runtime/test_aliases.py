@@ -6,7 +6,8 @@ import pytest
 
 from wanrun.aliases import ELSEWHERE, OUTPUT, elsewhere
 from wanrun.errors import UsageError
-from wanrun.generation.request import aliases, read_request, rows
+from wanrun.generation.reading import read_request
+from wanrun.generation.rows import aliases, rows
 from wanrun.jobs.requests import Line
 
 NAMES = {row.name for row in rows(Line)}

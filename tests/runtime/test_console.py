@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import io
 import os
 import signal
 import subprocess
@@ -17,8 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from wanrun import console
-from wanrun.console import SIZE, Progress, parse_numbers, parse_size, run
+from wanrun.console import SIZE, parse_numbers, parse_size, run
 from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
 
 
@@ -253,71 +251,6 @@ def test_a_reader_that_goes_away_is_no_news(lines: int) -> None:
             [sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, text=True
         )
     assert (result.returncode, result.stderr) == (141, "")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    stream = io.StringIO()
-    with Progress(50, "denoise", stream=stream) as progress:
-        for _ in range(29):
-            clock[0] += 1.5
-            progress.advance()
-    assert stream.getvalue().splitlines() == [
-        "denoise: 7/50 steps, 10 s",  # 10.5
-        "denoise: 14/50 steps, 21 s",
-        "denoise: 21/50 steps, 32 s",
-        "denoise: 28/50 steps, 42 s",
-    ]
-
-
-def test_progress_in_bytes_is_shown_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    stream = io.StringIO()
-    with Progress(57_300_000_000, "convert", unit="B", stream=stream) as progress:
-        clock[0] += 12
-        progress.advance(4_567_000_000)
-    assert stream.getvalue() == "convert: 4.57/57.30 GB, 12 s\n"
-
-
-def test_progress_that_is_quick_says_nothing() -> None:
-    stream = io.StringIO()
-    with Progress(1000, "convert", unit="tensor", stream=stream) as progress:
-        for _ in range(1000):
-            progress.advance()
-    assert stream.getvalue() == ""
-
-
-def test_progress_on_a_terminal_is_a_bar() -> None:
-    stream = Terminal()
-    with Progress(8, "convert", unit="tensor", stream=stream) as progress:
-        progress.advance(3)
-        progress.advance(5)
-    assert "convert: 100%" in stream.getvalue()
-    assert "8/8" in stream.getvalue()
-
-
-def test_progress_counts_from_many_threads() -> None:
-    stream = io.StringIO()
-    with Progress(800, "convert", stream=stream, interval_seconds=0.0) as progress:
-
-        def work() -> None:
-            for _ in range(100):
-                progress.advance()
-
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    lines = stream.getvalue().splitlines()
-    assert [int(line.split()[1].split("/")[0]) for line in lines] == list(range(1, 801))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from wanrun.early import start
 
 start()
-from wanrun.console import Progress  # which asks whether stderr is a terminal
+from wanrun.status import Progress  # which asks whether stderr is a terminal
 
 with Progress(2, "denoise") as progress:
     progress.advance()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
+import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from wanrun import status
 from wanrun.activities import Activities, Activity
-from wanrun.status import Status, told
+from wanrun.status import Count, Progress, Status, following, shown, told
 
 
 class Terminal(io.StringIO):
@@ -90,13 +93,78 @@ def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.05)
             assert len(stream.getvalue()) == begun
         until(lambda: len(stream.getvalue()) > begun)
-        line.stepping = True
-        with activities.during("denoise"):
-            time.sleep(0.05)
-            begun = len(stream.getvalue())
-            time.sleep(0.05)
-            assert len(stream.getvalue()) == begun  # the bar of the steps has the line
-        until(lambda: len(stream.getvalue()) > begun)
+
+
+def test_steps_have_a_bar_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream, count = Activities(), Terminal(), Count(50)
+    with Status(lambda: activities.running, stream) as line, activities.during("denoise"):
+        with line.counting("denoise", count, "[2/8] "):
+            until(lambda: "[2/8] denoising (0 of 50 steps), 0 s" in stream.getvalue())
+            assert "█" not in stream.getvalue()  # nothing to say how long it takes
+            count.done = 25
+            until(lambda: "░" in stream.getvalue())
+        until(lambda: stream.getvalue().rstrip().endswith("\rdenoising, 0 s"))
+    shown = next(part for part in stream.getvalue().split("\r") if "░" in part)
+    assert shown.rstrip() == "████████░░░░░░░░ [2/8] denoising (25 of 50 steps), 0 s, 0:00 left"
+
+
+def test_a_notebook_has_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    assert not shown(None) and shown(True)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace(kernelapp=None))
+    assert shown(None) and not shown(False)
+    activities, stream = Activities(), io.StringIO()
+    with Status(lambda: activities.running, stream), activities.during("decode"):
+        until(lambda: "\r" in stream.getvalue())
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_generation_is_followed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    activities, steps = Activities(), []
+    with following(lambda step, total: steps.append((step, total)), None) as on_step:
+        on_step(1, 4)
+    counted = following(lambda step, total: steps.append((step, total)), activities)
+    with counted as on_step, activities.during("denoise"):
+        on_step(2, 4)
+        until(lambda: "2 of 4 steps" in capsys.readouterr().err)
+    assert steps == [(1, 4), (2, 4)]
+    assert capsys.readouterr().err.count("denoising") < 5  # and it has ended
+
+
+def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    stream = io.StringIO()
+    with Progress(57_300_000_000, "convert", stream=stream) as progress:
+        progress.advance(57_300_000_000)
+        until(lambda: "57.3 GB of" in stream.getvalue())
+    assert stream.getvalue().splitlines()[-1] == "waiting: converting (57.3 GB of 57.3 GB), 0 s"
+
+
+def test_progress_that_is_quick_says_nothing() -> None:
+    stream = io.StringIO()
+    with Progress(1000, "convert", unit="tensor", stream=stream) as progress:
+        for _ in range(1000):
+            progress.advance()
+    assert stream.getvalue() == ""
+
+
+def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    stream = Terminal()
+    with Progress(800, "convert", "tensor", stream=stream) as progress:
+
+        def work() -> None:
+            for _ in range(100):
+                progress.advance()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: "converting (800 of 800 tensors), 0 s" in stream.getvalue())
 
 
 def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,4 +206,4 @@ def test_a_stream_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     activities = Activities()
     with Status(lambda: activities.running, Gone()) as line, activities.during("decode"):
-        until(line._ended.is_set)
+        until(lambda: line._line.gone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import imageio.v3 as iio
 import numpy as np
 from PIL import Image
 
@@ -39,6 +38,13 @@ def draw_command(caption: str, output: Path, frames: int, size: str, seed: int) 
         Image.fromarray(video[0]).save(output)
 
 
+def _frames_of(video: Path) -> np.ndarray:
+    """Returns the frames of a video file, uint8 (F, H, W, 3)."""
+    from wanrun.media.read_video import read_video
+
+    return np.stack([np.asarray(frame) for frame in read_video(video, "VIDEO")])
+
+
 @main.command("show")
 @click.argument("video", type=click.Path(exists=True, path_type=Path))
 @click.option("--prompt", required=True, help="Written below the frames.")
@@ -47,7 +53,7 @@ def draw_command(caption: str, output: Path, frames: int, size: str, seed: int) 
 @click.option("--at-least", default=0.0, help="Fail if the score is lower.")
 def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: float) -> None:
     """Makes a contact sheet of VIDEO, a .mp4 or .npy, and says which facts of its prompt hold."""
-    frames = np.load(video) if video.suffix == ".npy" else iio.imread(video, index=None)
+    frames = np.load(video) if video.suffix == ".npy" else _frames_of(video)
     verdict, why = None, None
     if score:
         try:

@@ -14,6 +14,7 @@ from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
 from wanrun.artifact.programs import ProgramSet
 from wanrun.artifact.targets import Target
+from wanrun.units import in_bytes, in_flop
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -183,8 +184,8 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
     for profile, programs in target["statistics"].items():
         for program, facts in programs.items():
             yield (
-                f"  {profile} {program:<19} {facts.get('flops', 0) / 1e9:>12,.1f} GFLOP, "
-                f"temporaries {facts.get('temporary_bytes', 0) / 1e6:,.1f} MB, "
+                f"  {profile} {program:<19} {in_flop(facts.get('flops', 0)):>11}, "
+                f"temporaries {in_bytes(facts.get('temporary_bytes', 0)):>7}, "
                 f"compiled in {facts.get('compile_seconds', 0):.1f} s"
             )
 

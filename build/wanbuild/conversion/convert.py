@@ -18,14 +18,14 @@ from wanbuild.config import read_bytes
 from wanbuild.conversion.defaults import Defaults, model_record
 from wanbuild.conversion.replacement import check_own, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
-from wanbuild.hub.repository import locate_source
+from wanbuild.hub.repository import locate_source, locate_tokenizer
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
-from wanbuild.source.single_files import open_files
+from wanbuild.source.single_files import TOKENIZER, open_files
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
@@ -33,9 +33,9 @@ from wanrun.artifact.manifest import MANIFEST, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
-from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import canonical_json, sha256_of, write_durable
+from wanrun.status import Progress
 from wanrun.temporary import remove_tree
 
 SPARE_BYTES = 64 * 2**20
@@ -57,8 +57,8 @@ class ConvertRequest:
         threads: worker threads; None: one per core.
         loras: LoRAs to merge into the transformers, in this order.
         defaults: replacements for the variant's and the checkpoint's default options.
-        files: weight files by component, and the tokenizer's folder or file, that take the place of the
-            source's.
+        files: weight files by component, and the tokenizer's folder, file or hub id, that take the place of
+            the source's.
     """
 
     source: str | Path | None
@@ -254,7 +254,7 @@ def _write_components(
         progress.advance(count)
 
     total = sum(source.component(name).entry(key).nbytes for name, plan in plans.items() for key in plan.keys)
-    with Progress(total, "convert", unit="B") as progress:
+    with Progress(total, "convert") as progress:
         writers = {
             name: ComponentWriter(
                 building / "weights" / name,
@@ -322,10 +322,13 @@ def convert(request: ConvertRequest) -> Manifest:
 
 def _open(request: ConvertRequest) -> Source:
     """Opens the source: a folder, a hub's repository, or files alone."""
+    files = dict(request.files)
+    if (tokenizer := files.get(TOKENIZER)) is not None:
+        files[TOKENIZER] = locate_tokenizer(tokenizer)
     if request.source is None:
-        return open_files(request.files)
-    located = locate_source(request.source, request.revision, without=request.files.keys())
-    return open_source(located.path, located.repository, located.revision, request.files)
+        return open_files(files)
+    located = locate_source(request.source, request.revision, without=files.keys())
+    return open_source(located.path, located.repository, located.revision, files)
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from wanrun.console import parse_numbers
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.solvers import solver_table
 from wanrun.errors import UsageError
-from wanrun.generation.request import Request, Row, read_request, rows
+from wanrun.generation.reading import read_request
+from wanrun.generation.request import Request
+from wanrun.generation.rows import Row, rows
 
 NUM_TRAIN_TIMESTEPS = 1000
 """The timestep of pure noise, in every published Wan model."""
@@ -121,12 +123,16 @@ def default_rows() -> dict[str, Row]:
 def parse_defaults(texts: Sequence[str]) -> dict[str, Any]:
     """Parses the values of ``--default``, each ``NAME=VALUE``; returns them by key.
 
+    Other tools' names are understood as on wanrun's command line: ``num_inference_steps``, ``sample_shift``.
+
     Raises:
         UsageError: for an unknown or repeated name, or a value of another kind.
     """
     known, values = default_rows(), dict[str, Any]()
+    others = {other: key for key, row in known.items() for other in (row.name, *row.also)}
     for text in texts:
-        name, equals, value = text.partition("=")
+        written, equals, value = text.partition("=")
+        name = others.get(written.replace("-", "_"), written)
         if name not in known or not equals:
             expected = f"NAME=VALUE, NAME one of {', '.join(known)}"
             raise UsageError("--default is not understood", expected=expected, found=repr(text))

@@ -28,7 +28,10 @@ _OPTIONS = (
     _part("text-encoder", "The text encoder"),
     _part("image-encoder", "The image encoder"),
     click.option(
-        "--tokenizer", type=_PATH, metavar="DIR", help="The tokenizer's folder, or its tokenizer.json."
+        "--tokenizer",
+        type=_PATH,
+        metavar="DIR",
+        help="The tokenizer's folder, its tokenizer.json, or the hub id of a repository that has one.",
     ),
     click.option("--revision", help="Branch, tag or commit, where SOURCE is a hub id.  [default: main]"),
     click.option(

@@ -26,7 +26,9 @@ from wanrun.lines import report as report_line
 
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)
-"""The components whose weights may be in the original naming, in a file of any name."""
+"""The components whose weights may be beside model_index.json."""
+_TOKENIZERS = ("", "tokenizer/", "google/umt5-xxl/")
+"""The folders of repositories that hold a tokenizer: its own, the diffusers layout, and Wan's own."""
 _PLAIN = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
 """File names without special characters in paths and in huggingface_hub's patterns."""
 
@@ -87,6 +89,31 @@ def locate_source(
             f"there is no folder {text}", remedy="give the checkpoint's folder or its hub id, owner/name"
         )
     return _locate_repository(open_snapshot(text, "main" if revision is None else revision), report, without)
+
+
+def locate_tokenizer(place: Path) -> Path:
+    """Returns a tokenizer's folder or file, or downloads that of a hub's repository.
+
+    Args:
+        place: a path, or a hub id ``owner/name`` of which there is no such path.
+
+    Raises:
+        SourceError: if the repository has no tokenizer.json at its top, in ``tokenizer/`` or, as Wan's own,
+            in ``google/umt5-xxl/``; or as for ``locate_source``.
+    """
+    if place.exists() or not is_hub_id(str(place)):
+        return place
+    snapshot = open_snapshot(str(place), "main")
+    folder = next((name for name in _TOKENIZERS if f"{name}tokenizer.json" in snapshot.files), None)
+    if folder is None:
+        raise SourceError(
+            f"{snapshot.name} holds no tokenizer",
+            expected=" or ".join(f"{name}tokenizer.json" for name in _TOKENIZERS),
+            remedy="give a repository that has one, or a folder",
+        )
+    names = [f"{folder}{name}" for name in ("tokenizer.json", "tokenizer_config.json")]
+    snapshot.fetch([name for name in names if name in snapshot.files])
+    return snapshot.folder / folder
 
 
 def is_hub_id(text: str) -> bool:

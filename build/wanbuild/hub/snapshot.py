@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from wanbuild.hub.errors import ROOM, explained, not_a_hub
 from wanbuild.staging import check_free_space
-from wanrun.console import Progress
 from wanrun.errors import SourceError
 from wanrun.files import replace_file
+from wanrun.status import Progress
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Snapshot:
             new = self._new(wanted) if report else {}
             if report and new:
                 report(f"downloading {len(new)} files, {in_bytes(sum(new.values()))}, of {self.name}")
-                with Progress(sum(new.values()), "download", unit="B") as progress:
+                with Progress(sum(new.values()), "download") as progress:
                     _download(self, wanted, progress.advance)
                 report("comparing their digests with the hub's")
                 _compare_digests(self, new)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from wanrun.activities import Activities
 from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
 from wanrun.files import file_sha256, fsync_directory
@@ -86,9 +87,11 @@ class _Compiler:
         artifact: the artifact's folder.
         target: the target to compile for.
         folder: the folder of cache entries, relative to the artifact.
-        kept: entries in that folder that stay unchanged, by file name.
+        ledger: usable executables by program name and the digest of their StableHLO; gets those that are
+            compiled. Their entries in the folder stay unchanged.
         processes: the processes that compile with a limit on the instruction set.
         report: gets a line for a program that is compiled again with a lower limit.
+        activities: gets the program that is being compiled.
     """
 
     def __init__(
@@ -96,12 +99,35 @@ class _Compiler:
         artifact: Path,
         target: TargetSpec,
         folder: str,
-        kept: Mapping[str, CompiledProgram],
+        ledger: dict[tuple[str, str], CompiledProgram],
         processes: LimitedProcesses,
         report: Callable[[str], None],
+        activities: Activities,
     ) -> None:
-        self._artifact, self.target, self.folder, self._kept = artifact, target, folder, kept
-        self._processes, self._report = processes, report
+        self._artifact, self.target, self.folder = artifact, target, folder
+        self._ledger, self._kept = ledger, {c.executable.file: c for c in ledger.values()}
+        self._processes, self._report, self._activities = processes, report, activities
+
+    def usable(self, name: str, program: Program) -> CompiledProgram | None:
+        """Returns a program's executable, if there is one."""
+        return self._ledger.get((name, program.sha256))
+
+    def add(self, name: str, program: Program, last_time: str) -> CompiledProgram:
+        """Compiles a program of the artifact. One that profiles share has one entry, made once.
+
+        Args:
+            name: its name.
+            program: its record.
+            last_time: how long it took the last time, in words, or nothing.
+
+        Raises:
+            TooLargeError: if the program does not fit the device's memory.
+        """
+        data = read_program(self._artifact, name, program)
+        with self._activities.during("compile", name + last_time):
+            compiled = self.compile(name, data, program.donated)
+        self._ledger[name, program.sha256] = compiled
+        return compiled
 
     def compile(self, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
         """Compiles one exported program.
@@ -268,26 +294,18 @@ def _compile_target(
         report(f"target {spec.name}: the environment has changed, its executables are compiled again")
         if built.folder == folder:  # keys may be the same, and a killed build must leave the old entries
             folder += "-2"
-    kept = {c.executable.file: c for c in ledger.values()}
     executables: dict[str, dict[str, Executable]] = {}
     statistics: dict[str, dict[str, Mapping[str, Any]]] = {}
     activities = Activities()
     with Status(lambda: activities.running) as status:
         report = status.around(report)
-        compiler = _Compiler(artifact, spec, folder, kept, processes, report)
+        compiler = _Compiler(artifact, spec, folder, ledger, processes, report, activities)
         for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
             for program_name, program in manifest.program_sets[key].programs[name].items():
-                compiled = ledger.get((program_name, program.sha256))
+                compiled = compiler.usable(program_name, program)
                 if compiled is None:
-                    data = read_program(artifact, program_name, program)
-                    try:
-                        with activities.during("compile", program_name + _last_time(before, program_name)):
-                            compiled = compiler.compile(program_name, data, program.donated)
-                    except TooLargeError as error:
-                        error.profile = manifest.profiles[name]
-                        raise
-                    # A program that profiles share has one entry: compiling it again would replace its bytes.
-                    ledger[program_name, program.sha256] = compiled
+                    with _of_profile(manifest.profiles[name]):
+                        compiled = compiler.add(program_name, program, _last_time(before, program_name))
                     report(_line(name, program_name, compiled.statistics, spec))
                 elif name in wanted:
                     report(f"{name}  {program_name:<15} up to date")
@@ -303,6 +321,16 @@ def _compile_target(
         executables=executables,
         statistics=statistics,
     )
+
+
+@contextmanager
+def _of_profile(profile: Profile) -> Iterator[None]:
+    """Says of a program that is too large which profile it belongs to."""
+    try:
+        yield
+    except TooLargeError as error:
+        error.profile = profile
+        raise
 
 
 def _last_time(manifest: Manifest, program: str) -> str:

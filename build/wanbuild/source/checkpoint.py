@@ -30,6 +30,8 @@ from wanrun.errors import SourceError, UsageError
 # Components that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
+_SETTLED = frozenset({"scheduler", IMAGE_PROCESSOR})
+"""The components that are no file of their own."""
 _SETTINGS = ("model_index.json", "scheduler/scheduler_config.json")
 
 
@@ -268,6 +270,10 @@ def _open_source(
     return source
 
 
+def _option(component: str) -> str:
+    return f"--{component.replace('_', '-')}"
+
+
 def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], where: str) -> None:
     """Checks that every file takes the place of a component.
 
@@ -279,10 +285,10 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
     Raises:
         UsageError: naming the options of the others.
     """
-    if others := [f"--{name.replace('_', '-')}" for name in files if name not in classes]:
+    if others := [_option(name) for name in files if name not in classes]:
         raise UsageError(
             f"{where} has no such component: {', '.join(others)}",
-            expected="one of " + ", ".join(f"--{name.replace('_', '-')}" for name in sorted(classes)),
+            expected="one of " + ", ".join(_option(name) for name in sorted(classes.keys() - _SETTLED)),
             remedy="leave it out",
         )
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
 from wanbuild.source.safetensors import PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, pickled
+from wanbuild.source.single_files import NEEDED, OPTIONS
 from wanrun.errors import SourceError
 from wanrun.files import open_regular
 
@@ -49,9 +50,6 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """By a tensor that says so, what a file of weights is, and which component of a checkpoint."""
-
-NEEDED = ("transformer", "vae", "text_encoder", "tokenizer")
-"""The parts that every checkpoint has."""
 
 
 def no_checkpoint(path: Path) -> SourceError:
@@ -93,9 +91,8 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     if kind == "a LoRA":
         remedy = f"merge it into a checkpoint: wanbuild convert CHECKPOINT --artifact DIR --lora {path}"
         return SourceError(f"{path} is a LoRA, and no checkpoint", remedy=remedy)
-    others = " ".join(f"--{name.replace('_', '-')} ..." for name in NEEDED if name != component)
-    option = f"--{component.replace('_', '-')}"
-    remedy = _PART.format(option=option, path=path, others=others) if component else _WHOLE
+    others = " ".join(f"{OPTIONS[name]} ..." for name in NEEDED if name != component)
+    remedy = _PART.format(option=OPTIONS[component], path=path, others=others) if component else _WHOLE
     return SourceError(
         f"{path} is {kind}, one part of a checkpoint", expected="all of its parts", remedy=remedy
     )

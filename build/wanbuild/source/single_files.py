@@ -88,8 +88,8 @@ def open_files(files: Mapping[str, Path]) -> Source:
 
 
 _WHERE_TOKENIZER = (
-    " (the tokenizer is the folder google/umt5-xxl of the official repositories, and the folder tokenizer of "
-    "those whose names end in -Diffusers)"
+    " (for the tokenizer --tokenizer google/umt5-xxl, a hub id, or the folder of this name of the official "
+    "repositories)"
 )
 
 

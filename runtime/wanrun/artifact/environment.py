@@ -331,7 +331,8 @@ def open_devices(platform_name: str | None = None, count: int = 1, alone: bool =
         remedy = "run where there is one, or compile a target for this machine"
         if named := os.environ.get("JAX_PLATFORMS"):
             reason = ", ".join(filter(None, [f"JAX_PLATFORMS={named!r}", reason]))
-            remedy = f"unset JAX_PLATFORMS, or set it to {platform_name or 'cpu'}"
+            asked = platform_name or "cpu"
+            remedy = f"unset JAX_PLATFORMS, or set it to {'cpu' if asked in named.split(',') else asked}"
         raise ArtifactError(f"there is no {kind}", found=reason or "none", remedy=remedy) from None
 
 

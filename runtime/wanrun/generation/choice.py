@@ -15,7 +15,9 @@ from wanrun.errors import UsageError, field
 from wanrun.generation.arguments import check_media_options
 from wanrun.generation.options import has_guidance, profile_by_name, profile_options
 from wanrun.generation.plain import as_plain
-from wanrun.generation.request import Request, Row, aliases, read_request, rows
+from wanrun.generation.reading import read_request
+from wanrun.generation.request import Request
+from wanrun.generation.rows import Row, aliases, rows
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media
 
 

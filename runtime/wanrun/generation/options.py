@@ -17,7 +17,8 @@ from wanrun.console import parse_size
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError, field
-from wanrun.generation.request import Request, Row, rows
+from wanrun.generation.request import Request
+from wanrun.generation.rows import Row, rows
 from wanrun.media.types import MEDIA_KINDS
 
 _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "profile", "size", "num_frames", "num_videos", "fps"})

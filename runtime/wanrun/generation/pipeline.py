@@ -31,6 +31,7 @@ from wanrun.generation.together import agree_on_generation
 from wanrun.generation.turns import Turns
 from wanrun.loading.policy import LoadChoices
 from wanrun.media.types import Inputs, Media
+from wanrun.status import Status, following, shown
 from wanrun.timing import Timings
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Pipeline:
         timings: the times of loading it.
     """
 
-    def __init__(self, shared: Shared, profile: Profile, timings: Timings) -> None:
+    def __init__(self, shared: Shared, profile: Profile, timings: Timings, progress: bool = False) -> None:
+        self._progress = progress
         self._shared, self._opened = shared, shared.opened
         self.artifact, self.manifest = self._opened.folder, self._opened.manifest
         self.profile, self.timings = profile, timings
@@ -271,12 +273,13 @@ class Pipeline:
             if latents is not None:
                 check_latents(latents, session.latents_shape)
             negative = [resolved["negative_prompt"]] if session.profile.guidance else []
-            embeddings = self._encode(session, [request.prompt, *negative], timings)
-            run = Denoising(
-                table, ranges, embeddings, resolved["loop"], timings, session.load_behind, on_step
-            )
-            with self._device(timings):
-                frames, final = session.sampler(run, resolved, inputs, latents)
+            with following(on_step, timings.activities if self._progress else None) as on_step:
+                embeddings = self._encode(session, [request.prompt, *negative], timings)
+                run = Denoising(
+                    table, ranges, embeddings, resolved["loop"], timings, session.load_behind, on_step
+                )
+                with self._device(timings):
+                    frames, final = session.sampler(run, resolved, inputs, latents)
         facts = self._facts(session.profile, resolved, inputs, frames)
         return Result(frames, final, {**facts, "fps": frame_rate(self.manifest, request)}, timings)
 
@@ -358,6 +361,7 @@ def load(
     warn: Tell = _silent,
     report: Tell = _silent,
     company: Company | None = None,
+    progress: bool | None = None,
     **choices: Unpack[LoadChoices],
 ) -> Pipeline:
     """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
@@ -372,6 +376,7 @@ def load(
         report: gets messages about decisions: where two experts are kept.
         company: the processes that share the target's mesh; None for this one alone. All of them make the
             same calls in the same order; the user's cache of embeddings, which may differ, is not read.
+        progress: whether standard error says what loading and each generation wait for; None: in a notebook.
         choices: profile (or size, num_frames, num_videos, guidance and num_references) and target select what
             is loaded: see ``ProfileChoices``. allow_compile, verify, memory, transfer, loop, first_expert,
             text_encoder, text_encoder_device, embeddings, weights and lazy are about the loading: see
@@ -387,10 +392,10 @@ def load(
     folder, timings = folder_of(artifact), Timings() if timings is None else timings
     prompts = None if prompts is None else texts_of(prompts)
     wanted, policy = sorted_out(choices)
-    opening = Opening(folder, wanted, policy, timings, warn, report, company)
-    with ExitStack() as undo:
+    opening, shows = Opening(folder, wanted, policy, timings, warn, report, company), shown(progress)
+    with ExitStack() as undo, Status(lambda: timings.activities.running) if shows else nullcontext():
         shared, profile = opening.open(prompts, inputs, undo)
-        pipeline = Pipeline(shared, profile, timings)
+        pipeline = Pipeline(shared, profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, inputs)
         if policy.retune:

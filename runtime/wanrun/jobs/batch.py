@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wanrun.console import Progress
 from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, errno_in, unwritable
 from wanrun.files import replace_file
 from wanrun.generation.options import profile_options
-from wanrun.generation.request import rows
+from wanrun.generation.rows import rows
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.plan import Plan
@@ -25,7 +23,7 @@ from wanrun.jobs.requests import key_of
 from wanrun.lines import print_error, report, warn
 from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
-from wanrun.status import Status
+from wanrun.status import Count, Status
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
@@ -134,7 +132,7 @@ class Batch:
         for path in draft.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
             check_folder(path.parent)
         place = f"[{entry.index}/{entry.total}] " if plan.many else ""
-        result = self._generate(job, pipeline, f"{place}denoise")
+        result = self._generate(job, pipeline, place)
         if not self._leads:
             return
         with self._timings.phase("encode_video"):
@@ -153,22 +151,17 @@ class Batch:
             how = f"{start}, {num_frames} frames of {width}x{height}, {nbytes}, {seconds:.1f} s"
             self.report(f"{place}wrote {draft.videos[index]} ({how})")
 
-    def _generate(self, job: Job, pipeline: Pipeline, label: str) -> Result:
-        """Makes a job's videos, and shows the progress."""
+    def _generate(self, job: Job, pipeline: Pipeline, place: str) -> Result:
+        """Makes a job's videos, and shows the progress; ``place`` says which of how many it is."""
         options, profile = job.draft.options, job.draft.profile
-        inputs, done = self._plan.inputs_of(job), 0
+        inputs = self._plan.inputs_of(job)
         names = [row.name for row in rows() if row.name in options.keys() - {"num_frames"}]
-        self._status.stepping = False
+        count = Count(options["num_steps"] * job.num_segments)
 
         def on_step(step: int, total: int) -> None:
-            nonlocal done
-            self._status.stepping = True
-            progress.advance(step - done)  # the scan form reports many steps at once
-            done = step
+            count.done, count.total = step, total
 
-        stream, interval = (None, 10.0) if self._leads else (io.StringIO(), math.inf)
-        total = options["num_steps"] * job.num_segments
-        with Progress(total, label, stream=stream, interval_seconds=interval) as progress:
+        with self._status.counting("denoise", count, place):
             return pipeline.generate(
                 **{name: options[name] for name in names},
                 **profile_options(profile),

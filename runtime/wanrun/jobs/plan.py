@@ -21,7 +21,7 @@ from wanrun.denoising.schedule import schedule
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE, open_regular, sha256_of
 from wanrun.generation.options import check_effects, has_guidance
-from wanrun.generation.request import read_request
+from wanrun.generation.reading import read_request
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Draft, Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets

@@ -20,7 +20,9 @@ from msgspec import Meta
 from wanrun.aliases import OUTPUT
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.generation.choice import media_files, media_of
-from wanrun.generation.request import Request, aliases, read_request, rows
+from wanrun.generation.reading import read_request
+from wanrun.generation.request import Request
+from wanrun.generation.rows import aliases, rows
 from wanrun.media.types import Media
 
 _MAX_BYTES = 64 << 20  # a larger file is not a prompts file

@@ -20,7 +20,7 @@ from wanrun.errors import UsageError, errno_in
 from wanrun.undo import begun
 
 _VARIABLE = "IMAGEIO_FFMPEG_EXE"
-_REMEDY = f"pip install 'imageio[ffmpeg]', or let {_VARIABLE} name an ffmpeg"
+_REMEDY = f"pip install imageio-ffmpeg, or let {_VARIABLE} name an ffmpeg"
 
 
 def find_ffmpeg() -> str:

@@ -40,6 +40,13 @@ def test_nothing_given() -> None:
     assert Defaults().applied({**OWN, "flow_shift": 1e-40})["flow_shift"] == 1e-40
 
 
+def test_other_tools_names_of_defaults() -> None:
+    given = ["num_inference_steps=4", "sample-shift=5", "cfg=1", "boundary_ratio=0.9"]
+    assert parse_defaults(given) == {"steps": 4, "flow_shift": 5.0, "guidance_scale": 1.0, "boundary": 0.9}
+    with pytest.raises(UsageError, match="--default steps is given twice"):
+        parse_defaults(["steps=4", "num_steps=4"])
+
+
 def test_a_distilled_model_s() -> None:
     given = parse_defaults(LIGHTNING)
     timesteps = [1000.0, 937.5, 833.33, 625.0]
@@ -131,7 +138,7 @@ def test_what_fits_neither_with_the_checkpoint() -> None:
             "--default is not understood; expected NAME=VALUE, NAME one of steps, guidance_scale,",
         ),
         (
-            "num_steps=4",
+            "step=4",
             "--default is not understood; expected NAME=VALUE, NAME one of steps, guidance_scale",
         ),
         ("=4", "is not understood"),

@@ -32,7 +32,8 @@ from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.console import Progress, run
+from wanrun.console import run
+from wanrun.status import Progress
 
 pytestmark = pytest.mark.slow
 

@@ -22,15 +22,17 @@ from huggingface_hub import constants
 
 from helpers import UNPRIVILEGED
 from helpers.hub_server import LARGE, Hub, Repository, read_folder, serve
+from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.hub.errors import explained
-from wanbuild.hub.repository import Located, locate_source
+from wanbuild.hub.repository import Located, locate_source, locate_tokenizer
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
+from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
-from wanrun.console import Progress
 from wanrun.errors import SourceError, UsageError
+from wanrun.status import Progress
 
 ID = "owner/toy"
 FIRST = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"
@@ -150,6 +152,30 @@ def test_only_what_is_read_is_downloaded(
     assert locate_source(ID, report=lines.append) == located
     assert (hub.listings, hub.requests, len(lines)) == (1, [], 2)
     assert capsys.readouterr() == ("", "")  # no bar of huggingface_hub's either
+
+
+def test_what_a_file_takes_the_place_of_is_not_downloaded(
+    hub: Hub, toy: Repository, toy_checkpoint: Path, tmp_path: Path
+) -> None:
+    weights = next((toy_checkpoint / "transformer").glob("*.safetensors"))
+    files = {"transformer": weights, "tokenizer": toy_checkpoint / "tokenizer"}
+    found = convert(ConvertRequest(ID, tmp_path / "a", files=files))
+    asked = {name for name, _ in _contents(hub)}
+    assert any(name.startswith("vae/") for name in asked)
+    assert not any(name.startswith(("transformer/", "tokenizer/tokenizer.json")) for name in asked)
+    assert f"transformer/{weights.name}" in found.source["files"]
+
+
+def test_a_tokenizer_of_the_hub(hub: Hub, toy: Repository, tmp_path: Path) -> None:
+    assert locate_tokenizer(tmp_path) == tmp_path
+    assert locate_tokenizer(Path("nowhere")) == Path("nowhere")
+    folder = locate_tokenizer(Path(ID))
+    assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    assert open_tokenizer(folder).pad_id == 0
+    hub.repositories["owner/other"] = Repository()
+    hub.repositories["owner/other"].commit({"a.json": b"{}"})
+    with pytest.raises(SourceError, match=r"holds no tokenizer; expected tokenizer\.json or tokenizer/tok"):
+        locate_tokenizer(Path("owner/other"))
 
 
 def test_what_images_need_is_downloaded_too(hub: Hub, toy: Repository, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_other_ways_to_quantize_are_refused(
 
 
 def test_missing_parts_are_named(text_files: Mapping[str, Path]) -> None:
-    said = r"needs all of its parts; .*found no --vae, no --tokenizer; give the rest \(the tokenizer is"
+    said = r"needs all of its parts; .*found no --vae, no --tokenizer; give the rest \(for the tokenizer "
     with pytest.raises(UsageError, match=said):
         open_files({name: text_files[name] for name in ("transformer", "text_encoder")})
 

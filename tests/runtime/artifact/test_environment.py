@@ -64,6 +64,12 @@ def test_the_platform_is_there(named: str | None) -> None:
 
 
 @pytest.mark.slow
+def test_a_platform_that_is_named_and_not_there() -> None:
+    """What the variable says already is no remedy."""
+    assert opened("cuda", "cuda").endswith("; unset JAX_PLATFORMS, or set it to cpu")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["cuda", "gpu", "tpu,cpu", "nonsense", " cpu"])
 def test_the_variable_keeps_jax_from_the_platform(named: str) -> None:
     line = opened("cpu", named)

@@ -16,7 +16,7 @@ from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.task import SEVERAL, Input, MediaOption, Preparation, Task
 from wanrun.errors import ArtifactError
-from wanrun.generation.request import rows
+from wanrun.generation.rows import rows
 from wanrun.media.preparations import PREPARATIONS
 from wanrun.media.types import MEDIA_KINDS, Media
 

@@ -15,7 +15,9 @@ from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.options import latents_shape, loop_forms, resolve_loop, resolve_options
-from wanrun.generation.request import Request, read_request, rows
+from wanrun.generation.reading import read_request
+from wanrun.generation.request import Request
+from wanrun.generation.rows import rows
 
 ONE = plain_manifest(
     components={"transformer": Component("transformer", {})},

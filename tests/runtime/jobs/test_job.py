@@ -14,7 +14,7 @@ from helpers.run_options import run_options
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.request import read_request
+from wanrun.generation.reading import read_request
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets

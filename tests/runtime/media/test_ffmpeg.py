@@ -41,7 +41,7 @@ def refused() -> str:
         check_h264()
     line = str(caught.value)
     assert "\n" not in line
-    assert "pip install 'imageio[ffmpeg]'" in line and "choose an --output that ends in .webp or .png" in line
+    assert "pip install imageio-ffmpeg" in line and "choose an --output that ends in .webp or .png" in line
     return line
 
 

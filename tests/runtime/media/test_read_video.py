@@ -221,7 +221,7 @@ def test_ffmpeg_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
     line = refused(path)
     assert f"--video {path} cannot be read: there is no ffmpeg; found IMAGEIO_FFMPEG_EXE={program}" in line
-    assert "pip install 'imageio[ffmpeg]'" in line and "give a folder of images" in line
+    assert "pip install imageio-ffmpeg" in line and "give a folder of images" in line
     program.write_bytes(b"\x7fELF of another machine")
     program.chmod(0o755)
     line = refused(path)

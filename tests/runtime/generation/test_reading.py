@@ -1,4 +1,4 @@
-"""A request: every option is one row, from which each way of asking derives."""
+"""A request is read from values of every kind, and each problem is named."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.damage import flag
-from wanrun.cli import wanrun
 from wanrun.errors import UsageError
-from wanrun.generation.request import Request, read_request, rows, schema
-from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.generation.reading import read_request
+from wanrun.generation.request import Request
+from wanrun.generation.rows import rows
+from wanrun.media.types import MEDIA_KINDS
 
 
 def refusal(**options: Any) -> str:
@@ -107,40 +107,3 @@ def test_file_names() -> None:
 
 
 # What derives from the rows.
-
-
-def test_media_are_rows() -> None:
-    """What is given as files on the command line is given in memory as ``Media``, under the same names."""
-    names = [row.name for row in rows()]
-    assert set(MEDIA_KINDS) <= set(names)
-    assert set(Media.__dataclass_fields__) == {*MEDIA_KINDS, "mode", "segment_overlap"} <= set(names)
-
-
-def test_the_command_line_has_every_row() -> None:
-    options = {param.name: param for param in wanrun.params}
-    for row in rows():
-        assert options[row.name].opts == [row.flag]
-        assert row.flag == flag(row.key)
-        if row.name != "prompt":
-            assert row.help.rstrip(".") in str(getattr(options[row.name], "help", ""))
-
-
-def test_the_json_schema() -> None:
-    found = schema()
-    assert found["required"] == ["prompt"] and found["additionalProperties"] is False
-    assert set(found["properties"]) == {row.key for row in rows()}
-    assert found["properties"]["steps"] == {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": 10_000,
-        "description": "Denoising steps.",
-    }
-    assert found["properties"]["solver"]["enum"] == ["dpm++", "euler", "lcm", "unipc"]
-    assert found["properties"]["seed"] | {"description": ""} == {
-        "type": "integer",
-        "minimum": 0,
-        "maximum": 2**64 - 1,
-        "default": 0,
-        "description": "",
-    }
-    assert "null" not in str(found)
