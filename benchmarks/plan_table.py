@@ -10,6 +10,7 @@ a table in Markdown and, at the end, one line of JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 
 from wanbuild.plan.plan import Plan, PlanRequest, make_plan
@@ -17,22 +18,23 @@ from wanbuild.plan.report import as_json, start_seconds
 from wanbuild.plan.subject import read_subject
 from wanrun.artifact.mesh import mesh_text
 from wanrun.errors import UsageError
+from wanrun.units import in_bytes
 
 MODELS = {
-    "wan2.1-t2v-1.3b": (832, 480),
-    "wan2.2-ti2v-5b": (1280, 704),
-    "wan2.1-t2v-14b": (1280, 720),
-    "wan2.2-t2v-a14b": (1280, 720),
+    "wan2.1-t2v-1.3b": ((832, 480),),
+    "wan2.2-ti2v-5b": ((1280, 704),),
+    "wan2.1-t2v-14b": ((832, 480), (1280, 720)),
+    "wan2.2-t2v-a14b": ((832, 480), (1280, 720)),
 }
 """Sizes in pixels; frames and steps are the published ones."""
 
 TARGETS = ("v5e-8", "v5p-8", "v6e-8", "v7x-8", "h100", "h200", "b200", "rtx4090")
 
-COLUMNS = ("model", "chip", "mesh", "GB of usable", "held", "a step", "a video", "start")
+COLUMNS = ("model", "disk", "size", "chip", "mesh", "GB of usable", "held", "a step", "a video", "start")
 
 
 def row(plan: Plan) -> list[str]:
-    """Returns the cells of a plan, without model and chip."""
+    """Returns the cells of a plan, without model, disk, size and chip."""
     chosen, need = plan.chosen, plan.chosen.need
     return [
         f"`{mesh_text(chosen.sizes)}`" if chosen.sizes else "one",
@@ -54,20 +56,17 @@ def main() -> None:
     plans = []
     for model in options.model or MODELS:
         subject = read_subject(model)
-        for target in options.target or TARGETS:
-            request = PlanRequest(
-                target, size=MODELS[model], compiles=options.compile, programs=("denoise_step",)
-            )
+        disk = in_bytes(sum(component.nbytes for component in subject.manifest.components.values()))
+        for size, target in itertools.product(MODELS[model], options.target or TARGETS):
+            request = PlanRequest(target, size=size, compiles=options.compile, programs=("denoise_step",))
+            first = f"| {model} | {disk} | {size[0]}x{size[1]} | {target} |"
             try:
                 plan = make_plan(subject, request, lambda line: None)
             except UsageError as error:
-                print(
-                    f"| {model} | {target} | does not fit: {error.found}; {error.remedy} | | | | | |",
-                    flush=True,
-                )
+                print(f"{first} does not fit: {error.found}; {error.remedy} | | | | | |", flush=True)
                 plans.append({"model": model, "chip": target, "refused": str(error)})
                 continue
-            print(f"| {model} | {target} | {' | '.join(row(plan))} |", flush=True)
+            print(f"{first} {' | '.join(row(plan))} |", flush=True)
             plans.append(as_json(plan))
     print(json.dumps(plans))
 

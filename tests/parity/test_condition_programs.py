@@ -29,6 +29,7 @@ VARIANTS_WITH_MEDIA = (
     "wan2.2-i2v",
     "wan2.2-ti2v",
     "wan2.1-vace",
+    "wan2.2-vace",
     "wan2.2-animate",
 )
 VARIANTS_WITH_TOKENS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
