@@ -165,8 +165,8 @@ def _source_record(
     """Returns repository, revision and a digest of every file that was read.
 
     A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, which are computed
-    during conversion, and the digest of an 8-bit tensor's scale. A tensor that fills nothing is not read and has no crc32c. Other files are small, and
-    their digest is the sha256 of their bytes.
+    during conversion, and the digest of an 8-bit tensor's scale. A tensor that fills nothing is not read and
+    has no crc32c. Other files are small, and their digest is the sha256 of their bytes.
     """
     tensors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
