@@ -45,9 +45,11 @@ class Float8:
             stored: items of the tensor as stored, one byte each, flat.
             start: the first one's index in the tensor.
         """
-        values = self.table[stored.view(np.uint8)]
+        values = np.take(self.table, stored.view(np.uint8), mode="wrap")  # no byte is out of range
         if self.rows is not None:
-            values *= self.rows[np.arange(start, start + len(values)) // self.row_items]
+            first, last = start // self.row_items, (start + len(values) - 1) // self.row_items
+            scales = np.repeat(self.rows[first : last + 1], self.row_items)
+            values *= scales[start - first * self.row_items :][: len(values)]
         return values
 
     @property
@@ -95,7 +97,7 @@ def float8_of(key: str, holders: Mapping[str, TensorFile]) -> Float8 | None:
             raise _unknown(key, holders[key], f"{entry.dtype_name} with {name}")
         return None
     table = np.arange(256, dtype=np.uint8).view(entry.dtype).astype(np.float32)
-    items = entry.nbytes // max(entry.shape[0], 1) if entry.shape else 1
+    items = max(entry.nbytes // max(entry.shape[0], 1), 1) if entry.shape else 1
     if name is None:
         return Float8(table, None, items)
     scale = _scale(holders[name], name, key, entry)
