@@ -40,7 +40,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "warmup": "warming up",
     }
 )
-"""What is said of an activity, by its phase, with its label; others are not shown."""
+"""What is said of an activity, by its phase, with its label, which may follow; others are not shown."""
 
 OnStep = Callable[[int, int], None]
 """Takes the number of steps that are done, and all of them."""
@@ -89,7 +89,10 @@ def told(activities: Sequence[Activity], counts: Mapping[str, Count] = MappingPr
     parts: dict[str, None] = {}
     for one in activities:
         if one.phase in WORDS:
-            text = WORDS[one.phase].format((one.label or "what it needs").replace("_", " "))
+            word, label = WORDS[one.phase], (one.label or "").replace("_", " ")
+            text = word.format(label or "what it needs")
+            if label and "{}" not in word:
+                text += f" ({label})"
             count = counted(one, counts)
             parts[text if count is None else f"{text} ({count.text})"] = None
     return ", ".join(parts)

@@ -44,6 +44,7 @@ def activity(phase: str, label: str | None = None, done: tuple[int, int] | None 
         ),
         ([activity("transfer", "vae"), activity("transfer", "vae")], "bringing vae to the device"),
         ([activity("import")], "importing what it needs"),
+        ([activity("decode", "17 frames")], "decoding the video (17 frames)"),
     ],
 )
 def test_what_is_told(activities: list[Activity], text: str) -> None:

@@ -43,7 +43,7 @@ def test_a_result_has_its_own(pipeline: Pipeline) -> None:
         results.append(timings)
     first, second = ({span.name for span in timings.labelled_spans} for timings in results)
     # The first brought what comes behind the steps.
-    assert second == {"text", "prepare", "denoise", "decode"}
+    assert second == {"text", "prepare", "denoise", "decode 9 frames"}
     assert first - second == {"restore vae", "transfer vae", "executables decode_video"}
     assert [timings.cache_hits for timings in results] == [1, 0]
     begins = [min(span.start for span in timings.labelled_spans) for timings in results]
