@@ -88,7 +88,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.defaults import Defaults
     from wanbuild.lora.merge import LoraRequest, parse_lora
-    from wanbuild.source.single_files import OPTIONS
+    from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
 
     dtypes = {

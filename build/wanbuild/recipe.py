@@ -11,7 +11,7 @@ from typing import Any
 
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
-from wanbuild.source.single_files import OPTIONS
+from wanbuild.source.parts import OPTIONS
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.mesh import parse_mesh

@@ -24,8 +24,9 @@ from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
+from wanbuild.source.parts import TOKENIZER
 from wanbuild.source.scheduler import read_scheduler
-from wanbuild.source.single_files import TOKENIZER, open_files
+from wanbuild.source.single_files import open_files
 from wanbuild.staging import build_lock, building_folder, check_free_space, check_leftover, commit
 from wanbuild.variants.variant import Variant
 from wanrun import __version__
@@ -106,8 +107,7 @@ def _plan_components(source: Source, variant: Variant, request: ConvertRequest) 
     policies = _policies(variant, request)
     for name, config in configs.items():
         component, kind, policy = components[name], kinds[name], policies[name]
-        shapes = {key: component.entry(key).shape for key in component.tensors}
-        assignments, found = assign(kind.rules, shapes, kind.module(config, policy), name)
+        assignments, found = assign(kind.rules, component.shapes, kind.module(config, policy), name)
         problems += found
         plans[name] = _Plan(config, policy, assignments)
     if problems:
@@ -235,10 +235,7 @@ def _default_options(source: Source, variant: Variant, request: ConvertRequest) 
 def _open_loras(source: Source, variant: Variant, requests: Sequence[LoraRequest]) -> Loras:
     if len(variant.transformers) == 1 and any(request.component for request in requests):
         raise UsageError("this checkpoint has one transformer, not two experts", remedy="use --lora")
-    shapes = {}
-    for name in variant.transformers:
-        component = source.component(name)
-        shapes[name] = {key: component.entry(key).shape for key in component.tensors}
+    shapes = {name: source.component(name).shapes for name in variant.transformers}
     return open_loras(requests, shapes)
 
 

@@ -21,6 +21,7 @@ from wanbuild.source.component import SourceComponent, open_component, open_file
 from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
+from wanbuild.source.parts import OPTIONS
 from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.variants.table import MODULES, variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, NO_WEIGHTS, Variant
@@ -30,8 +31,6 @@ from wanrun.errors import SourceError, UsageError
 # Components that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
-_SETTLED = frozenset({"scheduler", IMAGE_PROCESSOR})
-"""The components that are no file of their own."""
 _SETTINGS = ("model_index.json", "scheduler/scheduler_config.json")
 
 
@@ -270,10 +269,6 @@ def _open_source(
     return source
 
 
-def _option(component: str) -> str:
-    return f"--{component.replace('_', '-')}"
-
-
 def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], where: str) -> None:
     """Checks that every file takes the place of a component.
 
@@ -285,10 +280,10 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
     Raises:
         UsageError: naming the options of the others.
     """
-    if others := [_option(name) for name in files if name not in classes]:
+    if others := [OPTIONS[name] for name in files if name not in classes]:
         raise UsageError(
             f"{where} has no such component: {', '.join(others)}",
-            expected="one of " + ", ".join(_option(name) for name in sorted(classes.keys() - _SETTLED)),
+            expected="one of " + ", ".join(OPTIONS[name] for name in sorted(classes) if name in OPTIONS),
             remedy="leave it out",
         )
 

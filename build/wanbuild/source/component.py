@@ -73,7 +73,12 @@ class SourceComponent:
     @property
     def renamed(self) -> bool:
         """Whether some tensor has another name in its file, or is a part of one."""
-        return any(tensor.stored != key for key, tensor in self.tensors.items())
+        return _renamed(self.tensors)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, by key."""
+        return _shapes(self.tensors)
 
     @property
     def recorded_config(self) -> dict[str, Any]:
@@ -115,6 +120,14 @@ class SourceComponent:
         tensor.file.read(tensor.stored, tensor.begin + begin, out)
 
 
+def _renamed(tensors: Mapping[str, SourceTensor]) -> bool:
+    return any(tensor.stored != key for key, tensor in tensors.items())
+
+
+def _shapes(tensors: Mapping[str, SourceTensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tensor.entry.shape for key, tensor in tensors.items()}
+
+
 def open_component(
     name: str, pair: tuple[str, str], folder: Path, beside: Path | None, stack: ExitStack
 ) -> SourceComponent:
@@ -150,7 +163,7 @@ def open_file(
     opened = stack.enter_context(TensorFile(file))
     holders = dict.fromkeys(opened.entries, opened)
     tensors = _tensors(name, holders, file)
-    shapes = {key: tensor.entry.shape for key, tensor in tensors.items()}
+    shapes = _shapes(tensors)
     config = read_json(config_file) if config_file else derived_config(name, shapes, str(file))
     class_name = class_name or class_of(name, shapes, str(file))
     return _component(name, class_name, config, config_file or file, holders, tensors, None)
@@ -248,11 +261,10 @@ def _read_config(
     """
     places = dict.fromkeys((folder / "config.json", weights.with_name("config.json")))
     place = next((path for path in places if os.path.lexists(path)), None)
-    original = any(tensor.stored != key for key, tensor in tensors.items())
-    if name not in TRANSFORMERS or not original:
+    if name not in TRANSFORMERS or not _renamed(tensors):
         place = place or folder / "config.json"
         return place, read_json(place)
-    shapes = {key: tensor.entry.shape for key, tensor in tensors.items()}
+    shapes = _shapes(tensors)
     if place is None:
         return weights, derive_config(class_name, shapes, str(weights))
     config = read_json(place)

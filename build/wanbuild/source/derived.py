@@ -16,6 +16,7 @@ from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_VAE_2_2, PUBLISHED_VAE_IN_A14B
 from wanbuild.source.original_config import Shapes, derive_config, layers
+from wanbuild.source.parts import OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
 
@@ -78,10 +79,9 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
 
 
 def _no_part(name: str, where: str, found: str) -> SourceError:
-    option = f"--{name.replace('_', '-')}"
     return SourceError(
         f"{where} is no {name.replace('_', ' ')} of Wan",
-        expected=f"the weights that {option} names",
+        expected=f"the weights that {OPTIONS[name]} names",
         found=found,
         remedy=f"check what the file is: wanbuild convert {where}",
     )

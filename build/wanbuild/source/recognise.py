@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
+from wanbuild.source.parts import NEEDED, OPTIONS
 from wanbuild.source.safetensors import PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, pickled
-from wanbuild.source.single_files import NEEDED, OPTIONS
 from wanrun.errors import SourceError
 from wanrun.files import open_regular
 

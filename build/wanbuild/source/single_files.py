@@ -18,25 +18,12 @@ from wanbuild.source.component import open_file
 from wanbuild.source.experts import LOW_NOISE
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import misfits, nearest_misfits
+from wanbuild.source.parts import NEEDED, OPTIONS, TOKENIZER
 from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.variants.table import variants
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, Variant
 from wanrun.errors import SourceError, UsageError
 from wanrun.lines import warn
-
-TOKENIZER = "tokenizer"
-"""The part that is no weights: a folder, or its tokenizer.json."""
-
-NEEDED = ("transformer", "vae", "text_encoder", TOKENIZER)
-"""What every checkpoint has."""
-
-OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        name: f"--{name.replace('_', '-')}"
-        for name in ("transformer", LOW_NOISE, "vae", "text_encoder", IMAGE_ENCODER, TOKENIZER)
-    }
-)
-"""The option of each part."""
 
 
 def open_files(files: Mapping[str, Path]) -> Source:

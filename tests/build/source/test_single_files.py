@@ -23,7 +23,8 @@ from helpers.tensor_files import State, save_file
 from wanbuild.cli import wanbuild
 from wanbuild.components import kind_of
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.source.single_files import OPTIONS, open_files
+from wanbuild.source.parts import OPTIONS
+from wanbuild.source.single_files import open_files
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import MODULES
 from wanrun.artifact.manifest import Manifest
