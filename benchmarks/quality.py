@@ -9,7 +9,8 @@ video did, each from several seeds. Printed are
 - PSNR, SSIM and GMSD (a perceptual distance without weights, Xue et al. 2014) of the frames against those of
   the float32 run with UniPC and 30 steps. PSNR is of all frames together; the others are means.
 
-The row ``diffusers`` needs the test extra.
+The row ``diffusers`` needs the test extra. ``--random`` makes the videos with random weights and transformers
+and VAE of the same sizes. They draw noise; so the row is left out, and only the distances mean something.
 
     PYTHONPATH=training python benchmarks/quality.py [--variant wan2.1-t2v] [--captions 64] [--seeds 2]
 """
@@ -37,10 +38,24 @@ import wanrun
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions
+from wanbuild.toy.checkpoint import write_toy
 
 STEPS = 30
 BF16, F32 = "bfloat16", "float32"
 PARTS = ("transformer", "text_encoder", "vae")
+ALIKE: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "transformer": (
+            "num_layers",
+            "num_attention_heads",
+            "attention_head_dim",
+            "ffn_dim",
+            "added_kv_proj_dim",
+        ),
+        "vae": ("base_dim", "dim_mult", "num_res_blocks"),
+    }
+)
+"""The sizes that random weights share with the trained ones."""
 DTYPES = ("dtype", "vae_dtype", "scheduler_dtype")
 
 
@@ -129,12 +144,33 @@ class Figures:
     seconds: float
 
 
-def build(variant: str, built: Built, folder: Path) -> Path:
-    """Makes an artifact if it is not there; returns its folder."""
-    artifact = folder / "-".join([variant, *built.weights, *built.dtypes])
+def untrained(variant: str, folder: Path) -> Path:
+    """Writes a checkpoint with random weights if it is not there; returns its folder."""
+    target = folder / f"{variant}-untrained"
+    if not target.exists():
+        trained = {part: _config(variant, part) for part in ALIKE}
+        write_toy(
+            target,
+            variant,
+            configs={
+                part: {name: trained[part][name] for name in names if name in trained[part]}
+                for part, names in ALIKE.items()
+            },
+        )
+    return target
+
+
+def _config(variant: str, part: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((checkpoint.FOLDER / variant / part / "config.json").read_text())
+    return config
+
+
+def build(source: Path, built: Built, folder: Path) -> Path:
+    """Makes an artifact of a checkpoint if it is not there; returns its folder."""
+    artifact = folder / "-".join([source.name, *built.weights, *built.dtypes])
     if not artifact.exists():
         weights = {part: BF16 if part in built.weights else F32 for part in PARTS}
-        convert(ConvertRequest(checkpoint.FOLDER / variant, artifact, weights))
+        convert(ConvertRequest(source, artifact, weights))
         options = BuildOptions(**{name: BF16 if name in built.dtypes else F32 for name in DTYPES})
         compile_artifact(
             CompileRequest(artifact, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], options=options), lambda _: None
@@ -148,11 +184,13 @@ class Exam:
 
     Args:
         variant: its name.
+        source: its checkpoint.
         captions: each with its seed, and whether it is held out.
         media: what is given with each of them.
     """
 
     variant: str
+    source: Path
     captions: Sequence[tuple[str, int, bool]]
     media: Sequence[wanrun.Media | None]
 
@@ -195,7 +233,7 @@ def videos(exam: Exam, choice: Choice, folder: Path) -> Iterator[np.ndarray]:
     settings = {"num_steps": STEPS, **choice.options}
     guided = settings.get("guidance_scale", 2.0) > 1
     load = {"loop": "step", "embeddings": "none", "guidance": guided, **choice.load}
-    artifact = build(exam.variant, choice.built, folder)
+    artifact = build(exam.source, choice.built, folder)
     with wanrun.load(artifact, size=(WIDTH, HEIGHT), num_frames=FRAMES, **load) as pipeline:
         for (text, seed, _), media in zip(exam.captions, exam.media, strict=True):
             yield pipeline.generate(text, seed=seed, media=media, **settings).frames[0]
@@ -221,11 +259,14 @@ def measure(variant: str, folder: Path, options: argparse.Namespace) -> dict[str
     """Prints the table of a variant, line by line."""
     texts = captions()[: options.captions]
     asked = [(text, seed, new) for text, new in texts for seed in range(options.seeds)]
-    exam = Exam(variant, asked, [checkpoint.media(variant, text, seed) for text, seed, _ in asked])
-    print(f"\n{variant}: {len(texts)} captions, {options.seeds} seeds\n{HEADER}")
+    source = untrained(variant, folder) if options.random else checkpoint.FOLDER / variant
+    exam = Exam(variant, source, asked, [checkpoint.media(variant, text, seed) for text, seed, _ in asked])
+    print(f"\n{source.name}: {len(texts)} captions, {options.seeds} seeds\n{HEADER}")
     expected, found = None, {}
     for name, choice in CHOICES.items():
         if options.choice and name not in options.choice and expected is not None:
+            continue
+        if choice.reference and options.random:
             continue
         begun = time.monotonic()
         made = np.stack(list(videos(exam, choice, folder)))
@@ -244,6 +285,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--choice", choices=list(CHOICES), action="append", help="all of them by default")
+    parser.add_argument("--random", action="store_true", help="random weights in the place of trained ones")
     parser.add_argument("--folder", type=Path, help="of artifacts, kept and used again")
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
