@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers.artifacts import shared
 from wanbuild.check.reference import compare_with_reference
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.options import BuildOptions
@@ -21,16 +22,17 @@ LIMIT = 1e-5
 @pytest.fixture(scope="module")
 def levels(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact, float32, with every level that this CPU has, in place of its own target."""
-    artifact = tmp_path_factory.mktemp("levels") / "toy"
-    shutil.copytree(toy_artifact, artifact)
-    manifest = read_manifest(artifact)
-    profile = next(iter(manifest.profiles.values()))
-    shape: Any = {"sizes": [(profile.width, profile.height)], "frames": [profile.num_frames]}
     names = tuple(name for name, level in CPU_LEVELS.items() if set(level.features) <= set(cpu_features()))
     assert names, "this CPU is below all levels"
-    options = BuildOptions.of(profile.options)
-    compile_artifact(CompileRequest(artifact, names, options=options, **shape), lambda line: None)
-    return artifact
+
+    def build(artifact: Path) -> None:
+        shutil.copytree(toy_artifact, artifact)
+        profile = next(iter(read_manifest(artifact).profiles.values()))
+        shape: Any = {"sizes": [(profile.width, profile.height)], "frames": [profile.num_frames]}
+        options = BuildOptions.of(profile.options)
+        compile_artifact(CompileRequest(artifact, names, options=options, **shape), lambda line: None)
+
+    return shared(tmp_path_factory, f"levels-{'-'.join(names)}", build)
 
 
 @pytest.mark.parametrize("name", CPU_LEVELS)
