@@ -148,21 +148,13 @@ def untrained(variant: str, folder: Path) -> Path:
     """Writes a checkpoint with random weights if it is not there; returns its folder."""
     target = folder / f"{variant}-untrained"
     if not target.exists():
-        trained = {part: _config(variant, part) for part in ALIKE}
-        write_toy(
-            target,
-            variant,
-            configs={
-                part: {name: trained[part][name] for name in names if name in trained[part]}
-                for part, names in ALIKE.items()
-            },
-        )
+        write_toy(target, variant, configs={part: _sizes(variant, part) for part in ALIKE})
     return target
 
 
-def _config(variant: str, part: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((checkpoint.FOLDER / variant / part / "config.json").read_text())
-    return config
+def _sizes(variant: str, part: str) -> dict[str, Any]:
+    trained = json.loads((checkpoint.FOLDER / variant / part / "config.json").read_text())
+    return {name: trained[name] for name in ALIKE[part]}
 
 
 def build(source: Path, built: Built, folder: Path) -> Path:
@@ -224,9 +216,15 @@ class Exam:
         return psnr(made[:, 0], np.stack(images)) if images else None
 
 
-def videos(exam: Exam, choice: Choice, folder: Path) -> Iterator[np.ndarray]:
-    """Yields uint8 (T, H, W, 3) of every caption; its seed is the first frame's too if one is given."""
-    if choice.reference:
+def videos(exam: Exam, choice: Choice, artifact: Path | None) -> Iterator[np.ndarray]:
+    """Yields uint8 (T, H, W, 3) of every caption; its seed is the first frame's too if one is given.
+
+    Args:
+        exam: the captions.
+        choice: how they are made.
+        artifact: with what; None if the reference makes them.
+    """
+    if artifact is None:
         reference = checkpoint.Reference(exam.variant)
         for text, seed, _ in exam.captions:
             yield reference.generate(text, seed, STEPS, image_seed=seed).frames
@@ -234,7 +232,6 @@ def videos(exam: Exam, choice: Choice, folder: Path) -> Iterator[np.ndarray]:
     settings = {"num_steps": STEPS, **choice.options}
     guided = settings.get("guidance_scale", 2.0) > 1
     load = {"loop": "step", "embeddings": "none", "guidance": guided, **choice.load}
-    artifact = build(exam.source, choice.built, folder)
     with wanrun.load(artifact, size=(WIDTH, HEIGHT), num_frames=FRAMES, **load) as pipeline:
         for (text, seed, _), media in zip(exam.captions, exam.media, strict=True):
             yield pipeline.generate(text, seed=seed, media=media, **settings).frames[0]
@@ -275,10 +272,9 @@ def measure(variant: str, folder: Path, options: argparse.Namespace) -> dict[str
     print(f"\n{source.name}: {len(texts)} captions, {options.seeds} seeds\n{HEADER}")
     expected, found = None, {}
     for name, choice in asked_for(options).items():
-        if not choice.reference:
-            build(exam.source, choice.built, folder)
+        artifact = None if choice.reference else build(exam.source, choice.built, folder)
         begun = time.monotonic()
-        made = np.stack(list(videos(exam, choice, folder)))
+        made = np.stack(list(videos(exam, choice, artifact)))
         found[name] = exam.figures(made, expected, time.monotonic() - begun)
         expected = made if expected is None else expected
         print(row(name, found[name]), flush=True)
