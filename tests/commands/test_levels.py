@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from helpers.artifacts import same_profile
 from helpers.damage import edit_environment
 from wanbuild.check.verify import check_files
 from wanbuild.programs import compile as compiling
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun import load
 from wanrun.artifact import environment
@@ -29,9 +29,7 @@ LEVEL = "cpu-v3"
 
 def request(artifact: Path) -> CompileRequest:
     """The artifact's profile, for the level."""
-    one = next(iter(read_manifest(artifact).profiles.values()))
-    shape: Any = {"sizes": [(one.width, one.height)], "frames": [one.num_frames]}
-    return CompileRequest(artifact, (LEVEL,), options=BuildOptions.of(one.options), **shape)
+    return same_profile(artifact, (LEVEL,))
 
 
 @pytest.fixture(scope="module")

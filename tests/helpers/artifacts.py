@@ -6,10 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from wanbuild.programs.compile import CompileRequest
 
 MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
     "wan2.1-i2v": {},
@@ -78,6 +81,17 @@ def _base(factory: pytest.TempPathFactory) -> Path:
 def compiled_store(factory: pytest.TempPathFactory) -> Path:
     """Where ``compiled_once`` keeps what the tests of this run compile; of all runs, in WAN_TEST_CACHE."""
     return Path(os.environ.get("WAN_TEST_CACHE", _base(factory))) / "compiled"
+
+
+def same_profile(artifact: Path, targets: Sequence[str]) -> CompileRequest:
+    """Returns the request that compiles an artifact's only profile for other targets."""
+    from wanbuild.programs.compile import CompileRequest
+    from wanbuild.programs.options import BuildOptions
+    from wanrun.artifact.manifest import read_manifest
+
+    (profile,) = read_manifest(artifact).profiles.values()
+    size, options = (profile.width, profile.height), BuildOptions.of(profile.options)
+    return CompileRequest(artifact, targets, [size], [profile.num_frames], options=options)
 
 
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from helpers.artifacts import shared
+from helpers.artifacts import same_profile, shared
 from wanbuild.check.reference import compare_with_reference
-from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
+from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun.artifact.cpu import cpu_features, level_rank
 from wanrun.artifact.manifest import read_manifest
@@ -27,10 +25,7 @@ def levels(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
     def build(artifact: Path) -> None:
         shutil.copytree(toy_artifact, artifact)
-        profile = next(iter(read_manifest(artifact).profiles.values()))
-        shape: Any = {"sizes": [(profile.width, profile.height)], "frames": [profile.num_frames]}
-        options = BuildOptions.of(profile.options)
-        compile_artifact(CompileRequest(artifact, names, options=options, **shape), lambda line: None)
+        compile_artifact(same_profile(artifact, names), lambda line: None)
 
     return shared(tmp_path_factory, f"levels-{'-'.join(names)}", build)
 
