@@ -18,15 +18,15 @@ from typing import Any
 
 from checkpoints import MODELS
 from wanbuild.plan.published import published_manifest
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.variants.table import variants
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest
-from wanrun.loading.jax_cache import lower
+from wanrun.executables.jax_cache import lower
+from wanrun.machine.jax_process import JaxFlags
 
 SIZES = ((832, 480), (1280, 720))
 """The sizes for models that have no other published sizes."""

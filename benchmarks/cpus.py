@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from wanrun.artifact.cpu import LEVELS, cpu_features, highest_level, multiplies_bfloat16
+from wanrun.machine.cpu import LEVELS, cpu_features, highest_level, multiplies_bfloat16
 
 LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -185,11 +185,11 @@ class Programs:
 
         from checkpoints import MODELS
         from wanbuild.plan.published import manifest_of, published_manifest
-        from wanbuild.programs.options import BuildOptions
+        from wanbuild.programs.build_options import BuildOptions
         from wanbuild.targets.target import resolve_target
         from wanbuild.toy.configs import TOY_VARIANTS
         from wanbuild.variants.table import variants
-        from wanrun.artifact.jax_process import JaxFlags
+        from wanrun.machine.jax_process import JaxFlags
 
         toy = "wan2.1-t2v" if model == "toy" else None
         target = resolve_target("local")
@@ -205,8 +205,8 @@ class Programs:
 
     def builder(self, width: int, height: int, frames: int) -> Any:
         """Returns the builder of a profile with guidance."""
+        from wanbuild.programs.build_options import Shape
         from wanbuild.programs.builder import ProgramBuilder
-        from wanbuild.programs.options import Shape
 
         shape = Shape(width, height, frames, 1, True)
         return ProgramBuilder(self._manifest, shape, self._options, *self.target.programs_for)

@@ -20,10 +20,10 @@ def entries(rows: Rows, arguments: Mapping[str, Any]) -> None:
     An entry that is not under the key that JAX asks for here is loaded under that key all the same. A loader
     that crashes ends this process: the last row names the program.
     """
-    from wanrun.artifact.environment import open_devices
-    from wanrun.artifact.jax_process import JaxFlags
     from wanrun.artifact.manifest import read_manifest
-    from wanrun.loading.executables import check_entry
+    from wanrun.executables.store import check_entry
+    from wanrun.machine.environment import open_devices
+    from wanrun.machine.jax_process import JaxFlags
 
     artifact = Path(arguments["artifact"])
     manifest = read_manifest(artifact)
@@ -49,9 +49,9 @@ def _load(
     Raises:
         LookupError: if JAX does not take it.
     """
-    from wanrun.artifact.jax_process import using_cache
-    from wanrun.loading.executables import read_program
-    from wanrun.loading.jax_cache import asked_key, cached, lower
+    from wanrun.executables.jax_cache import asked_key, cached, lower
+    from wanrun.executables.store import read_program
+    from wanrun.machine.jax_process import using_cache
 
     data = read_program(artifact, name, program)
     lowered = lower(data, name, program.donated, device, options=target.options_of(name))

@@ -19,14 +19,14 @@ from checkpoints import MODELS
 from collectives import KINDS, sent_bytes
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.published import published_manifest
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import resolve_target
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import jax_mesh, mesh_text, parse_mesh
-from wanrun.loading.jax_cache import lower
+from wanrun.executables.jax_cache import lower
+from wanrun.machine.jax_process import JaxFlags
 
 MESHES = (
     "data=2,context=4",

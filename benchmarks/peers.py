@@ -149,7 +149,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     loaded = time.monotonic()
     from wanbuild.variants.table import variants
     from wanrun.media.types import Media
-    from wanrun.timing import peak_rss_bytes
+    from wanrun.timing.timings import peak_rss_bytes
 
     text, reading, encoding, face, decoding = (Stopwatch() for _ in range(5))
     text.watch(pipe, "encode_prompt")

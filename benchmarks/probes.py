@@ -89,7 +89,7 @@ def command(arguments: dict[str, Any]) -> NoReturn:
             )
         )
     from wanrun.__main__ import main as run
-    from wanrun.timing import Timings
+    from wanrun.timing.timings import Timings
 
     def finish(timings: Timings) -> NoReturn:
         elapsed = time.monotonic() - arguments["spawned"]

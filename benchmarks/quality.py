@@ -36,8 +36,8 @@ from tinywan.yardstick import captions, gmsd, psnr, ssim
 
 import wanrun
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
 
 STEPS = 30

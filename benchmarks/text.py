@@ -33,8 +33,8 @@ from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_TEXT_ENCODER
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
-from wanrun.loading.restore import Restore
 from wanrun.text.torch_encoder import TorchTextEncoder
+from wanrun.weights.restore import Restore
 
 LENGTHS = (64, 128, 256, 512)
 PROMPTS = 2

@@ -167,8 +167,8 @@ def bfloat16_vae_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPat
 
     def build(folder: Path) -> None:
         from wanbuild.conversion.convert import ConvertRequest, convert
+        from wanbuild.programs.build_options import BuildOptions
         from wanbuild.programs.compile import CompileRequest, compile_artifact
-        from wanbuild.programs.options import BuildOptions
 
         convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
         options = BuildOptions(vae_dtype="bfloat16", loop="step")
@@ -249,7 +249,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         output = tmp_path / "output"
         output.mkdir(exist_ok=True)
         from wanrun.cli import wanrun
-        from wanrun.console import run
+        from wanrun.terminal.console import run
 
         arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 2, "--output", output / "o.npy"]
         capsys.readouterr()
@@ -284,6 +284,6 @@ def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: object) -> None:
         raise AssertionError("weights are read")
 
-    from wanrun.loading import weights as loader
+    from wanrun.weights import store as loader
 
     monkeypatch.setattr(loader, "Restore", read)

@@ -23,7 +23,7 @@ FOR_PARITY = {
 }
 """Helpers that have torch too."""
 
-WITHOUT_LOGIC = {"__main__.py", "generation/request.py", "generation/result.py", "jobs/run.py"}
+WITHOUT_LOGIC = {"__main__.py", "request/request.py", "generation/result.py", "jobs/run.py"}
 """The entry point, and records without a method. torch_encoder has torch: its tests are in parity/."""
 
 

@@ -14,18 +14,18 @@ REPOSITORY = Path(__file__).parents[1]
 LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime/wanrun": (
-            "activities aliases errors early units",
-            "intervals lines signals",
-            "undo waterfall",
-            "temporary",
+            "errors units",
+            "timing",
+            "terminal",
             "files",
-            "trace_events",
-            "timing console live_line",
-            "status",
+            "machine",
             "artifact",
             "cluster trust",
-            "loading",
+            "opened",
+            "executables",
+            "weights",
             "text media denoising",
+            "request",
             "generation",
             "command jobs replay",
             "cli",
@@ -78,7 +78,7 @@ def test_imports_go_one_way(folder: str) -> None:
         for other in imported(file, root.name):
             if other in layer and other != own and layer[other] >= layer[own]:
                 wrong.append(f"{file.relative_to(root)} imports {other}")
-    assert wrong == []
+    assert wrong == [], wrong
 
 
 @pytest.mark.parametrize("folder", LAYERS)

@@ -19,7 +19,7 @@ OPTIONS = frozenset(
 )
 """Options that are some models' alone; ``image``, ``video`` and ``mask`` are words for other things too."""
 
-RECORD, TABLE, REQUEST = "artifact/task.py", "media/types.py", "generation/request.py"
+RECORD, TABLE, REQUEST = "artifact/task.py", "media/types.py", "request/request.py"
 SAMPLES = "replay/samples.py"
 """Where options may be named: the format's closed set, the media that users give, the rows of the options,
 and the media that a recorded result is made from."""

@@ -1,13 +1,13 @@
 """The command ``wanbuild``, also as ``python -m wanbuild``."""
 
-from wanrun.early import start
+from wanrun.terminal.early import start
 
 
 def main() -> None:
     """Runs the command and ends the process."""
     start()
     from wanbuild.cli import wanbuild
-    from wanrun.console import leave, run
+    from wanrun.terminal.console import leave, run
 
     leave(run(wanbuild))
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from wanbuild.conversion.options import convert_options
-from wanbuild.plan.options import plan_options
+from wanbuild.conversion.flags import convert_options
+from wanbuild.plan.flags import plan_options
 from wanbuild.targets.chips import CHIPS
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
-from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.mesh import AXES, parse_mesh
 from wanrun.command import CONTEXT_SETTINGS, takes_artifact
-from wanrun.console import SIZE
 from wanrun.errors import UsageError
-from wanrun.lines import print_error, print_result, report, warn
+from wanrun.machine.cpu import LEVELS
+from wanrun.terminal.console import SIZE
+from wanrun.terminal.lines import print_error, print_result, report, warn
 from wanrun.units import in_bytes
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
@@ -40,7 +40,7 @@ class _Building(click.Command):
                 found=", ".join(f"no {name}" for name in missing),
                 remedy="pip install 'wanrun[build]'",
             )
-        from wanrun.artifact.environment import importing_jax
+        from wanrun.machine.environment import importing_jax
 
         with importing_jax():
             return super().invoke(context)
@@ -220,15 +220,15 @@ def plan(subject: str, as_json: bool, **options: Any) -> None:
 
 def _build_options(options: dict[str, Any]) -> dict[str, Any]:
     """Takes the given build options out of a command's options; None stands for one that is not given."""
-    from wanbuild.programs.options import BuildOptions
+    from wanbuild.programs.build_options import BuildOptions
 
     names = [field.name for field in dataclasses.fields(BuildOptions)]
     return {name: value for name in names if (value := options.pop(name, None)) is not None}
 
 
 def _compile(artifact: Path, **options: Any) -> None:
+    from wanbuild.programs.build_options import BuildOptions
     from wanbuild.programs.compile import CompileRequest, compile_artifact
-    from wanbuild.programs.options import BuildOptions
     from wanbuild.programs.too_large import TooLargeError
 
     request = CompileRequest(artifact, options=BuildOptions(**_build_options(options)), **options)

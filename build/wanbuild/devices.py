@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wanrun.artifact.environment import forced_cpu_devices, open_devices
+from wanrun.machine.environment import forced_cpu_devices, open_devices
 
 if TYPE_CHECKING:
     import jax

@@ -15,9 +15,9 @@ from wanbuild.source.parts import OPTIONS
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.mesh import parse_mesh
-from wanrun.console import parse_size
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, read_bounded, sha256_of
+from wanrun.terminal.console import parse_size
 
 FIELDS: Mapping[str, Mapping[str, type]] = {
     "": {"source": str, "artifact": str},

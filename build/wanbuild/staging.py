@@ -20,8 +20,8 @@ from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
 from wanrun.artifact.manifest import MANIFEST, Manifest
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import fsync_directory
-from wanrun.temporary import remove_abandoned, remove_tree
-from wanrun.undo import undone_at_exit
+from wanrun.terminal.temporary import remove_abandoned, remove_tree
+from wanrun.terminal.undo import undone_at_exit
 from wanrun.units import in_bytes
 
 SYNC_THREADS = 8

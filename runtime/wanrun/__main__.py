@@ -1,13 +1,13 @@
 """The command ``wanrun``, also as ``python -m wanrun``."""
 
-from wanrun.early import start
+from wanrun.terminal.early import start
 
 
 def main() -> None:
     """Runs the command and ends the process."""
     start()
     from wanrun.cli import wanrun
-    from wanrun.console import leave, run
+    from wanrun.terminal.console import leave, run
 
     leave(run(wanrun))
 

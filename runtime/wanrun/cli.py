@@ -11,17 +11,17 @@ import click
 
 from wanrun import __version__
 from wanrun.command import CONTEXT_SETTINGS, ENVIRONMENT, SEED, Command, options_of, takes_artifact
-from wanrun.console import NUMBERS, SIZE
 from wanrun.errors import UsageError
-from wanrun.generation.rows import Row, rows
-from wanrun.lines import print_result, report
+from wanrun.request.rows import Row, rows
+from wanrun.terminal.console import NUMBERS, SIZE
+from wanrun.terminal.lines import print_result, report
 
 if TYPE_CHECKING:
-    from wanrun.cluster.company import Company
+    from wanrun.cluster.process_group import ProcessGroup
     from wanrun.jobs.batch import Batch
     from wanrun.jobs.plan import Plan
     from wanrun.jobs.run import RunOptions
-    from wanrun.timing import Timings
+    from wanrun.timing.timings import Timings
 
 
 def _section(row: Row) -> str:
@@ -203,7 +203,7 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     """Makes the requested videos and returns the exit code."""
     from wanrun.jobs.plan import make_plan
     from wanrun.jobs.run import RunOptions
-    from wanrun.timing import Timings
+    from wanrun.timing.timings import Timings
 
     timings = Timings()
     timings.add("import", 0.0, timings.now())
@@ -213,26 +213,26 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     if _of_several(how):
         from wanrun.jobs.several import plan_of_several
 
-        with plan_of_several(artifact, how, given, timings) as (plan, how, company):
-            return _make(artifact, how, plan, timings, company)
+        with plan_of_several(artifact, how, given, timings) as (plan, how, group):
+            return _make(artifact, how, plan, timings, group)
     return _make(artifact, how, make_plan(artifact, how, given, timings), timings)
 
 
 def _make(
-    artifact: Path, how: RunOptions, plan: Plan, timings: Timings, company: Company | None = None
+    artifact: Path, how: RunOptions, plan: Plan, timings: Timings, group: ProcessGroup | None = None
 ) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
-        from wanrun.status import Status
+        from wanrun.terminal.status import Status
 
-    leads = company is None or company.leads
+    leads = group is None or group.leads
     status = Status(lambda: timings.activities.running if leads else ())
     batch = Batch(plan, how.overwrite, timings, leads, status)
     batch.report_plan()
     try:
         if plan.jobs:
             with status:
-                _run(artifact, how, plan, batch, timings, company)
+                _run(artifact, how, plan, batch, timings, group)
     except Exception:
         with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
             _write_timings(how, timings)
@@ -241,7 +241,7 @@ def _make(
         batch.report_count()
     _write_timings(how, timings)
     if how.timing and leads:
-        from wanrun.waterfall import waterfall
+        from wanrun.timing.waterfall import waterfall
 
         picture = waterfall(timings.labelled_spans, 0.0, timings.now())
         report(*timings.summary().split("\n"), *picture)
@@ -249,20 +249,19 @@ def _make(
 
 
 def _write_timings(how: RunOptions, timings: Timings) -> None:
-    if how.timing_json is not None:
-        timings.write_json(how.timing_json)
-    if how.timing_trace is not None:
-        timings.write_trace(how.timing_trace)
+    from wanrun.jobs.timing_files import write_timings
+
+    write_timings(timings, how.timing_json, how.timing_trace)
 
 
 def _run(
-    artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings, company: Company | None
+    artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings, group: ProcessGroup | None
 ) -> None:
     """Loads the pipeline and makes the videos that do not exist yet."""
     with timings.phase("import"):
         from wanrun.generation.pipeline import load
         from wanrun.jobs.batch import tracing
-        from wanrun.loading.policy import choices_of
+        from wanrun.opened.policy import choices_of
 
     _try_ahead(artifact, how, plan, timings, batch)
     draft, low, first = plan.jobs[0].draft, how.memory == "low", None
@@ -289,7 +288,7 @@ def _run(
         timings=timings,
         warn=batch.warn,
         report=batch.note,
-        company=company,
+        group=group,
     ) as pipeline:
         if how.warmup:
             pipeline.warmup(timings)
@@ -303,7 +302,7 @@ def _try_ahead(artifact: Path, how: RunOptions, plan: Plan, timings: Timings, ba
     if len(profiles) == 1 or _of_several(how):
         return
     from wanrun.generation.opening import Opening
-    from wanrun.loading.policy import LoadPolicy
+    from wanrun.opened.policy import LoadPolicy
 
     policy = LoadPolicy(allow_compile=how.allow_compile, weights=how.weights)
     Opening(artifact, {"target": how.target}, policy, timings, batch.warn, batch.note).try_ahead(

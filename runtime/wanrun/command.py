@@ -11,10 +11,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from wanrun.aliases import OUTPUT
 from wanrun.errors import UsageError
-from wanrun.generation.request import RANDOM
-from wanrun.generation.rows import rows
+from wanrun.request.request import RANDOM
+from wanrun.request.rows import rows
+from wanrun.terminal.aliases import OUTPUT
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
 """The environment variable that names the artifact of wanrun."""

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from wanrun.errors import ArtifactError
-from wanrun.temporary import temporary_path
+from wanrun.terminal.temporary import temporary_path
 
 NPY_DAMAGE = (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
 """NumPy's exceptions for a damaged .npy file, whose header is Python source."""

@@ -20,13 +20,13 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.defaults import Defaults, default_rows
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.programs import compile as compile_module
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest
-from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import NEEDED, Component, read_manifest
-from wanrun.console import run
 from wanrun.errors import UsageError
+from wanrun.terminal.console import run
 
 REPOSITORY = Path(__file__).parents[2]
 TO_DEFAULTS = 'source = "s"\nartifact = "a"\n[convert.defaults]\n'

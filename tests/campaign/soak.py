@@ -41,8 +41,8 @@ class CancelError(Exception):
 def build(folder: Path) -> Path:
     """An artifact with four profiles: two sizes, each with guidance and without."""
     from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.programs.build_options import BuildOptions
     from wanbuild.programs.compile import CompileRequest, compile_artifact
-    from wanbuild.programs.options import BuildOptions
 
     artifact = folder / "artifact"
     if not artifact.exists():

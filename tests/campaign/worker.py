@@ -35,7 +35,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     """Runs one command with its streams in files: libraries write to the descriptors."""
     from wanbuild.cli import wanbuild
     from wanrun.cli import wanrun
-    from wanrun.console import run
+    from wanrun.terminal.console import run
 
     command = wanrun if request["command"] == "wanrun" else wanbuild
     stream = functools.partial(tempfile.TemporaryFile, "w+", errors="replace")

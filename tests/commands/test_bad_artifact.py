@@ -28,9 +28,9 @@ from helpers.manifests import without_profiles
 from wanbuild.cli import wanbuild
 from wanbuild.programs import compiler
 from wanrun.artifact.manifest import read_manifest
-from wanrun.console import run
+from wanrun.executables.entries import check_entry
 from wanrun.files import sha256_of
-from wanrun.loading.entries import check_entry
+from wanrun.terminal.console import run
 
 
 def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path) -> None:

@@ -19,13 +19,13 @@ from helpers.damage import (
 )
 from helpers.fake_pipeline import Fake, run_here
 from wanbuild.targets.topology import COMPILERS
-from wanrun.artifact.cpu import cpu_features, highest_level
-from wanrun.artifact.environment import has_package
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
-from wanrun.console import run
 from wanrun.errors import UsageError
-from wanrun.loading.entries import overlay_folder
+from wanrun.executables.entries import overlay_folder
+from wanrun.machine.cpu import cpu_features, highest_level
+from wanrun.machine.environment import has_package
+from wanrun.terminal.console import run
 
 LEVEL = highest_level(cpu_features())
 COMPILE_HERE = "run wanbuild compile on this CPU" + (

@@ -21,8 +21,8 @@ from wanbuild.cli import wanbuild
 from wanrun.artifact import layout
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun
-from wanrun.console import run
 from wanrun.files import sha256_of
+from wanrun.terminal.console import run
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def listen(event, seconds, **details):
 monitoring.register_event_duration_secs_listener(listen)
 
 from wanrun.cli import wanrun
-from wanrun.console import run
+from wanrun.terminal.console import run
 code = run(wanrun, arguments)
 submodules = sorted(sys.modules)
 modules = sorted({name.partition(".")[0] for name in submodules})

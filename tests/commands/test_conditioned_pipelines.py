@@ -23,7 +23,7 @@ from wanrun.generation.pipeline import Pipeline, load
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.companies import START_SECONDS, Ended, Processes, wanrun_commands
+from helpers.groups import START_SECONDS, Ended, Processes, wanrun_commands
 
 PROMPT = ("--prompt", "a fox", "--steps", "2", "--seed", "3")
 

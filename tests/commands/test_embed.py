@@ -24,12 +24,12 @@ from wanbuild.check import embed, verify
 from wanbuild.check.embed import embed_prompts, open_profile
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
-from wanrun.console import run
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
+from wanrun.terminal.console import run
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import (
     DTYPES,

@@ -15,7 +15,7 @@ from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.jobs import batch
 from wanrun.media.write_video import read_metadata
-from wanrun.status import Count
+from wanrun.terminal.status import Count
 
 Call = Callable[..., Run]
 

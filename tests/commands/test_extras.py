@@ -25,7 +25,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 forbidden, commands = json.load(sys.stdin)
 sys.meta_path.insert(0, Blocker())
 from wanbuild.cli import wanbuild
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 results = []
 for arguments in commands:

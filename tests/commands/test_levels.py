@@ -18,10 +18,10 @@ from wanbuild.programs import compile as compiling
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun import load
-from wanrun.artifact import environment
-from wanrun.artifact.cpu import LEVELS
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.machine import environment
+from wanrun.machine.cpu import LEVELS
 from wanrun.replay.golden import replayed
 
 LEVEL = "cpu-v3"

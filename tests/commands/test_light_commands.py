@@ -63,8 +63,14 @@ def _seconds(command: list[str], runs: int = 7) -> float:
     ("what", "code"),
     [
         ("import", ""),
-        ("help", "from wanrun.cli import wanrun\nfrom wanrun.console import run\nassert run(wanrun) == 0"),
-        ("list", "from wanrun.cli import wanrun\nfrom wanrun.console import run\nassert run(wanrun) == 0"),
+        (
+            "help",
+            "from wanrun.cli import wanrun\nfrom wanrun.terminal.console import run\nassert run(wanrun) == 0",
+        ),
+        (
+            "list",
+            "from wanrun.cli import wanrun\nfrom wanrun.terminal.console import run\nassert run(wanrun) == 0",
+        ),
     ],
 )
 def test_light_commands_load_nothing_heavy(what: str, code: str, toy_artifact: Path) -> None:

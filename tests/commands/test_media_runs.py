@@ -24,8 +24,8 @@ from wanrun.jobs import batch, media_sets
 from wanrun.media import prepare
 from wanrun.media.types import Inputs, Media
 from wanrun.media.write_video import read_metadata
-from wanrun.status import Count
-from wanrun.timing import Timings
+from wanrun.terminal.status import Count
+from wanrun.timing.timings import Timings
 
 Call = Callable[..., Run]
 

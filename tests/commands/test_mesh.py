@@ -76,9 +76,9 @@ def digests(artifact: str) -> None:
     """Prints the digest of every program, exported again."""
     import jax
 
+    from wanbuild.programs.build_options import BuildOptions, Shape
     from wanbuild.programs.builder import ProgramBuilder
     from wanbuild.programs.export import export_program
-    from wanbuild.programs.options import BuildOptions, Shape
     from wanrun.files import sha256_of
 
     manifest = read_manifest(Path(artifact))

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from wanbuild.cli import wanbuild
 from wanrun.cli import wanrun
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 COMMANDS: Mapping[str, click.Command] = {"wanrun": wanrun, "wanbuild": wanbuild}
 

@@ -23,13 +23,13 @@ from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs import builder as programs
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
-from wanrun.loading.entries import read_program
+from wanrun.executables.entries import read_program
 
 pytestmark = pytest.mark.slow
 

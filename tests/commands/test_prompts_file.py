@@ -24,8 +24,8 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import pipeline
 from wanrun.jobs import job as jobs
-from wanrun.loading.policy import LoadPolicy
 from wanrun.media.write_video import read_metadata
+from wanrun.opened.policy import LoadPolicy
 
 Call = Callable[..., Run]
 

@@ -13,7 +13,7 @@ from helpers import UNPRIVILEGED
 from helpers.damage import one_error
 from helpers.small_disk import fill, small_disk
 from wanbuild.cli import wanbuild
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 Finished = subprocess.CompletedProcess[str]
 

@@ -18,7 +18,7 @@ from helpers.media_files import frames, image, make_task
 from helpers.special_files import KINDS, within
 from wanbuild.cli import wanbuild
 from wanrun.artifact.manifest import MANIFEST
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 PLACES: dict[str, Callable[[Path], Path]] = {
     "manifest": lambda artifact: artifact / MANIFEST,

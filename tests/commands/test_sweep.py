@@ -21,7 +21,7 @@ from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanrun.denoising.schedule import transformers
 from wanrun.files import sha256_of, user_cache
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 pytestmark = pytest.mark.slow
 

@@ -36,8 +36,8 @@ def build_artifact(
     loop: str = "both",
 ) -> None:
     from wanbuild.conversion.convert import ConvertRequest, convert
+    from wanbuild.programs.build_options import BuildOptions
     from wanbuild.programs.compile import CompileRequest, compile_artifact
-    from wanbuild.programs.options import BuildOptions
     from wanrun.artifact.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
@@ -85,8 +85,8 @@ def compiled_store(factory: pytest.TempPathFactory) -> Path:
 
 def same_profile(artifact: Path, targets: Sequence[str]) -> CompileRequest:
     """Returns the request that compiles an artifact's only profile for other targets."""
+    from wanbuild.programs.build_options import BuildOptions
     from wanbuild.programs.compile import CompileRequest
-    from wanbuild.programs.options import BuildOptions
     from wanrun.artifact.manifest import read_manifest
 
     (profile,) = read_manifest(artifact).profiles.values()

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from wanbuild.targets.topology import COMPILERS
-from wanrun.artifact.environment import has_package
+from wanrun.machine.environment import has_package
 
 REQUIRED = "WAN_TEST_COMPILERS"
 """With this variable of the environment, such tests fail where a compiler is missing."""

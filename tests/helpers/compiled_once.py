@@ -12,9 +12,9 @@ from unittest import mock
 from filelock import FileLock
 
 from wanbuild.programs.compile import CompiledProgram, _Compiler
-from wanrun.artifact.environment import host_environment
 from wanrun.artifact.targets import Executable
 from wanrun.files import canonical_json, file_sha256, sha256_of
+from wanrun.machine.environment import host_environment
 
 
 @contextmanager

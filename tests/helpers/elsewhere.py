@@ -105,8 +105,8 @@ def impostor(artifact: Path, name: str, folder: Path) -> bytes:
     import jax
     import jax.numpy as jnp
 
-    from wanrun.artifact.jax_process import JaxFlags, using_cache
-    from wanrun.loading.jax_cache import lower
+    from wanrun.executables.jax_cache import lower
+    from wanrun.machine.jax_process import JaxFlags, using_cache
 
     record = programs_of(read_manifest(artifact), PROFILE, TARGET)[name]
     real = jax.export.deserialize(bytearray((artifact / record.file).read_bytes()))

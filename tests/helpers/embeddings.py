@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wanrun.loading.buffers import DTYPES
+from wanrun.weights.buffers import DTYPES
 
 PROMPT = "a fox — “quoted” 猫 \U0001f98a"
 

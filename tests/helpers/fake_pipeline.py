@@ -14,9 +14,9 @@ import pytest
 from helpers.manifests import with_model, with_profiles
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.cli import wanrun
-from wanrun.console import run
 from wanrun.generation.result import Result
-from wanrun.timing import Timings
+from wanrun.terminal.console import run
+from wanrun.timing.timings import Timings
 
 SIZE = (9, 64, 96, 3)
 """Shape (T, H, W, 3) of the frames that a ``Fake`` makes, those of the toy artifact's profile."""

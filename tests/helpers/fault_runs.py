@@ -24,8 +24,8 @@ from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun.artifact.manifest import read_manifest
-from wanrun.console import run
 from wanrun.errors import UsageError
+from wanrun.terminal.console import run
 
 KILLS = 50
 INTERRUPTS = 12

@@ -23,16 +23,16 @@ import numpy as np
 
 from helpers.fast_compile import FAST_COMPILE
 from wanbuild.models.params import bind
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.placement import mesh_problem
+from wanbuild.programs.shardings import mesh_problem
 from wanbuild.programs.spec import ProgramSpec, program
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices, parse_mesh
 from wanrun.artifact.programs import Kernels
 from wanrun.denoising.steps import velocity_table
-from wanrun.loading.jax_cache import lower
+from wanrun.executables.jax_cache import lower
 
 DEVICES, HEADS, HEAD_DIM = 8, 8, 12
 KERNELS = Kernels("cpu", "winograd", weight_bits=True, image_multiple=3)

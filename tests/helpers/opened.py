@@ -19,15 +19,15 @@ from wanrun.artifact.layout import CRC_BYTES, ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.parameters import Component, Parameter
 from wanrun.artifact.select import select_target
+from wanrun.executables.store import Executables
 from wanrun.files import sha256_of
-from wanrun.loading.buffers import Memory
-from wanrun.loading.device import open_device
-from wanrun.loading.executables import Executables
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.policy import LoadPolicy
-from wanrun.loading.programs import Programs
-from wanrun.loading.weights import WeightStore
-from wanrun.timing import Recorder, Timings
+from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.device import open_device
+from wanrun.opened.policy import LoadPolicy
+from wanrun.timing.timings import Recorder, Timings
+from wanrun.weights.buffers import Memory
+from wanrun.weights.programs import Programs
+from wanrun.weights.store import WeightStore
 
 ROWS, ROW_BYTES = 24, 2 * 2**20
 """Of the component 'big': one chunk file a row, 48 MiB in all."""

@@ -19,7 +19,7 @@ from wanbuild.programs.export import describe, export_program
 from wanbuild.programs.spec import ProgramSpec, program
 from wanrun.artifact.programs import Program
 from wanrun.denoising.solvers import COLUMNS
-from wanrun.loading.executables import LoadedProgram, lower
+from wanrun.executables.store import LoadedProgram, lower
 
 SHAPE = (1, 2, 3, 4, 5)
 MAX_STEPS = 16

@@ -21,7 +21,7 @@ from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
-from wanrun.loading.tensorstore_reader import TensorStoreReader
+from wanrun.weights.tensorstore_reader import TensorStoreReader
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from helpers import torch_threads
 from wanbuild.cli import wanbuild
 from wanrun.cli import wanrun
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from helpers.whole_path import LATENTS, PROMPT, Reference, reference, within_one
 from wanbuild.check.reference_pipeline import load_reference
 from wanbuild.cli import wanbuild
 from wanrun.artifact.manifest import read_manifest
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -11,8 +11,8 @@ from helpers.artifacts import same_profile, shared
 from wanbuild.check.reference import compare_with_reference
 from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
-from wanrun.artifact.cpu import cpu_features, level_rank
 from wanrun.artifact.manifest import read_manifest
+from wanrun.machine.cpu import cpu_features, level_rank
 
 LIMIT = 1e-5
 

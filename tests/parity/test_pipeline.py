@@ -16,8 +16,8 @@ from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
 from wanbuild.check.reference_pipeline import load_reference
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -32,10 +32,10 @@ from wanbuild.toy.configs import TOY_TEXT_ENCODER
 from wanbuild.toy.shapes import text_encoder_shapes
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.loading.restore import Restore
 from wanrun.text import torch_encoder as torch_text
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 from wanrun.text.torch_encoder import KEYS, TorchTextEncoder, check_torch
+from wanrun.weights.restore import Restore
 
 LAYERS = 3
 # No field is what transformers takes where it is told nothing.

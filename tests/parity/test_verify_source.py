@@ -17,11 +17,11 @@ from helpers.manifests import with_model, without_profiles
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = [

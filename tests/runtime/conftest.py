@@ -10,7 +10,7 @@ import pytest
 
 from helpers.stored_weights import Stored, convert_transformer, write_plain
 from wanrun.artifact.parameters import Parameter
-from wanrun.loading.restore import Restore
+from wanrun.weights.restore import Restore
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.cli import wanrun
 from wanrun.errors import WanError
-from wanrun.generation.rows import rows
+from wanrun.request.rows import rows
 
 Call = Callable[..., Run]
 

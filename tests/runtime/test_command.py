@@ -13,7 +13,7 @@ import pytest
 from wanbuild.cli import wanbuild
 from wanrun.cli import wanrun
 from wanrun.command import ENVIRONMENT, SEED, Option, takes_artifact, understood
-from wanrun.console import run
+from wanrun.terminal.console import run
 
 COMMANDS = [wanrun, *wanbuild.commands.values()]
 

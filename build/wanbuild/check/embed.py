@@ -19,7 +19,7 @@ from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError, lacks_space
 from wanrun.files import replace_file, sha256_of
 from wanrun.generation.pipeline import Pipeline, load
-from wanrun.loading.policy import choices_of
+from wanrun.opened.policy import choices_of
 from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_rows
 from wanrun.text.encoder import cut_warning
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt

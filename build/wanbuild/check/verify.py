@@ -19,15 +19,15 @@ from wanbuild.programs.instructions import check_level
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
-from wanrun.artifact.environment import open_devices
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
+from wanrun.executables.entries import check_entry, read_program
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
-from wanrun.loading.entries import check_entry, read_program
+from wanrun.machine.environment import open_devices
+from wanrun.machine.jax_process import JaxFlags
 from wanrun.replay.golden import Golden, compare, read_golden, replayed
 from wanrun.text.embeddings import ArtifactEmbeddings
 

@@ -20,12 +20,12 @@ from crc32c import crc32c
 
 from wanrun.artifact.layout import array_folder, metadata_files
 from wanrun.artifact.manifest import Component, Manifest
-from wanrun.artifact.parameters import Parameter
+from wanrun.artifact.parameters import Parameter, nest
 from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, digest_found, sha256_of
-from wanrun.loading.buffers import DTYPES
-from wanrun.loading.restore import REBUILD, Restore, default_threads, nest
 from wanrun.units import in_bytes
+from wanrun.weights.buffers import DTYPES
+from wanrun.weights.restore import REBUILD, Restore, default_threads
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp

@@ -36,8 +36,8 @@ from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import canonical_json, sha256_of, write_durable
-from wanrun.status import Progress
-from wanrun.temporary import remove_tree
+from wanrun.terminal.status import Progress
+from wanrun.terminal.temporary import remove_tree
 
 SPARE_BYTES = 64 * 2**20
 """Free space required beyond the weights: metadata, programs and executables."""

@@ -11,13 +11,13 @@ from typing import Any
 from wanbuild.variants.variant import Variant
 from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import ImageProcessor, Model
-from wanrun.console import parse_numbers
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.denoising.solvers import solver_table
 from wanrun.errors import UsageError
-from wanrun.generation.reading import read_request
-from wanrun.generation.request import Request
-from wanrun.generation.rows import Row, rows
+from wanrun.request.reading import read_request
+from wanrun.request.request import Request
+from wanrun.request.rows import Row, rows
+from wanrun.terminal.console import parse_numbers
 
 NUM_TRAIN_TIMESTEPS = 1000
 """The timestep of pure noise, in every published Wan model."""

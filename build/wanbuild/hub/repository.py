@@ -22,7 +22,7 @@ from wanbuild.variants.table import variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_PROCESSOR, NO_WEIGHTS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError, UsageError
-from wanrun.lines import report as report_line
+from wanrun.terminal.lines import report as report_line
 
 _INDEX = "model_index.json"
 _TRANSFORMERS = frozenset(TRANSFORMERS)

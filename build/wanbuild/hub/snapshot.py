@@ -27,7 +27,7 @@ from wanbuild.hub.errors import ROOM, explained, not_a_hub
 from wanbuild.staging import check_free_space
 from wanrun.errors import SourceError
 from wanrun.files import replace_file
-from wanrun.status import Progress
+from wanrun.terminal.status import Progress
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:

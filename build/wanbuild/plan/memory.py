@@ -13,7 +13,7 @@ from typing import Any
 
 from wanbuild.plan.generation import Generation
 from wanrun.artifact.mesh import Sizes, num_devices
-from wanrun.loading.machine import DEVICE_MARGIN
+from wanrun.machine.memory import DEVICE_MARGIN
 
 HELD: Mapping[str, str] = MappingProxyType(
     {

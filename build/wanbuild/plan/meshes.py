@@ -9,8 +9,8 @@ from typing import Any
 
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, Need, estimated, need
-from wanbuild.programs.options import Shape
-from wanbuild.programs.placement import mesh_problem, meshes
+from wanbuild.programs.build_options import Shape
+from wanbuild.programs.shardings import mesh_problem, meshes
 from wanrun.artifact.mesh import Sizes, mesh_text
 from wanrun.errors import UsageError
 

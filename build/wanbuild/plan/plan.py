@@ -13,16 +13,16 @@ from wanbuild.plan.compiled import Compiled, compile_programs
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal, with_figures
 from wanbuild.plan.subject import Subject, read_subject
-from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.placement import check_mesh
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.mesh import Sizes, mesh_text, name_suffix, num_devices
 from wanrun.errors import UsageError, shortened
-from wanrun.generation.options import has_guidance
+from wanrun.machine.jax_process import JaxFlags
+from wanrun.request.options import has_guidance
 
 NEARLY = 1.2
 """A mesh that needs up to this share of the memory by formula is compiled before it is refused."""

@@ -25,9 +25,9 @@ from wanbuild.models.partition import PARAMETERS
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.denoiser import HISTORY, Denoiser
-from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.placement import check_mesh, weights_placed
+from wanbuild.programs.shardings import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.programs.spreading import spread
 from wanbuild.variants.table import variant_named

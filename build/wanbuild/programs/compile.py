@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.limited import LimitedProcesses
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
-from wanrun.activities import Activities
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
+from wanrun.executables.entries import read_program
 from wanrun.files import file_sha256, fsync_directory
-from wanrun.generation.options import has_guidance
-from wanrun.loading.entries import read_program
-from wanrun.status import Status
-from wanrun.temporary import temporary_folder
+from wanrun.machine.jax_process import JaxFlags
+from wanrun.request.options import has_guidance
+from wanrun.terminal.status import Status
+from wanrun.terminal.temporary import temporary_folder
+from wanrun.timing.activities import Activities
 from wanrun.units import in_bytes, in_flop
 
 

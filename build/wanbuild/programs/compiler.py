@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from wanbuild.programs.export import jax_options
 from wanbuild.programs.too_large import TooLargeError, refused_bytes
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.jax_process import using_cache
-from wanrun.loading.jax_cache import lower
+from wanrun.executables.jax_cache import lower
+from wanrun.machine.jax_process import using_cache
 
 if TYPE_CHECKING:
     import jax.stages

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from wanbuild.models.partition import PARAMETERS
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.export_age import today

@@ -114,7 +114,7 @@ def _compile(cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[s
     """Compiles a program in this process."""
     from wanbuild.programs.compiler import compile_into
     from wanbuild.targets.target import resolve_target
-    from wanrun.artifact.jax_process import JaxFlags
+    from wanrun.machine.jax_process import JaxFlags
 
     with JaxFlags("cpu"):
         return compile_into(Path(cache), resolve_target("cpu", mesh), name, data, donate)

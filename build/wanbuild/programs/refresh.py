@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import build_target
 from wanbuild.programs.export import used_sets
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
-from wanrun.artifact.environment import built_elsewhere, device_mismatches, host_mismatches
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import Sizes, name_suffix
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.executables.entries import MAX_PROGRAM_BYTES
 from wanrun.files import digest_found
-from wanrun.loading.entries import MAX_PROGRAM_BYTES
+from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches
+from wanrun.machine.jax_process import JaxFlags
 
 Report = Callable[[str], None]
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from wanbuild.models.forms import Forms, tracing_with
-from wanbuild.programs.placement import arrays_placed
+from wanbuild.programs.shardings import arrays_placed
 from wanrun.artifact.programs import Kernels
 
 

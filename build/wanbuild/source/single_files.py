@@ -23,7 +23,7 @@ from wanbuild.source.tokenizer import open_tokenizer
 from wanbuild.variants.table import variants
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, Variant
 from wanrun.errors import SourceError, UsageError
-from wanrun.lines import warn
+from wanrun.terminal.lines import warn
 
 
 def open_files(files: Mapping[str, Path]) -> Source:

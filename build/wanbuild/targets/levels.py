@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from wanrun.artifact.cpu import LEVELS, cpu_features
 from wanrun.errors import UsageError
+from wanrun.machine.cpu import LEVELS, cpu_features
 
 _V2 = (
     "INTEL8086 INTEL186 INTEL286 INTEL386 INTEL486 X64 CMOV CPUID CX8 CMPXCHG16B FPU MMX MULTIBYTENOP PAUSE "

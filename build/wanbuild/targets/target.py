@@ -13,13 +13,13 @@ from wanbuild.devices import open_exactly
 from wanbuild.targets.chips import CHIPS, CUDNN, Chip
 from wanbuild.targets.levels import CPU_LEVELS, Level
 from wanbuild.targets.topology import open_topology
-from wanrun.artifact.attached import ROOT, attached
-from wanrun.artifact.cpu import multiplies_bfloat16
-from wanrun.artifact.environment import device_environment, host_environment
 from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.machine.attached import ROOT, attached
+from wanrun.machine.cpu import multiplies_bfloat16
+from wanrun.machine.environment import device_environment, host_environment
 
 if TYPE_CHECKING:
     import jax

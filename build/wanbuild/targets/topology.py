@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.targets.chips import Chip, GpuFacts
-from wanrun.artifact.environment import has_package
 from wanrun.errors import UsageError
+from wanrun.machine.environment import has_package
 
 if TYPE_CHECKING:
     import jax

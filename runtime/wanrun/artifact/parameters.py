@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.record import Dtype, Record
 from wanrun.files import plain_relative
+
+Tree = dict[str, Any]
+"""Nested dicts, as programs take weights."""
 
 
 class DtypePolicy(Record, frozen=True):
@@ -63,3 +67,24 @@ class Component(Record, frozen=True):
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(parameter.layout.nbytes for parameter in self.parameters.values())
+
+
+def nest(flat: Mapping[str, Any]) -> Tree:
+    """Builds nested dicts from paths joined with '/'."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, leaf = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[leaf] = value
+    return tree
+
+
+def flat(tree: Tree) -> dict[str, Any]:
+    """Returns what ``nest`` was given: the leaves of nested dicts by path."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        below = flat(value) if isinstance(value, dict) else {"": value}
+        leaves |= {f"{key}/{path}".removesuffix("/"): leaf for path, leaf in below.items()}
+    return leaves

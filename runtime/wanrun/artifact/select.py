@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from wanrun.artifact.cpu import level_rank
-from wanrun.artifact.environment import built_elsewhere, has_other_keys, host_mismatches, unusable_devices
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch, shortened
+from wanrun.machine.cpu import level_rank
+from wanrun.machine.environment import built_elsewhere, has_other_keys, host_mismatches, unusable_devices
 
 
 def select_profile(

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, field
 
-from wanrun.artifact.environment import check_environment
 from wanrun.artifact.record import FileBytes, ListedFile, Record
 from wanrun.files import plain_relative
+from wanrun.machine.environment import check_environment
 
 Amount = Annotated[int, Meta(ge=0, le=2**53)] | Annotated[float, Meta(ge=0, le=1e30)]
 """Seconds, operations or bytes."""
@@ -42,7 +42,7 @@ class Target(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         program_set: key of its program set.
         folder: its compilation cache, relative to the artifact.
-        environment: every fact that the executables depend on: see ``wanrun.artifact.environment``.
+        environment: every fact that the executables depend on: see ``wanrun.machine.environment``.
         requirements: a file with the versions of packages among those facts, for ``pip install -r``.
         executables: executables by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.

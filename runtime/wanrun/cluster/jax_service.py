@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 
 from wanrun.artifact.mesh import Sizes, mesh_text, normal, num_devices
-from wanrun.cluster.company import Company
+from wanrun.cluster.process_group import ProcessGroup
 from wanrun.cluster.relay import Relay
 from wanrun.errors import ClusterError, UsageError
 
 _NEVER_SECONDS = 365 * 24 * 3600
-"""JAX's own watching is not used: see ``wanrun.cluster.company``."""
+"""JAX's own watching is not used: see ``wanrun.cluster.process_group``."""
 
 _END_SECONDS = 10
 """How long JAX waits for the others when a Python program ends, for which they may have failed."""
@@ -19,7 +19,7 @@ _START_SECONDS = 60
 """All processes are there already, and have only to connect."""
 
 
-def start_jax(company: Company) -> None:
+def start_jax(group: ProcessGroup) -> None:
     """Connects this process's JAX with those of the others; called by all, before JAX has devices.
 
     Raises:
@@ -28,19 +28,19 @@ def start_jax(company: Company) -> None:
     """
     import jax
 
-    cluster = company.cluster
+    cluster = group.cluster
     host = cluster.address[0]
-    port = company.exchange(_free_port(host) if company.leads else None)[0]
+    port = group.exchange(_free_port(host) if group.leads else None)[0]
     address = f"{_bracketed(host)}:{port}"
-    if not company.leads:
+    if not group.leads:
         address = f"127.0.0.1:{Relay(host, port).port}"
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             address,
-            company.num_processes,
-            company.process,
+            group.num_processes,
+            group.process,
             local_device_ids=cluster.local_device_ids,
             cluster_detection_method="deactivate",
             initialization_timeout=_START_SECONDS,
@@ -57,24 +57,24 @@ def start_jax(company: Company) -> None:
                 remedy="join the other processes first",
             ) from None
         raise ClusterError("JAX cannot connect the processes", found=text) from error
-    company.at_end(jax.distributed.shutdown)
+    group.at_end(jax.distributed.shutdown)
 
 
-def local_devices(mesh: Sizes, company: Company) -> int:
+def local_devices(mesh: Sizes, group: ProcessGroup) -> int:
     """Returns how many devices of a mesh each process has.
 
     Raises:
         UsageError: if the processes cannot share them evenly.
     """
     total = num_devices(mesh)
-    if total % company.num_processes:
+    if total % group.num_processes:
         raise UsageError(
             f"the {total} devices of this target's mesh, {mesh_text(normal(mesh))}, cannot be shared evenly",
             expected="a number of processes that divides them",
-            found=company.num_processes,
+            found=group.num_processes,
             remedy="choose another --target, or run wanbuild compile --mesh",
         )
-    return total // company.num_processes
+    return total // group.num_processes
 
 
 def _free_port(host: str) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wanrun.cluster.company import JOIN_SECONDS, Company
-from wanrun.cluster.options import Cluster, found_cluster
+from wanrun.cluster.launch import Cluster, found_cluster
+from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
 
 
 def join(
@@ -12,10 +12,10 @@ def join(
     process_id: int | None = None,
     *,
     timeout_seconds: float = JOIN_SECONDS,
-) -> Company:
+) -> ProcessGroup:
     """Returns the processes of a run, for ``with`` and for ``load``; each process calls this.
 
-    ``with wanrun.join("10.0.0.1:8476", 2, 0) as company, wanrun.load(folder, company=company) as pipeline:``
+    ``with wanrun.join("10.0.0.1:8476", 2, 0) as group, wanrun.load(folder, group=group) as pipeline:``
 
     Args:
         coordinator: HOST:PORT of process 0, a free port of its host.
@@ -28,6 +28,6 @@ def join(
         UsageError: for a value out of range, or if the rest is not found, or is one process.
     """
     if coordinator is not None and num_processes is not None and process_id is not None:
-        return Company(Cluster(coordinator, num_processes, process_id), timeout_seconds)
+        return ProcessGroup(Cluster(coordinator, num_processes, process_id), timeout_seconds)
     cluster = found_cluster(coordinator, num_processes, process_id, int(timeout_seconds))
-    return Company(cluster, timeout_seconds)
+    return ProcessGroup(cluster, timeout_seconds)

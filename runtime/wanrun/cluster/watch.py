@@ -23,7 +23,7 @@ from typing import Any
 
 from wanrun.cluster.channel import MAX_MESSAGE_BYTES, MAX_STRANGE_BYTES, Channel, Message
 from wanrun.errors import ClusterError, escaped
-from wanrun.undo import everything_undone
+from wanrun.terminal.undo import everything_undone
 
 BEAT_SECONDS = 1.0
 """Between two heartbeats."""
@@ -70,7 +70,7 @@ class Watch:
             self._selector.register(listener, selectors.EVENT_READ)
         for channel in self._channels.values():
             self._selector.register(channel, selectors.EVENT_READ, channel)
-        self._thread = threading.Thread(target=self._run, name="company", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="group", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""

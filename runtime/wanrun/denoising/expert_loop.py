@@ -25,9 +25,9 @@ from wanrun.denoising.steps import (
     run_calls,
     step_calls,
 )
-from wanrun.loading.futures import unfinished
-from wanrun.loading.programs import Programs
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
+from wanrun.weights.futures import unfinished
+from wanrun.weights.programs import Programs
 
 
 def _nothing(*_: Any) -> None:

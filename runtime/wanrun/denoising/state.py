@@ -9,7 +9,7 @@ import numpy as np
 
 from wanrun.artifact.programs import Program, aval
 from wanrun.errors import ArtifactError, WanError
-from wanrun.loading.buffers import DTYPES
+from wanrun.weights.buffers import DTYPES
 
 State = Mapping[str, Any]
 """Arrays, or nested dicts of arrays, by name: ``latents`` (B, C, T, h, w), and the programs' other state."""

@@ -16,10 +16,10 @@ from wanrun.denoising.state import zeros
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.last_encoded import Encoded, LastEncoded
-from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import Window
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
+from wanrun.weights.programs import Programs
 
 
 class Conditioning:

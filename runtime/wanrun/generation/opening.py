@@ -9,27 +9,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wanrun.artifact.environment import device_environment
 from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, named_profile, select_profile, select_target
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.options import resolve_loop, with_own_guidance
+from wanrun.generation.agreement import together
 from wanrun.generation.session import check_profile, first_expert
 from wanrun.generation.shared import Shared
-from wanrun.generation.together import together
-from wanrun.loading.buffers import Memory
-from wanrun.loading.device import open_device
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.policy import LoadPolicy, ProfileChoices, ShapeChoices
+from wanrun.machine.environment import device_environment
 from wanrun.media.types import Inputs
+from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.device import open_device
+from wanrun.opened.policy import LoadPolicy, ProfileChoices, ShapeChoices
+from wanrun.request.options import resolve_loop, with_own_guidance
 from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
-from wanrun.timing import Recorder, Timings
+from wanrun.timing.timings import Recorder, Timings
 from wanrun.trust.trust import Trust
+from wanrun.weights.buffers import Memory
 
 if TYPE_CHECKING:
-    from wanrun.cluster.company import Company
+    from wanrun.cluster.process_group import ProcessGroup
 
 Tell = Callable[[str], None]
 
@@ -45,7 +45,7 @@ class Opening:
         timings: where the times are recorded.
         warn: receives warnings.
         report: receives decisions.
-        company: the processes that share the target's mesh; None for this one alone.
+        group: the processes that share the target's mesh; None for this one alone.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Opening:
     timings: Timings
     warn: Tell
     report: Tell
-    company: Company | None = None
+    group: ProcessGroup | None = None
 
     def open(
         self, prompts: Sequence[str] | None, inputs: Inputs | None, undo: ExitStack
@@ -81,7 +81,7 @@ class Opening:
             self.warn(old)
         check_profile(folder, profile, selected, self.policy)
         resolve_loop(profile, self.policy.loop)
-        policy = together(self.company, manifest, selected.name, profile, self.policy, prompts, inputs)
+        policy = together(self.group, manifest, selected.name, profile, self.policy, prompts, inputs)
         trust = Trust(folder, manifest, selected, policy.weights, policy.trial)
         if refusal := self._refusal(trust, profile):
             selected = replace(selected, refusal=refusal)
@@ -94,7 +94,7 @@ class Opening:
         text, cpu = None, None
         if wants_cpu(policy.text_encoder, policy.text_encoder_device, selected):
             text, cpu = cpu_target(manifest, folder, profile), "cpu"
-        device = open_device(selected, policy.allow_compile, timings, self.warn, self.company, cpu)
+        device = open_device(selected, policy.allow_compile, timings, self.warn, self.group, cpu)
         undo.callback(device.close)
         if not device.foreign:
             trust.check_device(profile, device_environment(device.devices))
@@ -139,7 +139,7 @@ class Opening:
         """
         if not trust.needed or trust.selected.mismatches:
             return ""
-        if self.company is not None:
+        if self.group is not None:
             raise ArtifactError(
                 f"target {trust.selected.name} was built without its chip, and several processes do not try "
                 "executables",

@@ -19,23 +19,23 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.steps import OnStep
-from wanrun.generation.arguments import array_of, check_objects, folder_of, sorted_out, texts_of
-from wanrun.generation.choice import asked_for, chosen_profile, media_asked_for
+from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.opening import Opening
-from wanrun.generation.options import check_latents, frame_rate, resolve_options
-from wanrun.generation.request import Request
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
 from wanrun.generation.shared import Shared
-from wanrun.generation.together import agree_on_generation
 from wanrun.generation.turns import Turns
-from wanrun.loading.policy import LoadChoices
 from wanrun.media.types import Inputs, Media
-from wanrun.status import Status, following, shown
-from wanrun.timing import Timings
+from wanrun.opened.policy import LoadChoices
+from wanrun.request.arguments import array_of, check_objects, folder_of, sorted_out, texts_of
+from wanrun.request.choice import asked_for, chosen_profile, media_asked_for
+from wanrun.request.options import check_latents, frame_rate, resolve_options
+from wanrun.request.request import Request
+from wanrun.terminal.status import Status, following, shown
+from wanrun.timing.timings import Timings
 
 if TYPE_CHECKING:
-    from wanrun.cluster.company import Company
+    from wanrun.cluster.process_group import ProcessGroup
 
 Tell = Callable[[str], None]
 
@@ -268,7 +268,7 @@ class Pipeline:
             session.describe(timings)
             inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
             resolved = self._resolved(session, request, inputs)
-            agree_on_generation(self._opened.device.company, session.profile, resolved, inputs, latents)
+            agree_on_generation(self._opened.device.group, session.profile, resolved, inputs, latents)
             table, ranges = schedule(resolved, self.manifest)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
@@ -360,7 +360,7 @@ def load(
     timings: Timings | None = None,
     warn: Tell = _silent,
     report: Tell = _silent,
-    company: Company | None = None,
+    group: ProcessGroup | None = None,
     progress: bool | None = None,
     **choices: Unpack[LoadChoices],
 ) -> Pipeline:
@@ -374,7 +374,7 @@ def load(
         timings: where the times are recorded; None for new ones.
         warn: gets messages about problems that do not stop the run.
         report: gets messages about decisions: where two experts are kept.
-        company: the processes that share the target's mesh; None for this one alone. All of them make the
+        group: the processes that share the target's mesh; None for this one alone. All of them make the
             same calls in the same order; the user's cache of embeddings, which may differ, is not read.
         progress: whether standard error says what loading and each generation wait for; None: in a notebook.
         choices: profile (or size, num_frames, num_videos, guidance and num_references) and target select what
@@ -385,14 +385,14 @@ def load(
     Raises:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
         UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
-            that cannot be had; in a fork of one that has loaded one; and if a company's requests differ.
-        ClusterError: if JAX cannot connect the processes of a company.
+            that cannot be had; in a fork of one that has loaded one; and if a group's requests differ.
+        ClusterError: if JAX cannot connect the processes of a group.
     """
-    check_objects(inputs=inputs, timings=timings, company=company, warn=warn, report=report)
+    check_objects(inputs=inputs, timings=timings, group=group, warn=warn, report=report)
     folder, timings = folder_of(artifact), Timings() if timings is None else timings
     prompts = None if prompts is None else texts_of(prompts)
     wanted, policy = sorted_out(choices)
-    opening, shows = Opening(folder, wanted, policy, timings, warn, report, company), shown(progress)
+    opening, shows = Opening(folder, wanted, policy, timings, warn, report, group), shown(progress)
     with ExitStack() as undo, Status(lambda: timings.activities.running) if shows else nullcontext():
         shared, profile = opening.open(prompts, inputs, undo)
         pipeline = Pipeline(shared, profile, timings, shows)

@@ -12,7 +12,7 @@ import numpy as np
 
 from wanrun.errors import UsageError
 from wanrun.media.video_paths import video_paths
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 
 @dataclass(frozen=True, repr=False)

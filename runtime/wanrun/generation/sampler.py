@@ -13,11 +13,11 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.expert_loop import Denoising, ExpertLoop
 from wanrun.denoising.noise import Noise
 from wanrun.generation.conditioning import Conditioning
-from wanrun.generation.options import latents_shape, leading_latents
-from wanrun.loading.programs import Programs
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, windows
-from wanrun.timing import Timings
+from wanrun.request.options import latents_shape, leading_latents
+from wanrun.timing.timings import Timings
+from wanrun.weights.programs import Programs
 
 
 class Sampler:

@@ -17,20 +17,20 @@ from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
 from wanrun.denoising.steps import LOOP_PROGRAMS, velocity_table
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.executables.entries import check_entries
 from wanrun.generation.conditioning import Conditioning
-from wanrun.generation.options import latents_shape, loop_forms, resolve_loop
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.shared import Shared
 from wanrun.generation.wiring import check_wiring
-from wanrun.loading.entries import check_entries
-from wanrun.loading.futures import unfinished, when_done
-from wanrun.loading.machine import Machine
-from wanrun.loading.placement import Division, Placement, choose_placement
-from wanrun.loading.policy import LoadPolicy
-from wanrun.loading.programs import Programs
+from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
+from wanrun.opened.policy import LoadPolicy
+from wanrun.request.options import latents_shape, loop_forms, resolve_loop
 from wanrun.text.prompt import clean_prompt
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
+from wanrun.weights.experts import Division, Placement, choose_placement
+from wanrun.weights.futures import unfinished, when_done
+from wanrun.weights.programs import Programs
 
 
 def check_profile(artifact: Path, profile: Profile, selected: SelectedTarget, policy: LoadPolicy) -> None:

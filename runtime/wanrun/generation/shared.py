@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from wanrun.executables.store import Executables
 from wanrun.generation.last_encoded import LastEncoded
-from wanrun.loading.buffers import Memory
-from wanrun.loading.executables import Executables
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.weights import WeightStore
+from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.beside import CpuEncoder
 from wanrun.text.stage import TextStages
+from wanrun.weights.buffers import Memory
+from wanrun.weights.store import WeightStore
 
 
 @dataclass(frozen=True)

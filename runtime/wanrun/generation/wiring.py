@@ -1,7 +1,8 @@
 """Checks that a profile's programs fit together, and the model: each takes what those before it return.
 
-All of it is in the manifest, and costs 0.1 ms; ``wanrun.loading.signature`` compares the manifest with the
-programs themselves. For a model that takes images it imports Pillow (30 ms), as a run with an image has done.
+All of it is in the manifest, and costs 0.1 ms; ``wanrun.executables.signature`` compares the manifest with
+the programs themselves. For a model that takes images it imports Pillow (30 ms), as a run with an image
+has done.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from wanrun.artifact.programs import Profile, Program, aval, aval_text
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError
-from wanrun.generation.options import latents_shape, leading_latents, loop_forms
-from wanrun.loading.signature import difference, weights_described
+from wanrun.executables.signature import difference, weights_described
+from wanrun.request.options import latents_shape, leading_latents, loop_forms
 from wanrun.text.backends import text_programs
 
 Trees = Mapping[str, Any]

@@ -14,22 +14,22 @@ import numpy as np
 
 from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, errno_in, unwritable
 from wanrun.files import replace_file
-from wanrun.generation.options import profile_options
-from wanrun.generation.rows import rows
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.plan import Plan
 from wanrun.jobs.requests import key_of
-from wanrun.lines import print_error, report, warn
 from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
-from wanrun.status import Count, Status
+from wanrun.request.options import profile_options
+from wanrun.request.rows import rows
+from wanrun.terminal.lines import print_error, report, warn
+from wanrun.terminal.status import Count, Status
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
-    from wanrun.timing import Timings
+    from wanrun.timing.timings import Timings
 
 
 class Batch:

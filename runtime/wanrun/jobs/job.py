@@ -14,14 +14,6 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import schedule
-from wanrun.generation.options import (
-    check_latents,
-    choose_profile,
-    frame_rate,
-    latents_shape,
-    resolve_options,
-)
-from wanrun.generation.request import Request
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.existing import missing_videos
 from wanrun.jobs.media_sets import Checked, MediaSet, MediaSets
@@ -38,6 +30,14 @@ from wanrun.jobs.run import RunOptions
 from wanrun.media.types import check_media
 from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import metadata_sidecar
+from wanrun.request.options import (
+    check_latents,
+    choose_profile,
+    frame_rate,
+    latents_shape,
+    resolve_options,
+)
+from wanrun.request.request import Request
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.media.windows import num_segments
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.schedule import schedule
 from wanrun.errors import ArtifactError, UsageError, WanError, field
 from wanrun.files import NPY_DAMAGE, open_regular, sha256_of
-from wanrun.generation.options import check_effects, has_guidance
-from wanrun.generation.reading import read_request
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Draft, Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
@@ -36,7 +34,9 @@ from wanrun.jobs.requests import Entry, Line, have_media_of, read_entries
 from wanrun.jobs.run import RunOptions
 from wanrun.media.types import Inputs, check_media
 from wanrun.media.video_paths import video_paths
-from wanrun.timing import Timings
+from wanrun.request.options import check_effects, has_guidance
+from wanrun.request.reading import read_request
+from wanrun.timing.timings import Timings
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from wanrun.aliases import OUTPUT
 from wanrun.errors import UsageError, field, quoted, shortened
-from wanrun.generation.choice import media_files, media_of
-from wanrun.generation.reading import read_request
-from wanrun.generation.request import Request
-from wanrun.generation.rows import aliases, rows
 from wanrun.media.types import Media
+from wanrun.request.choice import media_files, media_of
+from wanrun.request.reading import read_request
+from wanrun.request.request import Request
+from wanrun.request.rows import aliases, rows
+from wanrun.terminal.aliases import OUTPUT
 
 _MAX_BYTES = 64 << 20  # a larger file is not a prompts file
 

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from wanrun.errors import UsageError, errno_in
-from wanrun.undo import begun
+from wanrun.terminal.undo import begun
 
 _VARIABLE = "IMAGEIO_FFMPEG_EXE"
 _REMEDY = f"pip install imageio-ffmpeg, or let {_VARIABLE} name an ffmpeg"

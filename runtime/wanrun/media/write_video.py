@@ -35,7 +35,7 @@ import numpy as np
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import fsync_directory, read_bounded, replace_file
 from wanrun.media.ffmpeg import run_ffmpeg
-from wanrun.temporary import temporary_path
+from wanrun.terminal.temporary import temporary_path
 
 if TYPE_CHECKING:
     from PIL import Image

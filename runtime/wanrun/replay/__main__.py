@@ -8,9 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
-from wanrun.console import leave
 from wanrun.files import replace_file
 from wanrun.replay.trial import tried
+from wanrun.terminal.console import leave
 from wanrun.trust.verdict import Verdict
 
 

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wanrun.artifact.cpu import cpu_features
-from wanrun.artifact.environment import usable_cores
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
+from wanrun.executables.tolerance import LEVELS, TOLERANCES, levels_apart, most_levels, relative_error
 from wanrun.files import read_bounded, sha256_of
-from wanrun.generation.options import has_guidance
 from wanrun.generation.pipeline import Pipeline
-from wanrun.loading.agreement import LEVELS, TOLERANCES, levels_apart, most_levels, relative_error
+from wanrun.machine.cpu import cpu_features
+from wanrun.machine.environment import usable_cores
 from wanrun.replay.samples import sample_media
+from wanrun.request.options import has_guidance
 
 PROMPT = "A red fox runs through fresh snow at dawn."
 NEGATIVE_PROMPT = "blurry"

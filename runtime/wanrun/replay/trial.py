@@ -10,11 +10,10 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, VerificationError, WanError
+from wanrun.executables.tolerance import TOLERANCES, relative_error
 from wanrun.files import check_digest, digest_found
-from wanrun.generation.options import loop_forms
 from wanrun.generation.pipeline import Pipeline, load
-from wanrun.loading.agreement import TOLERANCES, relative_error
-from wanrun.loading.policy import choices_of
+from wanrun.opened.policy import choices_of
 from wanrun.replay.golden import (
     MAX_GOLDEN_BYTES,
     NEGATIVE_PROMPT,
@@ -24,6 +23,7 @@ from wanrun.replay.golden import (
     read_golden,
     replayed,
 )
+from wanrun.request.options import loop_forms
 from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from wanrun.files import canonical_json, sha256_of
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.programs import Programs
+from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
 from wanrun.text.encoder import EmbeddingStore
-from wanrun.timing import now
+from wanrun.timing.timings import now
+from wanrun.weights.programs import Programs
 
 if TYPE_CHECKING:
     from wanrun.text.torch_encoder import TorchTextEncoder

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wanrun.artifact.cpu import level_rank
-from wanrun.artifact.environment import device_mismatches, open_devices
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, compared_targets
 from wanrun.errors import ArtifactError, artifact_mismatch, field
-from wanrun.loading.device import OpenDevice
-from wanrun.loading.executables import Executables
-from wanrun.loading.opened import OpenedArtifact, trust_all
-from wanrun.loading.programs import Programs
-from wanrun.loading.weights import WeightStore
+from wanrun.executables.store import Executables
+from wanrun.machine.cpu import level_rank
+from wanrun.machine.environment import device_mismatches, open_devices
+from wanrun.opened.artifact import OpenedArtifact, trust_all
+from wanrun.opened.device import OpenDevice
 from wanrun.text.backends import text_programs
+from wanrun.weights.programs import Programs
+from wanrun.weights.store import WeightStore
 
 
 def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> SelectedTarget:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.environment import host_environment, usable_cores
 from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, read_bounded, sha256_of, user_cache
-from wanrun.temporary import temporary_path
+from wanrun.machine.environment import host_environment, usable_cores
+from wanrun.terminal.temporary import temporary_path
 from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30

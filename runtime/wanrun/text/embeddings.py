@@ -22,7 +22,7 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import NPY_DAMAGE, canonical_json, check_digest, read_bounded, sha256_of
-from wanrun.loading.buffers import DTYPES
+from wanrun.weights.buffers import DTYPES
 
 TEXT_ENCODER = "text_encoder"
 """The text encoder's component."""

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wanrun.loading.buffers import DTYPES
-from wanrun.loading.opened import OpenedArtifact
-from wanrun.loading.programs import Programs
+from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.backends import TextBackend, embedding_stores, text_backend, text_programs
 from wanrun.text.beside import CpuEncoder
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
+from wanrun.weights.buffers import DTYPES
+from wanrun.weights.programs import Programs
 
 
 class TextStage:

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from wanrun.artifact.environment import cpu_features, usable_cores
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.parameters import Tree
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.loading.restore import Restore, Tree, default_threads
+from wanrun.machine.environment import cpu_features, usable_cores
 from wanrun.text.embeddings import TEXT_ENCODER
+from wanrun.weights.restore import Restore, default_threads
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +180,7 @@ class TorchTextEncoder:
         manifest: its manifest.
         dtype: the compute dtype, 'bfloat16' or 'float32'.
         device: a torch device; see ``check_torch``.
-        verify: 'fast' or 'sha256', as in ``wanrun.loading.restore.Restore``.
+        verify: 'fast' or 'sha256', as in ``wanrun.weights.restore.Restore``.
         weights: a folder or URL that holds the components, if they are not in the artifact.
         compile: whether to compile the blocks, which takes several seconds at the first prompts. If that
             fails, for example without a C++ compiler, the blocks run eagerly and ``warn`` is called.

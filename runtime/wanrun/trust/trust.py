@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wanrun.artifact.attached import ROOT
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
 from wanrun.errors import field as option
+from wanrun.machine.attached import ROOT
 from wanrun.trust.trial import run_trial
 from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, read_verdict, trial_facts, verdict_file
 

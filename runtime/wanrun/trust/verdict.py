@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from wanrun.artifact.attached import ROOT, attached
-from wanrun.artifact.environment import package_versions
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import unwritable
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of, user_cache
+from wanrun.machine.attached import ROOT, attached
+from wanrun.machine.environment import package_versions
 
 MAX_VERDICT_BYTES = 2**16
 """Of a verdict's file, which has about one kilobyte."""

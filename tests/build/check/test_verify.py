@@ -20,9 +20,9 @@ from wanbuild.staging import build_lock
 from wanbuild.targets import target
 from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
 from wanrun.artifact.record import ListedFile
-from wanrun.console import run
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
+from wanrun.terminal.console import run
 from wanrun.text.embeddings import embedding_file, embedding_key, encode_rows
 
 

@@ -21,9 +21,9 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun.artifact import layout
 from wanrun.artifact.manifest import Component, read_manifest
-from wanrun.console import run
 from wanrun.errors import ArtifactError
-from wanrun.loading.restore import Restore
+from wanrun.terminal.console import run
+from wanrun.weights.restore import Restore
 
 
 def silent(line: str) -> None:

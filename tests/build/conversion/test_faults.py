@@ -32,8 +32,8 @@ from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.console import run
-from wanrun.status import Progress
+from wanrun.terminal.console import run
+from wanrun.terminal.status import Progress
 
 pytestmark = pytest.mark.slow
 
@@ -298,7 +298,7 @@ def test_threads_make_no_difference(
 WITHOUT_RIGHTS = """
 import json, sys
 from wanbuild.cli import wanbuild
-from wanrun.console import run
+from wanrun.terminal.console import run
 for source, artifact in json.loads(sys.argv[1]):
     print(run(wanbuild, ["convert", source, "--artifact", artifact]))
 """

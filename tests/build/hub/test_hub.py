@@ -32,7 +32,7 @@ from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import SourceError, UsageError
-from wanrun.status import Progress
+from wanrun.terminal.status import Progress
 
 ID = "owner/toy"
 FIRST = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"

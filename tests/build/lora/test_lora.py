@@ -24,8 +24,8 @@ from wanbuild.lora.deltas import fixed_point
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras, parse_lora
 from wanbuild.toy.configs import TOY_TRANSFORMER
 from wanbuild.toy.shapes import transformer_shapes
-from wanrun.console import run
 from wanrun.errors import SourceError, UsageError
+from wanrun.terminal.console import run
 
 SHAPES = transformer_shapes(TOY_TRANSFORMER)
 RANK, ALPHA = 4, 6.5

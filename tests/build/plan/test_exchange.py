@@ -7,7 +7,7 @@ import pytest
 from wanbuild.plan.exchange import Step
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import parse_mesh
 

@@ -8,8 +8,8 @@ import math
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidates, refusal
 from wanbuild.plan.published import published_manifest, published_names
-from wanbuild.programs.options import BuildOptions, Shape
-from wanbuild.programs.placement import check_mesh
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shardings import check_mesh
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import mesh_text
 

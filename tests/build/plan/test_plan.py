@@ -19,8 +19,8 @@ from wanbuild.plan.report import as_json, table
 from wanbuild.plan.subject import read_subject
 from wanbuild.targets.chips import CHIPS, Chip
 from wanrun.artifact.programs import Kernels
-from wanrun.console import run
 from wanrun.errors import UsageError
+from wanrun.terminal.console import run
 
 CPU = Chip(
     name="cpu",

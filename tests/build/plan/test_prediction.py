@@ -11,7 +11,7 @@ from wanbuild.plan.meshes import step_seconds
 from wanbuild.plan.prediction import EFFICIENCIES, Share, predicted, rate, transfer_seconds
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.plan.work import Product, Work
-from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import Sizes
 

@@ -17,10 +17,10 @@ from helpers.manifests import plain_manifest, plain_model, programs_of, with_mod
 from helpers.media_files import task_of
 from wanbuild.check import verify
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.programs.export import export_program
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import resolve_target
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest

@@ -12,15 +12,15 @@ import pytest
 
 from helpers.manifests import plain_manifest, plain_program, plain_target
 from wanbuild.programs import export
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.export import profile_of, used_sets, with_programs
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.environment import ENVIRONMENT_FACTS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Kernels, Profile, Program
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.targets import Executable
+from wanrun.machine.environment import ENVIRONMENT_FACTS
 
 ENVIRONMENT: dict[str, Any] = {
     **{name: kind() for name, kind in ENVIRONMENT_FACTS.items()},

@@ -21,9 +21,9 @@ from wanbuild.programs.refresh import refresh_artifact
 from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun
-from wanrun.console import run
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
+from wanrun.terminal.console import run
 
 pytestmark = pytest.mark.slow
 

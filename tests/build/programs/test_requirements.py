@@ -11,14 +11,14 @@ from packaging.requirements import Requirement
 
 from helpers.manifests import plain_target
 from wanbuild.check.verify import check_files
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 from wanbuild.programs.requirements import with_requirements, write_requirements
-from wanrun.artifact.environment import host_environment, host_mismatches
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
+from wanrun.machine.environment import host_environment, host_mismatches
 
 REPOSITORY = Path(__file__).parents[3]
 

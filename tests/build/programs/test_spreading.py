@@ -14,15 +14,14 @@ from helpers.manifests import plain_program
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs import spreading
 from wanbuild.programs.export import describe
-from wanbuild.programs.placement import weights_placed
+from wanbuild.programs.shardings import weights_placed
 from wanbuild.programs.spreading import is_staged, spread
 from wanrun.artifact.layout import ArrayLayout, plan_layout
 from wanrun.artifact.mesh import jax_mesh, parse_mesh
-from wanrun.artifact.parameters import Component, Parameter
-from wanrun.loading.buffers import Memory
-from wanrun.loading.placement import Footprint
-from wanrun.loading.restore import flat, nest
-from wanrun.loading.transfer import Transfer
+from wanrun.artifact.parameters import Component, Parameter, flat, nest
+from wanrun.weights.buffers import Memory
+from wanrun.weights.experts import Footprint
+from wanrun.weights.transfer import Transfer
 
 STAGED_BYTES = 300
 

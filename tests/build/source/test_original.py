@@ -22,8 +22,8 @@ from wanbuild.source.checkpoint import open_source
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.console import run
 from wanrun.errors import SourceError
+from wanrun.terminal.console import run
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 

@@ -28,8 +28,8 @@ from wanbuild.source.single_files import open_files
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import MODULES
 from wanrun.artifact.manifest import Manifest
-from wanrun.console import run
 from wanrun.errors import SourceError, UsageError
+from wanrun.terminal.console import run
 
 TEXT = "wan2.1-t2v"
 ALONE = [name for name in MODULES if name != "wan2.2-animate"]

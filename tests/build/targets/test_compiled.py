@@ -13,11 +13,11 @@ import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
 from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.programs.options import BuildOptions, Shape
 from wanbuild.targets.target import resolve_target
-from wanrun.loading.jax_cache import lower
+from wanrun.executables.jax_cache import lower
 
 SHAPE = Shape(width=144, height=80, num_frames=5, num_videos=1, guidance=True)
 
@@ -26,7 +26,7 @@ import hashlib
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
-from wanbuild.programs.options import BuildOptions, Shape
+from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.targets.chips import CHIPS
 
 manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])

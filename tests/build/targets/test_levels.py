@@ -9,9 +9,9 @@ import pytest
 from wanbuild.targets import levels
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import CPU, PLAIN_CPU, resolve_target
-from wanrun.artifact.cpu import LEVELS, cpu_features
-from wanrun.artifact.environment import check_environment
 from wanrun.errors import UsageError
+from wanrun.machine.cpu import LEVELS, cpu_features
+from wanrun.machine.environment import check_environment
 
 
 def host_has(name: str) -> bool:

@@ -14,8 +14,8 @@ from wanbuild.targets import topology
 from wanbuild.targets.chips import CHIPS, Chip
 from wanbuild.targets.target import attached_platform, platforms_of, resolve_target
 from wanbuild.targets.topology import COMPILERS, open_topology
-from wanrun.artifact.environment import check_environment
 from wanrun.errors import UsageError
+from wanrun.machine.environment import check_environment
 
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]

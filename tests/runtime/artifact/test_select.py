@@ -11,12 +11,12 @@ import pytest
 
 from helpers.manifests import ENVIRONMENT
 from wanrun.artifact import environment, select
-from wanrun.artifact.cpu import LEVELS
-from wanrun.artifact.environment import host_mismatches
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import ArtifactError, Mismatch
+from wanrun.machine.cpu import LEVELS
+from wanrun.machine.environment import host_mismatches
 
 HERE = Path("artifact")
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from wanrun.artifact.environment import ENVIRONMENT_FACTS
 from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.errors import ArtifactError
+from wanrun.machine.environment import ENVIRONMENT_FACTS
 
 ENVIRONMENT = {name: kind() for name, kind in ENVIRONMENT_FACTS.items()}
 

@@ -16,9 +16,9 @@ from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.task import SEVERAL, Input, MediaOption, Preparation, Task
 from wanrun.errors import ArtifactError
-from wanrun.generation.rows import rows
 from wanrun.media.preparations import PREPARATIONS
 from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.request.rows import rows
 
 PROCESSOR = ImageProcessor(
     shortest_edge=30, crop=30, resample=3, rescale_factor=1 / 255, mean=(0.5, 0.5, 0.5), std=(1, 1, 1)

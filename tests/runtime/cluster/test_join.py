@@ -6,14 +6,14 @@ import pytest
 
 import wanrun
 from wanrun.cluster import join as joining
-from wanrun.cluster.options import Cluster
+from wanrun.cluster.launch import Cluster
 
 
 def test_nothing_is_looked_for_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "found_cluster", None)
-    company = wanrun.join("10.0.0.1:8476", 4, 3)
-    assert company.cluster == Cluster("10.0.0.1:8476", 4, 3)
-    assert (company.process, company.num_processes, company.leads) == (3, 4, False)
+    group = wanrun.join("10.0.0.1:8476", 4, 3)
+    assert group.cluster == Cluster("10.0.0.1:8476", 4, 3)
+    assert (group.process, group.num_processes, group.leads) == (3, 4, False)
     assert wanrun.join("10.0.0.1:8476", 4, 0).leads
 
 

@@ -1,4 +1,4 @@
-"""What a process learns of the others. How it ends with them is in test_company.py."""
+"""What a process learns of the others. How it ends with them is in test_group.py."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 from wanrun.errors import WanError
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 SEED = 3
 NOISE = initial_noise(SEED, SHAPE)

@@ -19,7 +19,7 @@ from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.last_encoded import LastEncoded
 from wanrun.media.types import Inputs, Media
 from wanrun.media.windows import Window
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 FRAMES = 9
 IMAGE, VIDEO, PIXELS = (1, 4, 6, 3), (FRAMES, 4, 6, 3), (1, 5, 5, 3)

@@ -15,7 +15,7 @@ import pytest
 import wanrun
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 pytestmark = pytest.mark.slow
 

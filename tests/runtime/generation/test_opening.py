@@ -13,20 +13,20 @@ import pytest
 from helpers.damage import PROFILE
 from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
-from wanrun.cluster.company import Company
+from wanrun.cluster.process_group import ProcessGroup
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.opening import Opening, wanted_profile
-from wanrun.loading.policy import LoadPolicy
-from wanrun.timing import Timings
+from wanrun.opened.policy import LoadPolicy
+from wanrun.timing.timings import Timings
 from wanrun.trust import trial
 from wanrun.trust.verdict import Verdict
 
 PASSED = Verdict(outcome="passed", reason="", device_kind="cpu", platform_version="cpu")
 
 
-def opening(artifact: Path, lines: list[str], company: object = None, **policy: Any) -> Opening:
-    company = cast(Company, company)
-    return Opening(artifact, {}, LoadPolicy(**policy), Timings(), lines.append, lines.append, company)
+def opening(artifact: Path, lines: list[str], group: object = None, **policy: Any) -> Opening:
+    group = cast(ProcessGroup, group)
+    return Opening(artifact, {}, LoadPolicy(**policy), Timings(), lines.append, lines.append, group)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
         assert profile == first and shared.opened.environment["platform_version"] == "cpu" and lines == []
 
 
-class Company2:
+class ProcessGroup2:
     """Two processes that agree on everything."""
 
     def agree_on_artifact(self, facts: object) -> None:
@@ -85,7 +85,7 @@ class Company2:
 
 def test_several_processes_try_nothing(elsewhere: Path) -> None:
     with contextlib.ExitStack() as undo, pytest.raises(ArtifactError) as caught:
-        opening(elsewhere, [], Company2()).open(None, None, undo)
+        opening(elsewhere, [], ProcessGroup2()).open(None, None, undo)
     assert str(caught.value) == (
         "target v9 was built without its chip, and several processes do not try executables; "
         "expected a target that was compiled on these chips; run wanbuild compile --target local on them"

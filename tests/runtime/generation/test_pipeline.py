@@ -17,13 +17,13 @@ from helpers.damage import flip, own
 from helpers.manifests import programs_of
 from wanbuild.cli import wanbuild
 from wanrun.artifact.programs import Profile
-from wanrun.console import run
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.executables.store import Executables
 from wanrun.generation.pipeline import Pipeline
-from wanrun.loading.executables import Executables
-from wanrun.loading.programs import Programs
+from wanrun.terminal.console import run
 from wanrun.text.backends import ArtifactTextEncoder, text_programs
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
+from wanrun.weights.programs import Programs
 
 PROMPT = "a fox in the snow"
 TEXT = ["encode_text_64", "encode_text_128", "encode_text_256", "encode_text"]

@@ -11,7 +11,7 @@ import pytest
 import wanrun
 from wanrun.errors import UsageError
 from wanrun.media.write_video import read_metadata
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 
 @pytest.fixture

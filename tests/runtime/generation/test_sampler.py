@@ -18,7 +18,7 @@ from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.noise import Noise
 from wanrun.generation.sampler import Sampler
 from wanrun.media.types import Inputs
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 SHAPE = (1, 2, 3, 4, 5)
 LENGTH = 9

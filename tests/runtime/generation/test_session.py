@@ -17,16 +17,16 @@ import wanrun
 from helpers.artifacts import build_artifact, shared
 from helpers.damage import flip, linked, own
 from helpers.memory import resident_bytes
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanbuild.programs.options import BuildOptions
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.result import Result
-from wanrun.loading.placement import Placement, choose_placement
-from wanrun.loading.programs import Programs
+from wanrun.weights.experts import Placement, choose_placement
+from wanrun.weights.programs import Programs
 
 PROMPT = "a fox in the snow"
 STEPS: Mapping[str, Any] = {"num_steps": 5, "flow_shift": 3.0, "boundary": 0.8}  # 3 high, 2 low

@@ -19,10 +19,10 @@ from helpers.damage import flip, linked, own
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import session as session_module
 from wanrun.generation.pipeline import Pipeline
-from wanrun.loading.placement import PLACEMENTS, Placement, choose_placement
-from wanrun.loading.programs import Programs
-from wanrun.loading.restore import Restore
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
+from wanrun.weights.experts import PLACEMENTS, Placement, choose_placement
+from wanrun.weights.programs import Programs
+from wanrun.weights.restore import Restore
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ def test_the_command_line_reads_what_its_first_prompt_needs(
     two_experts_artifact: Path, reads: list[str], tmp_path: Path
 ) -> None:
     from wanrun.cli import wanrun as command
-    from wanrun.console import run
+    from wanrun.terminal.console import run
 
     arguments = ["--artifact", two_experts_artifact, "--prompt", PROMPT, "--steps", 2, "--boundary", 1]
     arguments += ["--output", tmp_path / "video.npy"]

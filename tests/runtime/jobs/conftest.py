@@ -10,7 +10,7 @@ import pytest
 
 from helpers.run_options import run_options
 from wanrun.jobs.plan import Plan, make_plan
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.jobs.batch import Batch, tracing
 from wanrun.jobs.plan import Plan
 from wanrun.media.write_video import read_metadata, write_video
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 PlanOf = Callable[..., Plan]
 

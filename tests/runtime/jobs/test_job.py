@@ -14,13 +14,13 @@ from helpers.run_options import run_options
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.reading import read_request
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.requests import Entry, Line
 from wanrun.media.write_video import write_video
-from wanrun.timing import Timings
+from wanrun.request.reading import read_request
+from wanrun.timing.timings import Timings
 
 SHAPE = (1, 16, 3, 8, 12)
 

@@ -17,7 +17,7 @@ from wanrun.errors import UsageError
 from wanrun.jobs.media_sets import Checked, MediaSet, MediaSets
 from wanrun.media import prepare
 from wanrun.media.types import Inputs, Media
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 PROFILE = "64x48"
 

@@ -13,7 +13,7 @@ from helpers.run_options import run_options
 from wanrun.errors import ArtifactError, ClusterError, UsageError
 from wanrun.jobs import several
 from wanrun.jobs.several import TELL_SECONDS, plan_of_several
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 
 def enter(tmp_path: Path, **run: Any) -> None:
@@ -27,7 +27,7 @@ def test_a_plan_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     told = list[BaseException]()
 
     @contextlib.contextmanager
-    def company(run: Any, seconds: float) -> Iterator[None]:
+    def group(run: Any, seconds: float) -> Iterator[None]:
         assert seconds == TELL_SECONDS
         if not there:
             raise ClusterError("not all 2 processes have started")
@@ -37,7 +37,7 @@ def test_a_plan_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             told.append(error)
             raise
 
-    monkeypatch.setattr(several, "_company", company)
+    monkeypatch.setattr(several, "_group", group)
     with pytest.raises(ArtifactError, match="is not an artifact") as caught:
         enter(tmp_path, coordinator="127.0.0.1:1", num_processes=2, process_id=1)
     assert told == ([caught.value] if there else [])

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
 from wanrun.artifact.manifest import read_manifest
-from wanrun.loading.policy import LoadPolicy
+from wanrun.opened.policy import LoadPolicy
 from wanrun.text.backends import ArtifactTextEncoder, embedding_stores, text_programs
 from wanrun.text.embedding_cache import EmbeddingCache
 from wanrun.text.embeddings import ArtifactEmbeddings

@@ -12,11 +12,11 @@ import pytest
 
 from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, build_elsewhere, put_executable, put_golden
-from wanrun.artifact.jax_process import JaxFlags
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.pipeline import Pipeline, load
-from wanrun.loading.policy import LoadPolicy
+from wanrun.machine.jax_process import JaxFlags
+from wanrun.opened.policy import LoadPolicy
 from wanrun.text.beside import cpu_target
 
 PROMPTS = ["a fox", "a fox in the snow " * 20]

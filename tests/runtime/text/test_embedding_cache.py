@@ -21,9 +21,9 @@ import pytest
 from helpers import UNPRIVILEGED
 from helpers.embeddings import PROMPT, random_rows, same
 from helpers.small_disk import small_disk
-from wanrun.artifact.environment import host_environment
 from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, sha256_of
+from wanrun.machine.environment import host_environment
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import encode_rows
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from wanrun.errors import ArtifactError, WanError
-from wanrun.loading.buffers import DTYPES
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
+from wanrun.weights.buffers import DTYPES
 
 LENGTH, WIDTH = 24, 8
 

@@ -14,7 +14,7 @@ from helpers.damage import PROFILE
 from helpers.opened import Opened
 from wanrun.artifact.manifest import read_manifest
 from wanrun.text.stage import TextStages
-from wanrun.timing import Timings
+from wanrun.timing.timings import Timings
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+"""The options of ``wanbuild plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from wanrun.artifact.mesh import parse_mesh
+from wanrun.terminal.console import SIZE
+
+_STORED = click.Choice(["bfloat16", "float32"])
+
+_OPTIONS = (
+    click.argument("subject"),
+    click.option("--target", required=True, metavar="CHIP[-N]", help="A chip, and how many: v7x-8, h200."),
+    click.option("--size", type=SIZE, help="[default: the model's published size]"),
+    click.option("--frames", type=int, help="4n + 1.  [default: the model's published frame count]"),
+    click.option(
+        "--guidance/--no-guidance",
+        default=None,
+        help="Whether guidance doubles the batch.  [default: the model's]",
+    ),
+    click.option("--steps", type=click.IntRange(min=1), help="Denoising steps.  [default: the model's]"),
+    click.option("--num-videos", type=click.IntRange(min=1), help="Videos per prompt.  [default: 1]"),
+    click.option(
+        "--reference-images",
+        "num_references",
+        type=click.IntRange(min=0),
+        help="Reference images of each video (VACE).  [default: 0]",
+    ),
+    click.option(
+        "--mesh",
+        default="",
+        metavar="AXIS=N,...",
+        callback=lambda _, option, text: parse_mesh(text),
+        help="Devices by axis.  [default: the fastest mesh that fits]",
+    ),
+    click.option("--dtype", type=_STORED, help="Compute dtype.  [default: bfloat16]"),
+    click.option("--vae-dtype", type=_STORED, help="Compute dtype of the VAE.  [default: float32]"),
+    click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time."),
+    click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time."),
+    click.option("--loop", type=click.Choice(["step", "scan"]), help="Form of the loop.  [default: step]"),
+    click.option(
+        "--compile/--no-compile", "compiles", default=True, help="Compile, or predict by formula alone."
+    ),
+    click.option(
+        "--program", "programs", multiple=True, metavar="NAME", help="Compile this one alone; repeatable."
+    ),
+    click.option("--all-meshes", is_flag=True, help="List every mesh, and compile none that is not named."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+)
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the argument and the options of ``wanbuild plan``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,134 @@
+"""Where the arguments and results of programs lie on a mesh, and which meshes a profile can have."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from wanbuild.models import blocks, face, partition
+from wanbuild.models.transformer_config import TransformerConfig
+from wanbuild.programs.build_options import Shape
+from wanrun.artifact.mesh import AXES, Sizes, cut, mesh_text, normal, num_devices, partition_spec
+from wanrun.errors import UsageError
+
+
+def weights_placed(params: Any, axes: Mapping[str, tuple[str | None, ...]], mesh: jax.sharding.Mesh) -> Any:
+    """Returns abstract weights with their shardings.
+
+    Args:
+        params: nested dicts of ``jax.ShapeDtypeStruct``.
+        axes: the logical axes of each, by path.
+        mesh: the mesh.
+    """
+
+    def placed(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        names = axes["/".join(entry.key for entry in path)]
+        cuts = cut(names, leaf.shape, partition.PARAMETERS, mesh.shape)
+        return _with(leaf, NamedSharding(mesh, partition_spec(cuts)))
+
+    return jax.tree_util.tree_map_with_path(placed, params)
+
+
+def arrays_placed(arrays: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Returns arguments or results with shardings: the cache and the tables are cut, the rest is whole.
+
+    Args:
+        arrays: abstract arrays, or trees of them, by the name of the argument or result. Those that have a
+            sharding keep it.
+        mesh: the mesh, which JAX has been told of too.
+    """
+
+    def placed(name: str, path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if leaf.sharding is not None:
+            return leaf
+        names = _names([name, *(entry.key for entry in path)], leaf.shape)
+        return _with(leaf, NamedSharding(mesh, partition.spec(leaf.shape, *names)))
+
+    # One by one: JAX would sort the names, and programs take their inputs in the order of theirs.
+    return {
+        name: jax.tree_util.tree_map_with_path(functools.partial(placed, name), tree)
+        for name, tree in arrays.items()
+    }
+
+
+def _names(keys: list[str], shape: tuple[int, ...]) -> tuple[str | None, ...]:
+    """Returns the names of an array's axes: see ``partition.ACTIVATIONS``."""
+    if keys[0] == "rope":
+        return "tokens", None
+    if keys[0] == "kv" and len(shape) == 6:
+        return None, *face.STORED
+    if keys[0] == "kv" and keys[-1] in blocks.STORED:
+        return None, *blocks.STORED[keys[-1]]
+    return (None,) * len(shape)
+
+
+def _with(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def check_mesh(sizes: Sizes, config: TransformerConfig, shape: Shape, available: int) -> None:
+    """Checks that a mesh suits a profile.
+
+    Args:
+        sizes: devices by axis.
+        config: the transformer's.
+        shape: the profile's static shape.
+        available: the devices of the target.
+
+    Raises:
+        UsageError: naming what is wrong, and the nearest mesh that works.
+    """
+    if (wrong := mesh_problem(sizes, config, shape, available)) is None:
+        return
+    what, expected, found = wrong
+    others = (other for count in range(1, available + 1) for other in meshes(count))
+    works = [other for other in others if mesh_problem(other, config, shape, available) is None]
+    nearest = min(works, key=lambda other: _distance(sizes, other))
+    remedy = f"use --mesh {mesh_text(nearest)}" if nearest else "leave out --mesh"
+    raise UsageError(
+        f"the mesh {mesh_text(sizes)} does not work: {what}", expected=expected, found=found, remedy=remedy
+    )
+
+
+def mesh_problem(
+    sizes: Sizes, config: TransformerConfig, shape: Shape, available: int
+) -> tuple[str, str, object] | None:
+    """Returns why a mesh does not work: what, expected and found; None if it does."""
+    if num_devices(sizes) > available:
+        return "it has more devices than there are", f"at most {available}", num_devices(sizes)
+    exchanged = {axis: sizes.get(axis, 1) for axis in ("fsdp", "context", "tensor")}
+    parts, heads = math.prod(exchanged.values()), config.num_attention_heads
+    if heads % parts:
+        names = " x ".join(axis for axis, size in exchanged.items() if size > 1)
+        return f"the heads are not divisible by {names}", f"a divisor of {heads}", parts
+    data, batch = sizes.get("data", 1), shape.num_videos * (1 + shape.guidance)
+    # With guidance the batch is two halves, which an odd number of devices would cut in two.
+    evenly = [n for n in range(1, batch + 1) if batch % n == 0]
+    fitting = [n for n in evenly if n == 1 or n % 2 == 0 or not shape.guidance]
+    if data not in fitting:
+        kind = f"{shape.num_videos} video(s), guidance {'on' if shape.guidance else 'off'}"
+        return f"data does not divide the batch ({kind})", " or ".join(map(str, fitting)), data
+    return None
+
+
+def meshes(count: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, int]]:
+    """Yields every mesh of exactly this many devices; sizes above 16 are powers of two."""
+    first, *others = axes
+    for size in (n for n in range(1, count + 1) if count % n == 0 and (n <= 16 or not n & (n - 1))):
+        if others:
+            for rest in meshes(count // size, others):
+                yield normal({first: size, **rest})
+        elif size == count:
+            yield normal({first: size})
+
+
+def _distance(wanted: Sizes, other: Sizes) -> tuple[float, float, tuple[int, ...]]:
+    """How far a mesh is from the wanted one: in devices first, then along each axis."""
+    difference = [math.log2(wanted.get(axis, 1) / other.get(axis, 1)) for axis in AXES]
+    order = tuple(-other.get(axis, 1) for axis in AXES)
+    return abs(sum(difference)), sum(map(abs, difference)), order

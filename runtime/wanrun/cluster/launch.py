@@ -1,0 +1,125 @@
+"""Who is in a run of several processes: the address of process 0, how many there are, and the own number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wanrun.errors import UsageError, field
+from wanrun.machine.environment import importing_jax
+
+MAX_PROCESSES = 1024
+
+_FIELDS = ("coordinator", "num_processes", "process_id")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of a run; each of them is given the same artifact and the same request.
+
+    Args:
+        coordinator: HOST:PORT of process 0, where it waits for the others.
+        num_processes: how many processes there are.
+        process_id: the number of this one, from 0.
+        local_device_ids: the devices of this host that are this process's; None for all.
+
+    Raises:
+        UsageError: for an address without a port, or a number out of range.
+    """
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+    local_device_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not (host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
+            raise UsageError(
+                f"{field('coordinator')} is not an address",
+                expected="HOST:PORT such as 10.0.0.1:8476",
+                found=repr(self.coordinator),
+            )
+        if not 2 <= self.num_processes <= MAX_PROCESSES:
+            raise UsageError(
+                f"{field('num_processes')} is out of range",
+                expected=f"2 to {MAX_PROCESSES}",
+                found=self.num_processes,
+            )
+        if not 0 <= self.process_id < self.num_processes:
+            raise UsageError(
+                f"{field('process_id')} is out of range",
+                expected=f"0 to {self.num_processes - 1}",
+                found=self.process_id,
+            )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of process 0."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def check_given(
+    distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> None:
+    """Checks the options that describe a run of several processes, before anything is waited for.
+
+    Raises:
+        UsageError: for a part of the description without ``distributed``, or a value out of range.
+    """
+    given = (coordinator, num_processes, process_id)
+    missing = [name for name, value in zip(_FIELDS, given, strict=True) if value is None]
+    if missing and not distributed:
+        raise UsageError(
+            f"{' and '.join(map(field, missing))} must be given too",
+            remedy=f"or pass {field('distributed')} where a scheduler says the rest",
+        )
+    if not missing:
+        assert coordinator is not None and num_processes is not None and process_id is not None
+        Cluster(coordinator, num_processes, process_id)
+
+
+def found_cluster(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout_seconds: int = 300,
+) -> Cluster:
+    """Finds the processes of this run as ``jax.distributed.initialize`` does: TPU pods, Slurm, Kubernetes.
+
+    JAX finds them and connects in one call, but the address is needed before (``wanrun.cluster.relay``). So
+    this calls the function inside, which is not public (BUILD_NOTES.md, "What we touch of JAX").
+
+    Args:
+        coordinator: replaces what would be found, as do the next two.
+        num_processes: how many processes there are.
+        process_id: the number of this one.
+        timeout_seconds: how long the name of process 0's host may take to be known.
+
+    Raises:
+        UsageError: if nothing is found.
+    """
+    with importing_jax():
+        from jax._src.clusters import ClusterEnv
+
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    named = os.environ.get("JAX_LOCAL_DEVICE_IDS")
+    ids: Sequence[int] | None = None
+    why = "no TPU pod, Slurm, Kubernetes or MPI"
+    try:
+        ids = [int(one) for one in named.split(",")] if named else None
+        coordinator, num_processes, process_id, ids = ClusterEnv.auto_detect_unset_distributed_params(
+            coordinator, num_processes, process_id, ids, None, timeout_seconds
+        )
+    except (RuntimeError, OSError, KeyError, ValueError) as error:
+        why = " ".join(str(error).split())
+    if coordinator is None or num_processes is None or process_id is None:
+        raise UsageError(
+            "the processes of this run cannot be found",
+            expected="a cluster that JAX knows",
+            found=why,
+            remedy=f"pass {', '.join(map(field, _FIELDS))}",
+        )
+    return Cluster(coordinator, num_processes, process_id, None if ids is None else tuple(ids))

@@ -1,0 +1,1 @@
+"""The files of programs and executables, and how executables are loaded."""

@@ -1,0 +1,107 @@
+"""The files of programs and executables: the artifact's, checked before use, and the user's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Program
+from wanrun.artifact.targets import Executable, Target
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import canonical_json, check_digest, digest_found, read_bounded, sha256_of, user_cache
+from wanrun.machine.environment import host_environment
+
+MAX_PROGRAM_BYTES = 2**30
+"""Of a serialized program, which holds no weights: the largest are some megabytes."""
+
+RECOMPILE = "copy the artifact again, or run wanbuild compile"
+
+
+def check_entries(artifact: Path, target: Target, profile: str) -> None:
+    """Checks that every cache entry of a profile exists and has its recorded size.
+
+    Raises:
+        ArtifactError: naming the first entry that is missing or has another size.
+    """
+    for name, entry in sorted(target.executables.get(profile, {}).items()):
+        path = artifact / target.folder / entry.file
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise ArtifactError(
+                f"the executable of {name} for profile {profile} is missing: {path}",
+                remedy=RECOMPILE,
+            ) from None
+        if size != entry.nbytes:
+            raise ArtifactError(
+                f"the executable of {name} for profile {profile} is damaged: {path}",
+                expected=f"{entry.nbytes} bytes",
+                found=f"{size} bytes",
+                remedy=RECOMPILE,
+            )
+
+
+def check_entry(artifact: Path, target: Target, name: str, entry: Executable) -> None:
+    """Checks a cache entry's digest before the entry is loaded, because it holds machine code.
+
+    Raises:
+        ArtifactError: if the entry is missing or differs.
+    """
+    path = artifact / target.folder / entry.file
+    what, remedy = f"the executable of {name} is damaged: {path}", RECOMPILE
+    check_digest(digest_found(path, entry.nbytes), entry.sha256, what, remedy)
+
+
+def read_program(artifact: Path, name: str, program: Program) -> bytes:
+    """Reads a serialized program and checks its digest.
+
+    Raises:
+        ArtifactError: if the program is missing or differs.
+    """
+    path = artifact / program.file
+    try:
+        data = read_bounded(path, MAX_PROGRAM_BYTES)
+    except OSError as error:
+        raise ArtifactError(
+            f"program {name} cannot be read: {path}: {error.strerror}", remedy="copy the artifact again"
+        ) from None
+    check_digest(sha256_of(data), program.sha256, f"program {name} is damaged: {path}", RECOMPILE)
+    return data
+
+
+def overlay_path(manifest: Manifest, target: str) -> Path:
+    """Returns the user's cache folder of programs that were compiled here.
+
+    Each kind of host has its own folder: machines may share a home, and the cache key ignores the CPU model.
+
+    Raises:
+        RuntimeError: if the user has no home.
+    """
+    host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
+    digest = manifest.content_digest.removeprefix("sha256:")
+    return user_cache() / "executables" / f"{digest[:16]}-{target}-{host[:8]}"
+
+
+def overlay_folder(manifest: Manifest, target: str) -> Path:
+    """Makes the folder of ``overlay_path``, in which programs that were compiled here are kept.
+
+    Raises:
+        UsageError: if the folder cannot be written.
+    """
+    folder = overlay_path(manifest, target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"compiled programs cannot be kept in {folder}",
+            found=error.strerror,
+            remedy="set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"compiled programs cannot be kept in {folder}",
+            expected="a writable folder",
+            remedy="set XDG_CACHE_HOME to another",
+        )
+    return folder

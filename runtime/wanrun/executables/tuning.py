@@ -1,0 +1,201 @@
+"""Compares a program that was compiled here with the artifact's executable, and keeps the faster one.
+
+Both run with the same random inputs. What was compiled here is taken only where the results agree.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wanrun.artifact.programs import Program
+from wanrun.artifact.targets import Executable
+from wanrun.executables.tolerance import levels_apart, most_levels, relative_error
+from wanrun.files import canonical_json, digest_found, read_bounded, replace_file, sha256_of
+from wanrun.timing.timings import now
+
+CALLS = 5
+"""Timed calls of each executable, after one that is not timed."""
+
+DRAWN = 65_537
+"""Random values that are drawn; larger arrays repeat them."""
+
+MAX_RECORD_BYTES = 2**16
+
+AUTOTUNING = ("autotun", "triton_gemm")
+"""Parts of the names of the compiler's options that are for where there is no chip to tune kernels on."""
+
+
+class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An executable that was compiled here and is faster than the artifact's.
+
+    Attributes:
+        file: its entry in the user's cache.
+        nbytes: the entry's size.
+        sha256: the entry's digest.
+        seconds: of one call.
+        built_seconds: of one call of the artifact's.
+    """
+
+    file: str
+    nbytes: int
+    sha256: str
+    seconds: float
+    built_seconds: float
+
+
+def tuned_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a target's compiler options for a compilation on the chip, where autotuning is possible."""
+    return {name: value for name, value in options.items() if not any(part in name for part in AUTOTUNING)}
+
+
+def tuned_file(overlay: Path, program: Program, entry: Executable) -> Path:
+    """Returns where the record of a program is kept; another executable of the artifact has another."""
+    facts = [program.sha256, program.inputs, program.donate, entry.sha256]
+    return overlay / f"tuned-{sha256_of(canonical_json(facts))}.json"
+
+
+def read_tuned(path: Path) -> Tuned | None:
+    """Returns the record of a program, if its entry is whole; None without one."""
+    try:
+        found = msgspec.json.decode(read_bounded(path, MAX_RECORD_BYTES), type=Tuned)
+    except (OSError, ValueError, RecursionError):
+        return None
+    if Path(found.file).name != found.file:
+        return None
+    return found if digest_found(path.parent / found.file, found.nbytes) == found.sha256 else None
+
+
+def keep_tuned(path: Path, file: str, entry: bytes, seconds: float, built_seconds: float) -> None:
+    """Writes an entry and its record."""
+    replace_file(path.parent / file, entry)
+    record = Tuned(file, len(entry), sha256_of(entry), seconds, built_seconds)
+    replace_file(path, msgspec.json.encode(record))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a comparison.
+
+    Args:
+        seconds: of one call of what was compiled here.
+        built_seconds: of one call of the artifact's executable.
+        difference: what differs too much, in words; empty where the results agree.
+    """
+
+    seconds: float
+    built_seconds: float
+    difference: str
+
+    @property
+    def better(self) -> bool:
+        """Whether what was compiled here is taken."""
+        return not self.difference and self.seconds < self.built_seconds
+
+
+Call = Callable[..., Any]
+
+
+class Contest:
+    """A program in two forms, of which the first call finds the better one.
+
+    Args:
+        built: the artifact's executable, by names of arguments.
+        here: what was compiled here.
+        weights: names of the arguments that are weights: both get the given ones.
+        tolerance: the relative error that is allowed.
+        decided: is told the outcome once.
+    """
+
+    def __init__(
+        self,
+        built: Call,
+        here: Call,
+        weights: Collection[str],
+        tolerance: float,
+        decided: Callable[[Outcome], None],
+    ) -> None:
+        self._built, self._here, self._weights = built, here, weights
+        self._tolerance, self._decided = tolerance, decided
+        self._lock = threading.Lock()
+        self._winner: Call | None = None
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Runs the better form."""
+        with self._lock:
+            if self._winner is None:
+                outcome = self._compare(arguments)
+                self._winner = self._here if outcome.better else self._built
+                self._decided(outcome)
+        return self._winner(**arguments)
+
+    def _compare(self, arguments: Mapping[str, Any]) -> Outcome:
+        import jax
+
+        given = {name: value for name, value in arguments.items() if name not in self._weights}
+        weights = {name: value for name, value in arguments.items() if name in self._weights}
+        drawn = jax.tree.map(drawn_like, given)
+
+        def run(form: Call) -> tuple[Any, float]:
+            # Donated inputs are gone after a call: every call gets its own.
+            inputs = jax.block_until_ready(jax.tree.map(_placed_like, drawn, given))
+            start = now()
+            outputs = jax.block_until_ready(form(**weights, **inputs))
+            return outputs, now() - start
+
+        results, seconds = [], []
+        for form in (self._built, self._here):
+            results.append(jax.tree.map(np.asarray, run(form)[0]))
+            seconds.append(statistics.median(run(form)[1] for _ in range(CALLS)))
+        difference = next(filter(None, self._differences(*results)), "")
+        return Outcome(seconds[1], seconds[0], difference)
+
+    def _differences(self, built: Any, here: Any) -> list[str]:
+        import jax
+
+        return jax.tree.leaves(jax.tree.map(lambda a, b: difference(a, b, self._tolerance), built, here))
+
+
+def difference(built: np.ndarray, here: np.ndarray, tolerance: float) -> str:
+    """Says by how much two results of one program differ; empty where they agree.
+
+    Args:
+        built: what the artifact's executable returns.
+        here: what was compiled here returns.
+        tolerance: the relative error that is allowed.
+    """
+    if built.dtype == np.uint8:
+        apart, most = levels_apart(built, here), most_levels(tolerance)
+        return "" if apart <= most else f"by {apart:.3g} levels, at most {most:.3g}"
+    first, second = built.astype(np.float64), here.astype(np.float64)
+    if np.array_equal(first, second, equal_nan=True):
+        return ""
+    error = relative_error(first, second)
+    return "" if error <= tolerance else f"by {error:.1e} relative, at most {tolerance:g}"
+
+
+def drawn_like(value: Any) -> np.ndarray:
+    """Returns random values of an array's shape and dtype, normal or bytes; a copy of scalars and rows."""
+    import jax
+
+    array = np.asarray(value)
+    if array.ndim < 2 or not (array.dtype == np.uint8 or jax.dtypes.issubdtype(array.dtype, np.floating)):
+        return array.copy()
+    random = np.random.default_rng(array.ndim)
+    if array.dtype == np.uint8:
+        return np.resize(random.integers(0, 256, DRAWN, dtype=np.uint8), array.shape)
+    return np.resize(random.standard_normal(DRAWN, np.float32), array.shape).astype(array.dtype)
+
+
+def _placed_like(drawn: np.ndarray, value: Any) -> Any:
+    """Puts drawn values where an argument lies."""
+    import jax
+
+    return jax.device_put(drawn.copy(), value.sharding) if isinstance(value, jax.Array) else drawn.copy()

@@ -1,0 +1,95 @@
+"""What the processes of a group agree on before they load an artifact, and before each generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.errors import UsageError, field
+from wanrun.files import sha256_of
+from wanrun.media.types import Inputs
+from wanrun.opened.policy import LoadPolicy
+
+if TYPE_CHECKING:
+    from wanrun.cluster.process_group import ProcessGroup
+
+
+def together(
+    group: ProcessGroup | None,
+    manifest: Manifest,
+    target: str,
+    profile: Profile,
+    policy: LoadPolicy,
+    prompts: Sequence[str] | None,
+    inputs: Inputs | None,
+) -> LoadPolicy:
+    """Checks that all processes load the same, and returns the policy that they load it with.
+
+    Without a group it is the given one.
+
+    Raises:
+        ArtifactError: in every process, if their artifacts or targets differ.
+        UsageError: in every process, if their prompts or choices differ; and if programs may be compiled.
+    """
+    if group is None:
+        return policy
+    for name in ("allow_compile", "retune"):
+        if getattr(policy, name):
+            raise UsageError(
+                f"{field(name)} is not possible with several processes",
+                expected="a target that fits every host",
+                remedy="run wanbuild compile, and leave it out",
+            )
+    if policy.text_encoder == "jax" and policy.text_encoder_device is not None:
+        raise UsageError(
+            f"{field('text_encoder_device')} is not possible with several processes",
+            expected="the same embeddings in all of them, and their CPUs may differ",
+            remedy="leave it out",
+        )
+    # A prompt that one host alone has encoded before would not be encoded by all.
+    if policy.embeddings == "all":
+        policy = replace(policy, embeddings="artifact")
+    group.agree_on_artifact({**manifest.digests, "target": target})
+    group.agree_on_request(
+        {
+            "profile": profile.name,
+            "prompts": None if prompts is None else list(prompts),
+            **{name: value for name, value in asdict(policy).items() if name != "weights"},
+            **_facts_of(inputs),
+        }
+    )
+    return policy
+
+
+def agree_on_generation(
+    group: ProcessGroup | None,
+    profile: Profile,
+    options: Mapping[str, Any],
+    inputs: Inputs | None,
+    latents: np.ndarray | None,
+) -> None:
+    """Checks that all processes are about to make the same video.
+
+    Args:
+        group: the processes; None for one alone.
+        profile: the profile that makes it.
+        options: the options of the generation, with all defaults.
+        inputs: its images and videos.
+        latents: the given initial noise.
+
+    Raises:
+        UsageError: in every process, naming the first option that differs.
+    """
+    if group is None:
+        return
+    noise = None if latents is None else sha256_of(np.ascontiguousarray(latents).tobytes())
+    group.agree_on_request({"profile": profile.name, **options, "latents": noise, **_facts_of(inputs)})
+
+
+def _facts_of(inputs: Inputs | None) -> Mapping[str, Any]:
+    return {} if inputs is None else {f"{name} of the media": fact for name, fact in inputs.facts.items()}

@@ -1,0 +1,48 @@
+"""What the processes of a group agree on before the first step: the artifact, and every job of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from wanrun.cluster.process_group import ProcessGroup
+from wanrun.jobs.plan import Plan
+from wanrun.jobs.run import RunOptions
+
+RUN_OPTIONS = ("memory", "text_encoder", "transfer", "warmup")
+"""The options of the whole run that decide which programs run, and when."""
+
+
+def plan_together(group: ProcessGroup, plan: Plan, run: RunOptions) -> Plan:
+    """Checks that all processes have the same artifact and the same jobs.
+
+    Which jobs are finished is what process 0 finds, because it writes the results: the others may see other
+    disks.
+
+    Returns:
+        The plan with the jobs that process 0 has to make.
+
+    Raises:
+        ArtifactError: in every process, if their artifacts differ.
+        UsageError: in every process, if their requests differ.
+    """
+    group.agree_on_artifact(plan.manifest.digests)
+    jobs = {job.draft.entry.index: job for job in (*plan.jobs, *plan.finished)}
+    facts: dict[str, Any] = {"number of prompts": len(jobs)}
+    for index in sorted(jobs):
+        place = f" of prompt {index}" if plan.many else ""
+        facts |= {f"{name}{place}": fact for name, fact in _facts(jobs[index].metadata).items()}
+    facts |= {name: getattr(run, name) for name in RUN_OPTIONS}
+    group.agree_on_request(facts)
+    wanted = group.exchange([job.draft.entry.index for job in plan.jobs])[0]
+    return replace(
+        plan,
+        jobs=[jobs[index] for index in wanted],
+        finished=[jobs[index] for index in sorted(jobs.keys() - set(wanted))],
+    )
+
+
+def _facts(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a job's facts, the prompt first: of several that differ, the first is named."""
+    return {"prompt": metadata["prompt"], **metadata}

@@ -1,0 +1,1 @@
+"""The facts about this machine and this process: its CPU, devices, memory and JAX's process-wide state."""

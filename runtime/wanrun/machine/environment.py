@@ -1,0 +1,341 @@
+"""The facts that executables depend on: recorded by the build, checked by the runtime before any weight."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from wanrun.errors import ArtifactError, Mismatch, UsageError
+from wanrun.machine.address_space import check_address_space
+from wanrun.machine.attached import ROOT, WORDS, attached
+from wanrun.machine.cpu import cpu_features, highest_level
+from wanrun.machine.jax_process import JaxFlags
+
+if TYPE_CHECKING:
+    import jax
+
+KEY_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""The environment variables in the compilation cache's key."""
+
+DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "device_kind": "run on that device, or wanbuild compile --target local here",
+        "device_count": "make as many devices visible as the target was built for",
+        "platform_version": "install the jaxlib and driver that the target was built with",
+    }
+)
+"""The facts about devices, with the remedy for a mismatch of each."""
+
+COMPILERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
+)
+"""The packages that compile for a platform. Those of other platforms are not in its keys."""
+
+ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
+    {
+        "platform": str,
+        "machine": str,
+        "packages": dict,
+        "variables": dict,
+        "zstandard": bool,
+        "device_kind": str,
+        "device_count": int,
+        "platform_version": str,
+    }
+)
+"""The facts in every target's environment, with their types.
+
+A CPU target also has cpu_features, and a target of a level has cpu_level, its name. A target that was built
+without its chip, for a topology, has topology and device_kinds: all of JAX's names of that chip.
+"""
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def package_versions(platform_name: str) -> dict[str, str]:
+    """Returns the versions of the packages in a platform's keys: JAX, and the platform's own compiler."""
+    compilers = filter(has_package, COMPILERS.get(platform_name, ()))
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *compilers)}
+
+
+def host_environment(platform_name: str) -> dict[str, Any]:
+    """Returns the facts that are known without importing jax."""
+    facts: dict[str, Any] = {
+        "platform": platform_name,
+        "machine": platform.machine(),
+        "packages": package_versions(platform_name),
+        "variables": {name: os.environ.get(name, "") for name in KEY_VARIABLES},
+        "zstandard": has_package("zstandard"),
+    }
+    if platform_name == "cpu":
+        facts["cpu_features"] = list(cpu_features())
+    return facts
+
+
+def has_package(name: str) -> bool:
+    """Whether a package is installed."""
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_environment(environment: Mapping[str, Any]) -> None:
+    """Raises ValueError unless a target's recorded environment has every fact with the right type."""
+    for name, kind in ENVIRONMENT_FACTS.items():
+        if not isinstance(environment.get(name), kind):
+            raise ValueError(f"{name} of a target's environment is {environment.get(name)!r}")
+    for name in ("cpu_features", "device_kinds"):
+        texts = environment.get(name, [])
+        if not isinstance(texts, list | tuple) or any(not isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} of a target's environment is {texts!r}")
+    for name in ("topology", "cpu_level"):
+        if not isinstance(environment.get(name, ""), str):
+            raise ValueError(f"{name} of a target's environment is {environment[name]!r}")
+
+
+def built_elsewhere(environment: Mapping[str, Any]) -> bool:
+    """Whether a target was built without its chip, so that its executables have never run."""
+    return "topology" in environment
+
+
+def has_other_keys(environment: Mapping[str, Any]) -> bool:
+    """Whether JAX has another key here for a target's executables than where they were built.
+
+    The key holds the compiler's text about its device, which for a CPU is that of all its features: a CPU
+    with more of them has another one, and runs the same executable.
+    """
+    other_cpu = environment.get("cpu_features") not in (None, list(cpu_features()))
+    return built_elsewhere(environment) or "cpu_level" in environment or other_cpu
+
+
+def device_kinds(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns JAX's names of the devices that a target was built for; a native one has one."""
+    return tuple(dict.fromkeys([environment["device_kind"], *environment.get("device_kinds", ())]))
+
+
+def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Returns the facts about the devices of a platform, all that JAX sees: they are in the cache's key."""
+    first = devices[0]
+    return {
+        "device_kind": first.device_kind,
+        "device_count": len(devices),
+        "platform_version": first.client.platform_version,
+    }
+
+
+def _no_chip(built: Mapping[str, Any], needed: int, root: Path) -> Mismatch | None:
+    """Returns the mismatch of a machine without such an accelerator, with another one, or with too few.
+
+    It is found as far as the system shows its devices.
+    """
+    there, word = attached(built["platform"], root), WORDS.get(built["platform"], built["platform"])
+    if there is None:
+        return Mismatch("platform", built["platform"], f"no {word}", "run on a machine that has one")
+    kinds = device_kinds(built)
+    if there.kinds and not set(there.kinds) & set(kinds):
+        return Mismatch("device kind", kinds[0], ", ".join(there.kinds), DEVICE_REMEDIES["device_kind"])
+    if there.devices is not None and there.devices < needed and built_elsewhere(built):
+        remedy = DEVICE_REMEDIES["device_count"]
+        return Mismatch("device count", f"at least {needed}", there.devices, remedy)
+    return None
+
+
+def host_mismatches(
+    built: Mapping[str, Any], requirements: Path, needed: int = 1, root: Path = ROOT
+) -> list[Mismatch]:
+    """Compares a target's environment with this host, without importing jax.
+
+    Args:
+        built: the target's environment.
+        requirements: its requirements file, for the remedy.
+        needed: the devices of its mesh.
+        root: the root of the files in which the system describes its devices.
+
+    Returns:
+        A mismatch for each fact that differs; one alone where the chip is another, missing, or too few of it.
+    """
+    if (other := _no_chip(built, needed, root)) is not None:
+        return [other]
+    found = host_environment(built["platform"])
+    install = f"pip install -r {shlex.quote(str(requirements))}"
+    mismatches: list[Mismatch] = []
+    # Code for a chip is the same whatever CPU is beside it.
+    if built["machine"] != found["machine"] and not built_elsewhere(built):
+        mismatches.append(
+            Mismatch(
+                "machine", built["machine"], found["machine"], "compile a target on this kind of machine"
+            )
+        )
+    compared = {"jax", "jaxlib", *COMPILERS.get(built["platform"], ())}
+    for name in sorted(compared & (built["packages"].keys() | found["packages"].keys())):
+        expected, actual = built["packages"].get(name), found["packages"].get(name)
+        if expected != actual:
+            command = install if expected else f"pip uninstall {name}"
+            mismatches.append(
+                Mismatch(f"package {name}", expected, actual, f"{command}, or run wanbuild compile")
+            )
+    for name, expected in built["variables"].items():
+        actual = found["variables"].get(name, "")
+        if actual != expected:
+            mismatches.append(
+                Mismatch(f"variable {name}", repr(expected), repr(actual), "set it as it was at build time")
+            )
+    if arguments := xla_arguments():
+        mismatches.append(
+            Mismatch("this process's arguments", "none for XLA", " ".join(arguments), "leave them out")
+        )
+    if built["zstandard"] != found["zstandard"]:
+        command = install if built["zstandard"] else "pip uninstall zstandard"
+        mismatches.append(Mismatch("package zstandard", built["zstandard"], found["zstandard"], command))
+    missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
+    if missing:
+        remedy = "run wanbuild compile on this CPU"
+        if (level := highest_level(found.get("cpu_features", ()))) is not None:
+            remedy += f", or with --target {level} on another one of that level"
+        mismatches.append(Mismatch("CPU features", " ".join(missing), "a CPU without them", remedy))
+    return mismatches
+
+
+def device_mismatches(
+    built: Mapping[str, Any], devices: Sequence[jax.Device], needed: int = 1
+) -> list[Mismatch]:
+    """Compares a target's environment with the devices, and returns a mismatch for each fact that differs.
+
+    Of a target that was built without its chip, JAX's names of the device are compared, and whether there are
+    enough. The compiler says another platform_version without a device.
+
+    Args:
+        built: the target's environment.
+        devices: all that JAX sees.
+        needed: the devices of the target's mesh.
+    """
+    found = device_environment(devices)
+    if not built_elsewhere(built):
+        wrong = [(name, built[name]) for name in DEVICE_REMEDIES if built[name] != found[name]]
+    else:
+        kinds = device_kinds(built)
+        wrong = [("device_kind", " or ".join(kinds))] if found["device_kind"] not in kinds else []
+        wrong += [("device_count", f"at least {needed}")] if found["device_count"] < needed else []
+    return [
+        Mismatch(name.replace("_", " "), expected, found[name], DEVICE_REMEDIES[name])
+        for name, expected in wrong
+    ]
+
+
+def forced_cpu_devices() -> int:
+    """Returns the number of CPU devices that XLA's flags ask for; one without such a flag."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return int(count[1]) if count else 1
+
+
+def unusable_devices(built: Mapping[str, Any], needed: int = 1) -> list[Mismatch]:
+    """Returns the mismatches of devices, for an error that lists those of the host too.
+
+    Arguments as of ``device_mismatches``.
+
+    XLA ends the process if it does not know a flag. So if the flags differ from those of the build, XLA is
+    not started, and only the number of CPU devices that the flags ask for is compared.
+    """
+    platform_name = built["platform"]
+    if any(os.environ.get(name, "") != value for name, value in built["variables"].items()):
+        found = forced_cpu_devices()
+        if platform_name != "cpu" or found == built["device_count"]:
+            return []
+        return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
+    try:
+        return device_mismatches(built, open_devices(platform_name), needed)
+    except ArtifactError as error:
+        return [Mismatch("platform", platform_name, error.found, str(error.remedy))]
+
+
+@contextlib.contextmanager
+def importing_jax() -> Iterator[None]:
+    """Explains a failed import of JAX, which reads its variables of the environment meanwhile.
+
+    Raises:
+        UsageError: if JAX does not take one of them.
+        WanError: if the limit of the address space is too low for JAX.
+    """
+    if "jax" not in sys.modules:
+        check_address_space(usable_cores())
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).lower()
+        given = [
+            f"{name}={value!r}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith("JAX") or (len(name) > 3 and name.lower() in text)
+        ]
+        # Python takes a module away whose import has failed.
+        if "jax" in sys.modules or not given or not _raised_by(error, "jax"):
+            raise
+        raise UsageError(
+            "JAX does not take a variable of the environment",
+            expected="a value of its kind",
+            found=f"{error}, with {', '.join(given)}",
+            remedy="unset it",
+        ) from None
+
+
+def _raised_by(error: BaseException, package: str) -> bool:
+    """Whether a module of a package raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return bool(name.partition(".")[0] == package)
+
+
+def open_devices(platform_name: str | None = None, count: int = 1, alone: bool = True) -> list[jax.Device]:
+    """Returns the devices of a platform; JAX starts the platform with the flags of ``JaxFlags``.
+
+    Args:
+        platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, with its own flags.
+        count: devices that are needed in this process. A CPU has as many as JAX is told of before it starts.
+        alone: whether this process's devices are all. Else the other processes' are returned too, in the
+            order of the processes, and a CPU has exactly ``count`` in each.
+
+    Raises:
+        ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
+    """
+    try:
+        with importing_jax():
+            import jax
+
+        with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
+            if (count > 1 or not alone) and platform_name in (None, "cpu"):
+                with contextlib.suppress(RuntimeError):  # JAX has started, and has what it has
+                    jax.config.update("jax_num_cpu_devices", count)
+            return jax.devices(platform_name)
+    # jax also raises RuntimeError for a jaxlib of another version. AssertionError means that no platform was
+    # started: without a GPU jax skips CUDA silently.
+    except (RuntimeError, AssertionError) as error:
+        kind = f"{platform_name} device" if platform_name else "device that JAX may use"
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
+        remedy = "run where there is one, or compile a target for this machine"
+        if named := os.environ.get("JAX_PLATFORMS"):
+            reason = ", ".join(filter(None, [f"JAX_PLATFORMS={named!r}", reason]))
+            asked = platform_name or "cpu"
+            remedy = f"unset JAX_PLATFORMS, or set it to {'cpu' if asked in named.split(',') else asked}"
+        raise ArtifactError(f"there is no {kind}", found=reason or "none", remedy=remedy) from None
+
+
+def xla_arguments() -> list[str]:
+    """Returns the arguments of this process that XLA reads as flags; they are in the cache's key."""
+    return [argument for argument in sys.argv[1:] if argument.startswith("--xla")]

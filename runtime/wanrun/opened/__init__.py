@@ -1,0 +1,1 @@
+"""An artifact that is opened on a device, and the options of opening it."""

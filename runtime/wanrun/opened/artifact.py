@@ -1,0 +1,90 @@
+"""An artifact opened on a device, shared by everything that is loaded from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile, Program, ProgramSet
+from wanrun.artifact.select import SelectedTarget
+from wanrun.artifact.targets import Target
+from wanrun.machine.environment import device_environment, host_environment
+from wanrun.opened.device import OpenDevice
+from wanrun.opened.policy import LoadPolicy
+from wanrun.timing.timings import Recorder
+
+
+def trust_all(profile: Profile) -> None:
+    """Trusts the executables of a profile: they were compiled where they run."""
+
+
+@dataclass(frozen=True)
+class OpenedArtifact:
+    """An artifact, one of its targets, and an open device.
+
+    Attributes:
+        folder: the artifact's folder.
+        manifest: its manifest.
+        selected: the chosen target, the same for every profile.
+        device: where programs run.
+        policy: the loading options.
+        recorder: passes loading times on to the timings of running generations.
+        warn: receives warnings.
+        report: receives decisions, such as the placement of experts.
+        check_trust: raises ArtifactError for a profile whose executables were built elsewhere and have not
+            been found right on this chip: see ``wanrun.trust``.
+    """
+
+    folder: Path
+    manifest: Manifest
+    selected: SelectedTarget
+    device: OpenDevice
+    policy: LoadPolicy
+    recorder: Recorder
+    warn: Callable[[str], None]
+    report: Callable[[str], None]
+    check_trust: Callable[[Profile], None] = trust_all
+
+    @property
+    def target(self) -> Target:
+        """The target, without executables if they do not fit the device."""
+        target = self.selected.target
+        return msgspec.structs.replace(target, executables={}) if self.device.foreign else target
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Facts about where executables run: the target's, or this machine's if it compiles programs.
+
+        Of a target that was built elsewhere, those of devices are this machine's.
+        """
+        environment = self.selected.target.environment
+        if self.device.foreign:
+            environment = host_environment(environment["platform"])
+        elif not self.selected.built_elsewhere:
+            return environment
+        return {**environment, **device_environment(self.device.devices)}
+
+    def programs(self, profile: Profile) -> Mapping[str, Program]:
+        """Returns a profile's programs for this target, by name."""
+        return self.manifest.programs(self.selected.target, profile)
+
+    @property
+    def program_set(self) -> ProgramSet:
+        """The program set of this target."""
+        return self.manifest.program_sets[self.selected.target.program_set]
+
+    @property
+    def staged(self) -> bool:
+        """Whether the rows of large parameters are spread by a program: see ``LoadPolicy.transfer``."""
+        import jax
+
+        if self.device.mesh is None:
+            return False
+        if self.policy.transfer != "auto":
+            return self.policy.transfer == "staged"
+        return self.device.device.platform != "cpu" or jax.process_count() > 1

@@ -1,0 +1,1 @@
+"""One generation as it is asked for, and as it is resolved against an artifact."""

@@ -1,0 +1,131 @@
+"""Checks the types of the arguments of ``load`` and of a pipeline's calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
+
+import msgspec
+import numpy as np
+
+from wanrun.errors import UsageError, quoted, shortened
+from wanrun.media.types import MEDIA_KINDS, Inputs, Media
+from wanrun.opened.policy import LoadChoices, LoadPolicy, ProfileChoices
+from wanrun.request.plain import as_plain
+from wanrun.timing.timings import Timings
+
+
+def wrong_type(name: str, expected: str, found: object, remedy: str | None = None) -> UsageError:
+    """Returns the error for an argument of a wrong type."""
+    return UsageError(f"{name} has the wrong type", expected=expected, found=quoted(found), remedy=remedy)
+
+
+def check_objects(
+    media: object = None,
+    inputs: object = None,
+    timings: object = None,
+    group: object = None,
+    **callables: object,
+) -> None:
+    """Raises UsageError for an object of a wrong class; None is allowed, except for a function."""
+    for name, value, kind in (
+        ("media", media, Media),
+        ("inputs", inputs, Inputs),
+        ("timings", timings, Timings),
+        *_groups(group),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise wrong_type(name, f"wanrun's {kind.__name__}", value)
+    for name, value in callables.items():
+        if not callable(value):
+            raise wrong_type(name, "a function", value)
+
+
+def _groups(group: object) -> Iterator[tuple[str, object, type]]:
+    """Yields a group with its type, which is not imported without one."""
+    if group is not None:
+        from wanrun.cluster.process_group import ProcessGroup
+
+        yield "group", group, ProcessGroup
+
+
+def folder_of(artifact: object) -> Path:
+    """Returns the artifact's folder, without links in its path.
+
+    Raises:
+        UsageError: if the argument is no path, or no folder can have this name.
+    """
+    try:
+        name = artifact if isinstance(artifact, str) else os.fspath(artifact)  # type: ignore[call-overload]
+    except TypeError:
+        name = None
+    if not isinstance(name, str):
+        raise wrong_type("artifact", "a path", artifact)
+    try:
+        if name:
+            return Path(os.path.realpath(name))  # resolve() raises on a loop of links
+    except ValueError:  # a NUL, or half of a surrogate pair
+        pass
+    raise UsageError("artifact is no folder name", found=quoted(name))
+
+
+def sorted_out(given: Mapping[str, Any]) -> tuple[ProfileChoices, LoadPolicy]:
+    """Returns the choices of ``load``: those of a profile and target, and the policy of loading.
+
+    Raises:
+        UsageError: for an unknown choice, or a value of a wrong type.
+    """
+    kinds, choices = get_type_hints(LoadChoices), dict[str, Any]()
+    for name, value in given.items():
+        if name not in kinds:
+            raise UsageError(f"unknown option {shortened(name)}", expected="one of " + ", ".join(kinds))
+        try:
+            choices[name] = msgspec.convert(as_plain(value), kinds[name])
+        except msgspec.ValidationError:
+            raise wrong_type(name, _in_words(kinds[name]), value) from None
+    wanted = {name: choices.pop(name) for name in ProfileChoices.__annotations__ if name in choices}
+    return cast("ProfileChoices", wanted), LoadPolicy(**choices)
+
+
+def _in_words(kind: Any) -> str:
+    """Returns a type of ``LoadChoices`` for messages, without None."""
+    words = {int: "an integer", bool: "True or False", str: "a string"}
+    return next((words[one] for one in (kind, *get_args(kind)) if one in words), "(width, height) in pixels")
+
+
+def texts_of(prompts: object, name: str = "prompts") -> list[str]:
+    """Returns prompts as a list.
+
+    Raises:
+        UsageError: unless they are a list, a tuple or an array of strings. A single string is none.
+    """
+    given = as_plain(prompts)
+    if not isinstance(given, list | tuple) or not all(type(one) is str for one in given):
+        raise wrong_type(name, "a list of strings", prompts)
+    return list(given)
+
+
+def array_of(latents: object, name: str = "latents") -> np.ndarray:
+    """Returns an array of any library as NumPy's; a NumPy array is not copied.
+
+    Raises:
+        UsageError: if the argument is no array.
+    """
+    try:
+        if hasattr(latents, "__array__"):
+            return np.asarray(latents)
+    except (TypeError, ValueError, RuntimeError):  # torch's, of another device or with a gradient
+        pass
+    raise wrong_type(name, "a NumPy array", latents)
+
+
+def check_media_options(options: Mapping[str, Any]) -> None:
+    """Raises UsageError for an image or video in memory among the options: these take only paths."""
+    for name in MEDIA_KINDS:
+        value = options.get(name)
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if one is not None and not isinstance(one, str | os.PathLike):
+                remedy = f"pass an object in memory as media=wanrun.Media({name}=...)"
+                raise wrong_type(name, "the path of a file", one, remedy)

@@ -1,0 +1,328 @@
+"""The options of one generation: defaults from the manifest, and checks against the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import named_profile, select_profile
+from wanrun.denoising.schedule import explicit_timesteps
+from wanrun.denoising.steps import LOOP_PROGRAMS
+from wanrun.errors import ArtifactError, UsageError, field
+from wanrun.media.types import MEDIA_KINDS
+from wanrun.request.request import Request
+from wanrun.request.rows import Row, rows
+from wanrun.terminal.console import parse_size
+
+_NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "profile", "size", "num_frames", "num_videos", "fps"})
+"""Options that ``resolve_options`` leaves out: media, whose digests are in the metadata, the profile's shape,
+and the file's fps."""
+
+
+def has_guidance(manifest: Manifest, scale: float | None = None, loaded: Profile | None = None) -> bool:
+    """Returns whether guidance is on: one rule for the command and for Python, and diffusers'.
+
+    A guidance scale above 1 turns it on, any other scale off. The low-noise expert's scale does not count
+    (``do_classifier_free_guidance`` of diffusers' Wan pipelines).
+
+    Args:
+        manifest: the artifact's manifest.
+        scale: the guidance scale; None where none is given.
+        loaded: the loaded profile, which decides if no scale is given; None for the model's own scale.
+    """
+    if scale is None and loaded is not None:
+        return loaded.guidance
+    return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
+
+
+def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Profile:
+    """Returns the profile for a request; if size or frames are not given, the first built one that fits.
+
+    If guidance_scale is not given, the model's own decides on guidance. If that asks for guidance and only a
+    profile without guidance fits, this profile is taken.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        request: the request.
+
+    Raises:
+        ArtifactError: listing the built profiles, if none fits.
+        UsageError: if the request names a profile, and something else that it does not have.
+    """
+    counted = manifest.model.task.counted
+    images = () if counted is None else getattr(request, counted[0])
+    references = 1 if isinstance(images, str) else len(images)
+    if request.profile is not None:
+        return profile_by_name(manifest, artifact, request, references)
+    choose = partial(
+        select_profile,
+        manifest,
+        artifact,
+        None if request.size is None else parse_size(request.size),
+        request.num_frames,
+        request.num_videos,
+        num_references=references,
+    )
+    if request.guidance_scale is None:
+        return with_own_guidance(manifest, choose)
+    return choose(guidance=has_guidance(manifest, request.guidance_scale))
+
+
+def with_own_guidance(manifest: Manifest, choose: Callable[..., Profile]) -> Profile:
+    """Returns the profile that is chosen with guidance as the model has it; without, if there is no other.
+
+    Args:
+        manifest: the artifact's manifest.
+        choose: returns a profile with ``guidance`` on or off.
+
+    Raises:
+        ArtifactError: of ``choose``, if neither fits.
+    """
+    guidance = has_guidance(manifest)
+    try:
+        return choose(guidance=guidance)
+    except ArtifactError:
+        if guidance:
+            with suppress(ArtifactError):
+                return choose(guidance=False)
+        raise
+
+
+def profile_by_name(
+    manifest: Manifest, artifact: Path, request: Request, num_references: int | None
+) -> Profile:
+    """Returns the profile that a request names.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        request: the request, which has a profile.
+        num_references: the number of its reference images; None if nothing is known of them.
+
+    Raises:
+        ArtifactError: if there is no such profile.
+        UsageError: if the request also asks for a shape that the profile does not have.
+    """
+    assert request.profile is not None
+    profile = named_profile(manifest, artifact, request.profile)
+    size = None if request.size is None else parse_size(request.size)
+    has: dict[str, tuple[Any, Any]] = {
+        "size": (size, (profile.width, profile.height)),
+        "num_frames": (request.num_frames, profile.num_frames),
+        "num_videos": (None if request.num_videos == 1 else request.num_videos, profile.num_videos),
+    }
+    if (counted := manifest.model.task.counted) is not None:
+        has[counted[0]] = num_references, profile.num_references
+    for name, (given, built) in has.items():
+        if given is not None and given != built:
+            found = "x".join(map(str, given)) if isinstance(given, tuple) else given
+            raise UsageError(
+                f"profile {profile.name} has another {field(name)}",
+                expected="x".join(map(str, built)) if isinstance(built, tuple) else built,
+                found=found,
+                remedy=f"leave out {field(name)} or {field('profile')}",
+            )
+    return profile
+
+
+def profile_options(profile: Profile) -> dict[str, Any]:
+    """Returns the options of a request that select this profile's size, frames and number of videos."""
+    size = f"{profile.width}x{profile.height}"
+    return {"size": size, "num_frames": profile.num_frames, "num_videos": profile.num_videos}
+
+
+def frame_rate(manifest: Manifest, request: Request) -> float:
+    """Returns the frames per second of a request's videos."""
+    return float(manifest.model.defaults.fps if request.fps is None else request.fps)
+
+
+def leading_latents(manifest: Manifest, profile: Profile) -> int:
+    """Returns the latent frames in front of the video's own: the model's, and one per reference image."""
+    return manifest.model.leading_latents + profile.num_references
+
+
+def latents_shape(manifest: Manifest, profile: Profile) -> tuple[int, int, int, int, int]:
+    """Returns the shape (B, C, T, h, w) of a profile's latents, in diffusers' layout, with leading frames."""
+    model = manifest.model
+    frames = (profile.num_frames - 1) // model.vae_temporal + 1
+    return (
+        profile.num_videos,
+        model.latent_channels,
+        frames + leading_latents(manifest, profile),
+        profile.height // model.vae_spatial,
+        profile.width // model.vae_spatial,
+    )
+
+
+def check_latents(latents: np.ndarray, shape: tuple[int, ...], what: str = "the initial latents") -> None:
+    """Raises UsageError, which calls them ``what``, unless latents are finite float32 of this shape."""
+    if latents.shape != shape or latents.dtype != np.float32:
+        raise UsageError(
+            f"{what} do not fit the profile",
+            expected=f"float32 {shape}",
+            found=f"{latents.dtype} {latents.shape}",
+            remedy="give them in the layout (B, C, T, h, w)",
+        )
+    if not np.isfinite(latents).all():
+        raise UsageError(f"{what} are not finite", expected="numbers", found="NaN or infinity")
+
+
+def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
+    """Refuses options that would have no effect.
+
+    Args:
+        manifest: the artifact's manifest.
+        guidance: whether guidance is on; only ``guidance_scale`` decides this, not ``guidance_scale_2``.
+        request: the request.
+
+    Raises:
+        UsageError: for an option of two experts with a single transformer, an option of other models, or a
+            ``guidance_scale_2`` above 1 without guidance.
+    """
+    for row in _absent(manifest):
+        if getattr(request, row.name) is not None:
+            expert = row.name in EXPERT_OPTIONS
+            why = "this model has one transformer" if expert else f"this is no {row.models} model"
+            models = f"models with {row.models}" if expert else f"{row.models} models"
+            raise UsageError(
+                f"{field(row.name)} has no effect: {why}", remedy=f"leave it out; it is for {models}"
+            )
+    scale, first = request.guidance_scale_2, field("guidance_scale")
+    if scale is not None and scale > 1 and not guidance:
+        raise UsageError(
+            f"{field('guidance_scale_2')} has no effect: guidance is off",
+            expected=f"{first} above 1 and a profile with guidance, for both experts",
+            found=scale,
+            remedy=f"raise {first}, or leave the other out",
+        )
+
+
+def _check_guidance(profile: Profile, scale: float, given: bool) -> None:
+    """Raises UsageError for a guidance scale that needs another profile.
+
+    Args:
+        profile: the profile.
+        scale: the guidance scale, given or the artifact's.
+        given: whether the user gave it. A profile without guidance ignores the artifact's own scale.
+    """
+    name = field("guidance_scale")
+    if profile.guidance and scale <= 1:
+        raise UsageError(
+            f"{name} turns guidance off, which profile {profile.name} has",
+            expected="a number above 1",
+            found=f"{scale:g}" if given else f"{scale:g}, the artifact's",
+            remedy="give a larger one, or load a profile without guidance",
+        )
+    if given and scale > 1 and not profile.guidance:
+        raise UsageError(
+            f"{name} has no effect: profile {profile.name} has no guidance",
+            expected="at most 1",
+            found=f"{scale:g}",
+            remedy="leave it out, or use a profile with guidance",
+        )
+
+
+def _absent(manifest: Manifest) -> tuple[Row, ...]:
+    """Returns the options that only other models have."""
+    here = _NOT_RECORDED | manifest.model.default_options().keys()
+    return tuple(row for row in rows() if row.models and row.name not in here)
+
+
+def _own_options(manifest: Manifest) -> tuple[str, ...]:
+    """Returns the names of this model's options that ``resolve_options`` resolves."""
+    absent = _absent(manifest)
+    return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED and row not in absent)
+
+
+def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
+    """Returns the values for the options that a request leaves out."""
+    defaults = manifest.model.default_options()
+    if request.guidance_scale is not None:
+        defaults["guidance_scale_2"] = request.guidance_scale
+    return defaults
+
+
+def loop_forms(profile: Profile) -> tuple[str, ...]:
+    """Returns the forms of the denoising loop that a profile is built with, the preferred one first."""
+    return tuple(form for form in LOOP_PROGRAMS if profile.options.loop in (form, "both"))
+
+
+def resolve_loop(profile: Profile, loop: str | None) -> str:
+    """Returns the form of the denoising loop to run: the given one, or for None the preferred one.
+
+    Raises:
+        UsageError: if there is no such form.
+        ArtifactError: if the profile is not built with it, naming the built form.
+    """
+    name, built = field("loop"), loop_forms(profile)
+    if loop is not None and loop not in LOOP_PROGRAMS:
+        raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(LOOP_PROGRAMS))
+    form = loop or built[0]
+    if form not in built:
+        raise ArtifactError(
+            f"profile {profile.name} has no program for {name} {form}",
+            found=f"one for {' and '.join(built)}",
+            remedy="add it with wanbuild compile --loop both",
+        )
+    return form
+
+
+def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
+    """Raises UsageError if the scan form is to run more steps than its table holds."""
+    if loop == "scan" and num_steps > profile.options.max_steps:
+        other = " --loop step," if "step" in loop_forms(profile) else ""
+        raise UsageError(
+            f"the number of steps is too large for the scan form of profile {profile.name}",
+            expected=f"at most {profile.options.max_steps}",
+            found=num_steps,
+            remedy=f"use fewer steps,{other} or wanbuild compile with a larger --max-steps",
+        )
+
+
+def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> dict[str, Any]:
+    """Fills in the manifest's defaults: returns the options of a generation, which the metadata records.
+
+    Args:
+        manifest: the artifact's manifest.
+        profile: the chosen profile. Without guidance both scales are 1, and there is no negative prompt.
+        request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
+            is given, both are the manifest's. ``explicit_timesteps`` decides when the default timesteps are
+            used.
+
+    Returns:
+        The options of this model, with width, height and num_frames. Explicit timesteps are in ``timesteps``,
+        and ``num_steps`` is then their number.
+
+    Raises:
+        UsageError: for an option that would have no effect, a guidance scale that is of another profile, or
+            more steps than the scan form is built for.
+        ArtifactError: for a form of the loop that is not built.
+    """
+    defaults = _defaults(manifest, request)
+    scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
+    check_effects(manifest, profile.guidance and scale > 1, request)
+    _check_guidance(profile, scale, request.guidance_scale is not None)
+    given = {name: getattr(request, name) for name in _own_options(manifest)}
+    options: dict[str, Any] = {
+        name: defaults.get(name) if value is None else value for name, value in given.items()
+    }
+    options.pop("timesteps")
+    if (timesteps := explicit_timesteps(defaults, given)) is not None:
+        options |= {"timesteps": timesteps, "num_steps": len(timesteps)}
+    floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
+    options |= {name: float(options[name]) for name in floats}
+    options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
+    if not profile.guidance:
+        off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
+        options |= {name: value for name, value in off.items() if name in options}
+    options["loop"] = resolve_loop(profile, request.loop)
+    _check_max_steps(profile, options["loop"], options["num_steps"])
+    return options

@@ -1,0 +1,102 @@
+"""Reads a request: checks the values of options, and names every problem in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from wanrun.errors import UsageError, field, quoted, shortened
+from wanrun.request.plain import as_plain
+from wanrun.request.request import RANDOM, Request
+from wanrun.request.rows import Row, aliases, rows
+
+_Kind = TypeVar("_Kind", bound=Request)
+
+
+def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
+    """Checks values by the options' Python names, and makes a request of them.
+
+    Args:
+        given: names and values, None among none of them: strings, paths, and numbers, or lists of them, of
+            Python or NumPy.
+        kind: ``Request``, or a kind of it with more options.
+
+    Raises:
+        UsageError: naming every problem, in one line.
+    """
+    known = {row.name: row for row in rows(kind)}
+    values: dict[str, Any] = {}
+    problems: list[UsageError] = []
+    for written, value in given:
+        name = aliases(kind).get(written, written)
+        if name in values:
+            problems.append(UsageError(f"{field(name)} is given twice"))
+        elif name not in known:
+            expected = "one of " + ", ".join(map(field, known))
+            problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
+        else:
+            plain = as_plain(value)
+            if name == "seed" and plain == RANDOM:
+                plain = int.from_bytes(os.urandom(4), "little")
+            if name == "size" and isinstance(plain, tuple):
+                plain = "x".join(map(str, plain))
+            found = list(_problems(known[name], plain))
+            problems += found
+            if not found:
+                plain = msgspec.convert(plain, known[name].type)
+        values[name] = plain if name in known else None
+    if "prompt" not in values:
+        problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
+    raise_all(problems)
+    return kind(**values)
+
+
+def raise_all(problems: Sequence[UsageError]) -> None:
+    """Raises the only problem, or one error that names all; does nothing without a problem."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise UsageError("; ".join(problem.text for problem in problems))
+
+
+def _problems(row: Row, value: Any) -> Iterator[UsageError]:
+    """Yields the problems of a value."""
+    if not _fits(value, row):
+        what = f"{field(row.name)} has the wrong type"
+        yield UsageError(what, expected=row.kind, found=quoted(value))
+        return
+    if row.value in ("FILE", "DIR|FILE"):
+        names = [value] if isinstance(value, str) else value or ()
+        yield from (_no_file(row, name) for name in names if not _names_a_file(name))
+        return
+    try:
+        msgspec.convert(value, row.type)
+    except msgspec.ValidationError:
+        what = "cannot be used" if row.choices and row.base is str else "is out of range"
+        found = value if type(value) is float else quoted(value)
+        yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)
+
+
+def _fits(value: Any, row: Row) -> bool:
+    """Returns whether a value has the option's type; True is not a number, and 3 may stand for 3.0."""
+    if row.many and isinstance(value, list | tuple):
+        return all(type(item) is str for item in value)
+    kinds = (int, float) if row.base is float else (row.base,)
+    if row.numbers:
+        return isinstance(value, list | tuple) and all(type(item) in kinds for item in value)
+    return type(value) in kinds
+
+
+def _names_a_file(name: str) -> bool:
+    """Returns whether a file can have this name. An empty name would be the working directory."""
+    try:
+        return bool(name) and b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _no_file(row: Row, name: str) -> UsageError:
+    return UsageError(f"{field(row.name)} is no file name", found=quoted(name))

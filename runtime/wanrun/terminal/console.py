@@ -1,0 +1,225 @@
+"""Parts that both command lines share: one-line errors, exit codes, progress bars and option types.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | verification failed, too little memory, or an internal error |
+| 2 | usage, an output that cannot be written, an input image that cannot be used |
+| 3 | the artifact is not usable here |
+| 4 | the source is not usable, the disk is full, or a file reaches the largest size (`ulimit -f`) |
+| 5 | another process of a run of several failed, is gone or is silent |
+| 129, 130, 143 | hung up (SIGHUP), interrupted (Ctrl-C), terminated (SIGTERM) |
+| 141 | the reader of the output has closed it, as in ``wanrun --list | head -1`` |
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TextIO
+
+import click
+
+from wanrun.errors import UsageError, WanError, lacks_space, space_told
+from wanrun.terminal.aliases import elsewhere
+from wanrun.terminal.lines import print_error, silence_stdout
+from wanrun.terminal.signals import Stopped, Watch
+from wanrun.terminal.undo import everything_undone
+
+
+def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
+    """Runs a command and reports any failure as one line on stderr.
+
+    After a signal ``sys.stderr`` stays silent, because the process is to end (``wanrun.terminal.signals``).
+
+    Args:
+        command: the click command or group.
+        argv: its arguments, by default the process's. ``--debug`` among them also prints a traceback.
+
+    Returns:
+        The exit code, from the table above, for ``sys.exit``.
+    """
+    if (code := _completed(command)) is not None:
+        return code
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    stderr = sys.stderr
+    try:
+        with Watch(ending=everything_undone):
+            code = _invoke(command, list(arguments))  # click empties the list
+            if sys.stdout is not None:  # None if closed, as with >&-
+                sys.stdout.flush()
+            return code
+    except BrokenPipeError as error:
+        if error.filename is None:
+            silence_stdout()
+            return 141
+        return _report(error, command, arguments, stderr)
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, command, arguments, stderr)
+
+
+def _completed(command: click.Command) -> int | None:
+    """Answers a shell that completes a command line, and returns the exit code; None where none asks."""
+    name = command.name or "wanrun"
+    variable = f"_{name.upper()}_COMPLETE"
+    if not (instruction := os.environ.get(variable)):
+        return None
+    from click.shell_completion import shell_complete
+
+    return shell_complete(command, {}, name, variable, instruction)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code, without the interpreter's end.
+
+    There the signals' handlers are gone: a signal would end a finished run without a word. The interpreter
+    also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
+    What was printed has been flushed by ``run``.
+    """
+    # A signal may raise after something was begun and before its context is entered.
+    with everything_undone():
+        os._exit(code)
+
+
+def _invoke(command: click.Command, arguments: list[str]) -> int:
+    """Parses and runs. ``command.main`` would treat an EOFError from a damaged file as Ctrl-C."""
+    try:
+        with command.make_context(command.name or "wanrun", arguments) as context:
+            result = command.invoke(context)
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    return result if type(result) is int else 0
+
+
+def _report(error: BaseException, command: click.Command, arguments: list[str], stderr: TextIO) -> int:
+    """Prints the error and returns its exit code."""
+    if "--debug" in arguments:
+        traceback.print_exception(error, file=stderr)
+    message, code = _describe(error, command)
+    for line in message.split("\n"):  # several for a group's help
+        print_error(line, stderr)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        silence_stdout()
+    return code
+
+
+def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
+    if isinstance(error, Stopped):
+        return str(error), 128 + error.number
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted", 130
+    if isinstance(error, WanError):
+        return f"error: {_one_line(error.spelled(flags(command)))}", error.exit_code
+    if isinstance(error, click.ClickException):
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            return error.format_message(), 2  # a group without a subcommand: click >= 8.2 puts its help here
+        name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
+        if isinstance(error, click.NoSuchOption) and (known := elsewhere(name, error.option_name)):
+            return f"error: {known}", 2
+        return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
+    if isinstance(error, OSError) and lacks_space(error):
+        return f"error: {space_told(error)}", 4
+    if _lacks_resources(error):
+        return (
+            "error: the system gives this process no more memory or threads; free some, or raise its limits "
+            "(ulimit -a)",
+            1,
+        )
+    text = _one_line(str(error).strip().partition("\n")[0])
+    if "RESOURCE_EXHAUSTED" in text:
+        return (
+            f"error: the device has too little memory left: {text}; use --memory low or a smaller profile",
+            1,
+        )
+    detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"error: internal error: {detail} (run again with --debug for the traceback)", 1
+
+
+def _lacks_resources(error: BaseException) -> bool:
+    """Whether an error says that there is no memory, or that no thread or process can start."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN)
+    text = str(error)
+    if isinstance(error, ImportError):  # a shared library that cannot be mapped
+        return "failed to map segment" in text or "annot allocate memory" in text
+    thread = isinstance(error, RuntimeError) and "can't start new thread" in text
+    return isinstance(error, MemoryError) or thread
+
+
+def flags(command: click.Command) -> Callable[[str], str]:
+    """Returns a function that turns an option's Python name into its flag, for ``WanError.spelled``."""
+    own = {param.name: param.opts[0] for param in command.params if isinstance(param, click.Option)}
+    return lambda name: own.get(name, f"--{name.replace('_', '-')}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Parses ``832x480`` or ``832*480`` to (width, height) in pixels.
+
+    Raises:
+        UsageError: if the text has neither form.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
+    if match is None:
+        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=repr(text))
+    return int(match[1]), int(match[2])
+
+
+class SizeType(click.ParamType):
+    """A click type for WIDTHxHEIGHT; converts to (width, height)."""
+
+    name = "WxH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_size(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = SizeType()
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Parses numbers separated by commas.
+
+    Raises:
+        UsageError: if one of them is not a number.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            "not a list of numbers", expected="numbers with commas between them", found=repr(text)
+        ) from None
+
+
+class NumbersType(click.ParamType):
+    """A click type for numbers separated by commas; converts to a list."""
+
+    name = "X,X,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        if isinstance(value, list):
+            return value
+        try:
+            return parse_numbers(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+NUMBERS = NumbersType()

@@ -1,0 +1,1 @@
+"""Spans of time, and what is made of them: a summary, JSON, a trace, a picture."""

@@ -1,0 +1,1 @@
+"""Restores weights, and puts them on devices."""

@@ -1,0 +1,93 @@
+"""The programs of one profile, and the weights they are bound to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from wanrun.artifact.programs import Profile, Program
+from wanrun.executables.store import Executables
+from wanrun.weights.store import WeightStore
+
+
+class Programs(Mapping[str, Program]):
+    """A profile's programs by name, as the manifest describes them, with their executables and weights.
+
+    This object owns nothing: the opened artifact owns executables and weights, and its profiles share them.
+
+    Args:
+        profile: the profile.
+        executables: the opened artifact's executables.
+        weights: the opened artifact's weights.
+        names: the programs that are used; None for all of the profile.
+
+    Attributes:
+        profile: the profile.
+
+    Raises:
+        ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        executables: Executables,
+        weights: WeightStore,
+        names: Collection[str] | None = None,
+    ) -> None:
+        self.profile, self._executables, self._weights = profile, executables, weights
+        self._programs = executables.check(profile, names)
+
+    def __getitem__(self, name: str) -> Program:
+        return self._programs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._programs)
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def components(self, name: str) -> list[str]:
+        """The components whose weights a program takes, in the order of its inputs."""
+        return [key for key in self._programs[name].inputs if key in self._weights.components]
+
+    def request(self, *, programs: Iterable[str] = (), components: Iterable[str] = ()) -> list[Future[Any]]:
+        """Starts to load what is not loaded yet, in this order; returns the futures of everything named."""
+        return [
+            *self._weights.request(components),
+            *self._executables.request(self.profile, programs),
+        ]
+
+    def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:
+        """Starts to read components into host memory, like ``WeightStore.prefetch``."""
+        return self._weights.prefetch(components)
+
+    def release(self, component: str) -> None:
+        """Releases a component's weights, like ``WeightStore.release``."""
+        self._weights.release(component)
+
+    def put(self, tree: Any) -> Any:
+        """Puts host arrays on the device, for inputs that many program calls share."""
+        return self._weights.put(tree)
+
+    def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
+        """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.
+
+        Args:
+            name: the program.
+            components: maps an input's name to the component to bind, where the two names differ:
+                ``transformer="transformer_2"``. The executable is the same.
+
+        Raises:
+            ArtifactError: if the program or the weights cannot be loaded.
+            ValueError: if the program has no such weight input.
+        """
+        inputs = self.components(name)
+        if unknown := components.keys() - set(inputs):
+            raise ValueError(f"{name} takes no weights {sorted(unknown)}")
+        named = {key: components.get(key, key) for key in inputs}
+        *_, program = self.request(programs=[name], components=named.values())
+        weights = {key: self._weights.weights(component) for key, component in named.items()}
+        return functools.partial(program.result(), **weights)

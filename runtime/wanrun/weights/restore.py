@@ -1,0 +1,303 @@
+"""Restores a component: threads read chunk files in parallel, directly into their final place.
+
+Each block of a chunk file is checksummed while it is still in the CPU cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from wanrun.artifact.layout import CRC_BYTES, array_folder
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.parameters import Parameter, Tree, nest
+from wanrun.errors import ArtifactError
+from wanrun.files import check_digest, open_regular, sha256_of
+from wanrun.machine.environment import usable_cores
+from wanrun.weights.buffers import Memory
+
+if TYPE_CHECKING:
+    from wanrun.weights.tensorstore_reader import TensorStoreReader
+
+BLOCK_BYTES = 512 * 2**10
+"""Bytes per read and checksum: small enough that the checksum reads from the second-level cache."""
+
+REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
+
+VERIFY_MODES = ("fast", "sha256")
+
+
+def default_threads() -> int:
+    """Returns one thread per core, at least 4: reads wait for the storage more than they compute."""
+    return max(4, usable_cores())
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One chunk file, the rows of its parameter that are read from it, and their destination."""
+
+    name: str
+    file: Path
+    parameter: Parameter
+    index: int
+    rows: Sequence[int]
+    destination: memoryview
+
+
+class _NotAChunkError(ArtifactError):
+    """The chunk file is missing or has the wrong size: the array may have been saved in another form."""
+
+
+def _damage(
+    chunk: _Chunk, what: str, expected: object, found: object, kind: type[ArtifactError] = ArtifactError
+) -> ArtifactError:
+    return kind(
+        f"weights are damaged: {chunk.name}, {what} in {chunk.file}",
+        expected=expected,
+        found=found,
+        remedy=REBUILD,
+    )
+
+
+def _read_exactly(descriptor: int, target: memoryview, offset: int, chunk: _Chunk) -> None:
+    done = 0
+    while done < len(target):
+        count = os.preadv(descriptor, [target[done:]], offset + done)
+        if count == 0:
+            raise _damage(chunk, "the file is truncated", chunk.parameter.layout.chunk_bytes, offset + done)
+        done += count
+
+
+def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
+    """Reads and verifies one chunk file; returns the sha256 digest of each row if verify is 'sha256'."""
+    try:
+        file = open_regular(chunk.file)
+    except OSError as error:
+        what = f"the file cannot be read ({error.strerror})"
+        raise _damage(chunk, what, "a chunk file", "none", _NotAChunkError) from None
+    with file:
+        return _verified(chunk, file.fileno(), verify)
+
+
+def _verified(chunk: _Chunk, descriptor: int, verify: str) -> list[bytes]:
+    """Reads and verifies an open chunk file."""
+    layout = chunk.parameter.layout
+    first_row = chunk.index * layout.rows_per_chunk
+    digests: list[bytes] = []
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != layout.chunk_bytes + CRC_BYTES:
+            expected_size = layout.chunk_bytes + CRC_BYTES
+            raise _damage(chunk, "the file has the wrong size", expected_size, size, _NotAChunkError)
+        whole = 0
+        for place, row in enumerate(chunk.rows):
+            checksum, target = 0, chunk.destination[place * layout.row_bytes : (place + 1) * layout.row_bytes]
+            sha = hashlib.sha256() if verify == "sha256" else None
+            for offset in range(0, layout.row_bytes, BLOCK_BYTES):
+                block = target[offset : offset + BLOCK_BYTES]
+                _read_exactly(descriptor, block, (row - first_row) * layout.row_bytes + offset, chunk)
+                checksum = crc32c(block, checksum)
+                if layout.rows_per_chunk > 1:
+                    whole = crc32c(block, whole)
+                if sha is not None:
+                    sha.update(block)
+            found, expected = f"{checksum:08x}", chunk.parameter.crc32c[row]
+            if found != expected:
+                raise _damage(chunk, f"row {row} has the wrong crc32c", expected, found)
+            if sha is not None:
+                digests.append(sha.digest())
+        if layout.rows_per_chunk == 1:
+            whole = checksum
+        trailer = int.from_bytes(os.pread(descriptor, CRC_BYTES, layout.chunk_bytes), "little")
+        if len(chunk.rows) == layout.rows_per_chunk and trailer != whole:
+            raise _damage(chunk, "the file's own crc32c is wrong", f"{whole:08x}", f"{trailer:08x}")
+    except OSError as error:  # I/O error
+        raise _damage(chunk, f"reading failed ({error.strerror})", "a chunk file", "an error") from None
+    return digests
+
+
+class Restore:
+    """Reads a component with a thread pool; ``result`` waits for it.
+
+    Arrays that are not chunk files in the artifact's own layout are read through TensorStore.
+
+    Args:
+        artifact: the artifact's folder.
+        name: the component's name.
+        component: its entry in the manifest.
+        pool: the reading threads.
+        verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
+            whole. Of one of which some rows are read, only their crc32c can be checked.
+        clock: tells the time for ``started_at`` and ``finished_at``.
+        weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
+        memory: the destination, if it is allocated already; for the same rows.
+        rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
+
+    Attributes:
+        nbytes: the bytes of all rows that are read.
+
+    Raises:
+        UsageError: if weights is neither an existing folder nor the URL of one.
+    """
+
+    def __init__(
+        self,
+        artifact: Path,
+        name: str,
+        component: Component,
+        pool: ThreadPoolExecutor,
+        verify: str = "fast",
+        clock: Callable[[], float] = time.monotonic,
+        weights: str | None = None,
+        memory: Memory | None = None,
+        rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        if verify not in VERIFY_MODES:
+            raise ValueError(f"verify must be one of {VERIFY_MODES}, not {verify!r}")
+        self.name, self._component, self._verify = name, component, verify
+        parameters = sorted(component.parameters.items())
+        self._clock = clock
+        self.started_at = self.finished_at = clock()
+        self._root = _component_root(artifact, component, weights)
+        if memory is None:
+            memory = Memory(component, rows)
+            memory.touch_ahead()
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._reader: TensorStoreReader | None = None
+        self._stored: set[str] = set()
+        self._cancelled = False
+        self._idle, self._done_bytes = True, 0
+        self._rows = {
+            path: range(one.layout.rows)
+            if path not in rows
+            else [row for row in rows[path] if row < one.layout.rows]
+            for path, one in parameters
+        }
+        self.nbytes = sum(len(self._rows[path]) * one.layout.row_bytes for path, one in parameters)
+        self._futures: dict[str, list[Future[list[bytes]]]] = {
+            path: [
+                pool.submit(self._read, path, parameter, index)
+                for index in dict.fromkeys(row // parameter.layout.rows_per_chunk for row in self._rows[path])
+            ]
+            for path, parameter in parameters
+        }
+
+    def _is_whole(self, path: str) -> bool:
+        return len(self._rows[path]) == self._component.parameters[path].layout.rows
+
+    def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
+        """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
+        if self._idle:
+            self._idle, self.started_at = False, self._clock()
+        layout, root = parameter.layout, self._root
+        try:
+            if not isinstance(root, Path):
+                return self._read_stored(path, parameter)
+            folder = root / array_folder(path)
+            file, rows = folder / layout.chunk_file(index), self._rows[path]
+            begin, end = (bisect_left(rows, (index + more) * layout.rows_per_chunk) for more in (0, 1))
+            destination = self._memory.view(path, layout)[begin * layout.row_bytes : end * layout.row_bytes]
+            try:
+                digests = _read_chunk(
+                    _Chunk(f"{self.name}/{path}", file, parameter, index, rows[begin:end], destination),
+                    self._verify,
+                )
+                self._count(len(destination))
+                return digests
+            except _NotAChunkError:
+                from wanrun.weights.tensorstore_reader import needs_tensorstore
+
+                if not needs_tensorstore(folder, layout):
+                    raise
+            return self._read_stored(path, parameter)
+        except CancelledError:  # ``result`` raises it; stored in a future, it would keep the memory alive
+            return []
+        finally:
+            self.finished_at = self._clock()
+
+    def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
+        """Reads all wanted rows of a parameter through TensorStore, once; its chunks may ask in any order."""
+        from wanrun.weights.tensorstore_reader import TensorStoreReader
+
+        with self._lock:
+            if path in self._stored:
+                return []
+            self._stored.add(path)
+            if self._cancelled:
+                raise CancelledError
+            if self._reader is None:
+                self._reader = TensorStoreReader(self._root, self.name)
+            reader = self._reader
+        destination = self._memory.view(path, parameter.layout)
+        reader.read(path, parameter, destination, self._verify, self._rows[path])
+        self._count(len(destination))
+        return []
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._done_bytes += nbytes
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that are read, and all of them."""
+        return self._done_bytes, self.nbytes
+
+    def result(self, bits: bool = False) -> Tree:
+        """Waits for all reads; returns the parameters as nested dicts of arrays in one memory block.
+
+        Of a parameter that is not read whole, the array has the wanted rows along axis 0.
+
+        Args:
+            bits: whether bfloat16 arrays are returned as uint16 of the same bits, as some programs take.
+
+        Raises:
+            ArtifactError: naming the parameter, if a file is missing or damaged.
+            CancelledError: after ``cancel``.
+        """
+        try:
+            arrays = {}
+            for path, parameter in self._component.parameters.items():
+                digests = [digest for future in self._futures[path] for digest in future.result()]
+                # The reader checks those that it has read.
+                if self._verify == "sha256" and path not in self._stored and self._is_whole(path):
+                    what = f"weights are damaged: {self.name}/{path}"
+                    check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
+                arrays[path] = self._memory.array(path, parameter.layout, bits)
+            if self._cancelled:
+                raise CancelledError
+            self._memory.stop()  # the touching thread would keep it alive
+            return nest(arrays)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Cancels queued reads."""
+        for futures in self._futures.values():
+            for future in futures:
+                future.cancel()
+        self._memory.stop()
+        with self._lock:
+            self._cancelled = True
+            if self._reader is not None:
+                self._reader.cancel()
+
+
+def _component_root(artifact: Path, component: Component, weights: str | None) -> Path | str:
+    if weights is None:
+        return artifact / component.folder
+    from wanrun.opened.location import component_location
+
+    return component_location(weights, component.folder)

@@ -1,0 +1,284 @@
+"""Brings weights to the device in the background, each component once, in the order of the requests.
+
+| what | where it runs | waits for |
+|---|---|---|
+| chunk files of a component | a pool of reading threads, first in, first out | nothing |
+| host copy of a component | a thread of its own | its chunk files |
+| transfer of a component | a thread of its own | its host copy |
+
+``request`` and ``prefetch`` return at once; ``weights`` waits for one component. Components that nobody
+requests are never read.
+
+| | host copy | device copy |
+|---|---|---|
+| ``prefetch`` | read, and stays until it is transferred | |
+| ``request`` | reused or read; released after the transfer, unless it is kept | made |
+| ``release`` | released, and its reads are cancelled, unless it is kept | released |
+
+Memory is free once the last reference is gone: a future refers to its result, a bound program to its weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import Component
+from wanrun.artifact.parameters import Tree, nest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.staged import spread_name
+from wanrun.executables.store import Executables
+from wanrun.opened.artifact import OpenedArtifact
+from wanrun.timing.timings import now
+from wanrun.weights.buffers import Memory
+from wanrun.weights.restore import Restore, default_threads
+from wanrun.weights.transfer import Staged, Transfer
+
+if TYPE_CHECKING:
+    import jax
+
+
+class WeightStore:
+    """The weights of an opened artifact on its device, shared by all of its profiles.
+
+    Args:
+        opened: the artifact.
+        executables: its executables, of which some spread weights over a mesh.
+        bits: whether bfloat16 weights are kept as uint16 of the same bits, as the programs take them.
+        memories: memory that is already allocated, by component; only for one device.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedArtifact,
+        executables: Executables,
+        bits: bool,
+        memories: Mapping[str, Memory] = MappingProxyType({}),
+    ) -> None:
+        self._opened, self._executables, self.bits = opened, executables, bits
+        self._memories = dict(memories)
+        self._kept: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self._ways: dict[str, Transfer] = {}  # on a mesh
+        self._restores: dict[str, Restore] = {}  # reads in progress
+        self._hosts: dict[str, Future[Tree]] = {}
+        self._weights: dict[str, Future[Any]] = {}
+        self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
+        self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
+        # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
+        # With two threads per component none even waits for a thread.
+        threads = max(1, 2 * len(self.components))
+        self._transfers = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """The artifact's components, by name."""
+        return self._opened.manifest.components
+
+    def keep_on_host(self, components: Iterable[str]) -> None:
+        """Adds components whose host copies are kept from now on.
+
+        A kept component returns to the device without being read again. CPU device arrays are that copy.
+        """
+        with self._lock:
+            self._kept |= frozenset(components)
+
+    def request(self, components: Iterable[str]) -> list[Future[Any]]:
+        """Starts to bring components to the device, in this order.
+
+        Returns:
+            One future per component. ``weights`` gives what it has brought.
+        """
+        futures: list[Future[Any]] = []
+        with self._lock:
+            for name in components:
+                if name not in self._weights:
+                    self._request_spread(name)
+                    host, order = self._host(name), object()
+                    self._orders[name] = order
+                    self._weights[name] = self._transfers.submit(self._transfer, name, host, order)
+                futures.append(self._weights[name])
+        return futures
+
+    def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:
+        """Starts to read components into host memory for a later ``request``.
+
+        Returns:
+            One future per component: of its device copy if requested before, else of its host copy.
+        """
+        with self._lock:
+            return [self._weights[name] if name in self._weights else self._host(name) for name in components]
+
+    def _host(self, name: str) -> Future[Tree]:
+        """Returns the future of a component's host copy, read if there is none; the caller holds the lock."""
+        if name not in self._hosts:
+            _free_dropped()  # before allocating as much again
+            way = self.way(name)
+            restore = Restore(
+                self._opened.folder,
+                name,
+                self.components[name],
+                self._readers,
+                self._opened.policy.verify,
+                clock=now,
+                weights=self._opened.policy.weights,
+                memory=self._memories.pop(name, None),
+                rows={} if way is None else way.rows,
+            )
+            self._restores[name] = restore
+            activities = self._opened.recorder.activities
+            reading = activities.begin("restore", name, lambda: restore.progress)
+            self._hosts[name] = self._transfers.submit(self._read, restore)
+            self._hosts[name].add_done_callback(lambda _: activities.end(reading))
+        return self._hosts[name]
+
+    def _read(self, restore: Restore) -> Tree:
+        try:
+            tree = restore.result(self.bits)
+        finally:
+            with self._lock:
+                if self._restores.get(restore.name) is restore:
+                    del self._restores[restore.name]
+        self._opened.recorder.add("restore", restore.started_at, restore.finished_at, restore.name)
+        self._opened.recorder.count_restored(restore.nbytes)
+        return tree
+
+    def _transfer(self, name: str, host: Future[Tree], order: object) -> Any:
+        try:
+            tree = host.result()
+        except BaseException:
+            del host  # its exception refers to this frame, and would keep the memory until a full collection
+            raise
+        with self._lock:
+            if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
+                raise CancelledError
+        with self._opened.recorder.phase("transfer", name):
+            weights = self._put_weights(name, tree)
+        with self._lock:  # a device with its own memory needs no host copy any more
+            if name not in self._kept and self._hosts.get(name) is host:
+                del self._hosts[name]
+        return weights
+
+    def weights(self, name: str) -> Mapping[str, Any]:
+        """Waits for a component's weights on the device; returns nested dicts by path.
+
+        The first call after a staged transfer runs the program that spreads them.
+
+        Raises:
+            ArtifactError: if they are damaged.
+        """
+        (future,) = self.request([name])
+        brought = future.result()
+        return brought.weights() if isinstance(brought, Staged) else brought
+
+    def put(self, tree: Any) -> Any:
+        """Puts host arrays on the device, or on all of a mesh, for inputs that many program calls share."""
+        import jax
+
+        whole = self._opened.device.whole
+        if self._opened.device.group is None:
+            return jax.device_put(tree, whole)
+        return jax.tree.map(lambda leaf: _on_all_hosts(leaf, whole), tree)
+
+    def _put_weights(self, name: str, tree: Tree) -> Any:
+        """Puts a component's host arrays on the device, or their parts on the devices of a mesh."""
+        import jax
+
+        if (way := self.way(name)) is None:
+            return jax.block_until_ready(self.put(tree))
+        direct, rows = way.put(tree)
+        return Staged(direct, rows, functools.partial(self._spread, name)) if rows else nest(direct)
+
+    def _spread(self, name: str, **rows: Any) -> Any:
+        """Runs the program that spreads a component's rows."""
+        import jax
+
+        (loading,) = self._request_spread(name)
+        program = loading.result()
+        with self._opened.recorder.phase("transfer", f"{name}, spread"):
+            return jax.block_until_ready(program(**rows))
+
+    def _request_spread(self, name: str) -> list[Future[Any]]:
+        """Starts to load the program that spreads a component, if there is one and rows are staged."""
+        profile = self._spread_by(name)
+        return [] if profile is None else self._executables.request(profile, [spread_name(name)])
+
+    def _spread_by(self, name: str) -> Profile | None:
+        """Returns the first profile of this target with a program that spreads a component.
+
+        The programs of all profiles are the same, as are their weights.
+        """
+        opened = self._opened
+        if not opened.staged:
+            return None
+        built = opened.target.executables or opened.program_set.programs
+        profiles = (opened.manifest.profiles[profile] for profile in built)
+        wanted = spread_name(name)
+        return next((profile for profile in profiles if wanted in opened.programs(profile)), None)
+
+    def way(self, name: str) -> Transfer | None:
+        """Returns how a component comes to the devices of a mesh; None for one device."""
+        opened = self._opened
+        if opened.device.mesh is None:
+            return None
+        if name not in self._ways:
+            profile = self._spread_by(name)
+            spread = None if profile is None else opened.programs(profile)[spread_name(name)]
+            rules = opened.program_set.rules
+            self._ways[name] = Transfer(
+                name, self.components[name], rules, opened.device.mesh, self.bits, spread
+            )
+        return self._ways[name]
+
+    def release(self, component: str) -> None:
+        """Releases a component; it can be requested again. Its memory is free without other references.
+
+        Callers that still wait for it get a CancelledError. A kept host copy stays, and its reads continue.
+        """
+        with self._lock:
+            self._orders.pop(component, None)
+            self._weights.pop(component, None)
+            if component not in self._kept:
+                self._hosts.pop(component, None)
+                if component in self._restores:
+                    self._restores.pop(component).cancel()
+        _free_dropped()
+
+    def close(self) -> None:
+        """Cancels what has not started and releases everything."""
+        with self._lock:
+            for restore in self._restores.values():
+                restore.cancel()
+            for memory in self._memories.values():
+                memory.stop()
+            for pool in (self._readers, self._transfers):
+                pool.shutdown(wait=False, cancel_futures=True)
+            self._restores.clear()
+            self._memories.clear()
+            self._hosts.clear()
+            self._weights.clear()
+            self._orders.clear()
+        _free_dropped()
+
+
+def _on_all_hosts(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts this process's parts of an array on its devices. ``device_put`` would compare whole arrays of all
+    processes, by a collective that it compiles. What a program has made is there already."""
+    import jax
+
+    if isinstance(array, jax.Array):
+        return array
+    return jax.make_array_from_callback(np.shape(array), sharding, lambda index: np.asarray(array)[index])
+
+
+def _free_dropped() -> None:
+    """Frees host memory that CPU device arrays aliased: jaxlib defers that to its next call or to a garbage
+    collection, and collecting the youngest generation suffices."""
+    gc.collect(0)

@@ -1,0 +1,194 @@
+"""The devices that JAX may use, and one error for whatever keeps it from them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from helpers.manifests import ENVIRONMENT
+from wanrun.errors import ArtifactError, Mismatch
+from wanrun.machine.environment import (
+    check_environment,
+    device_mismatches,
+    host_environment,
+    host_mismatches,
+    importing_jax,
+    open_devices,
+    unusable_devices,
+)
+
+OPEN = """
+import sys
+from wanrun.machine.environment import open_devices
+from wanrun.errors import ArtifactError
+
+platform = sys.argv[1] if len(sys.argv) > 1 else None
+try:
+    print(*{device.platform for device in open_devices(platform)})
+except ArtifactError as error:
+    print(error)
+"""
+
+
+def opened(platform: str | None, named: str | None) -> str:
+    """What a fresh process opens, or its error: JAX reads JAX_PLATFORMS once."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    if named is not None:
+        environment["JAX_PLATFORMS"] = named
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, *([platform] if platform else [])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [None, "", "cuda,cpu"])
+def test_the_platform_is_there(named: str | None) -> None:
+    """A named platform without a device is no error beside one that has some."""
+    assert opened("cpu", named) == "cpu"
+
+
+@pytest.mark.slow
+def test_a_platform_that_is_named_and_not_there() -> None:
+    """What the variable says already is no remedy."""
+    assert opened("cuda", "cuda").endswith("; unset JAX_PLATFORMS, or set it to cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ["cuda", "gpu", "tpu,cpu", "nonsense", " cpu"])
+def test_the_variable_keeps_jax_from_the_platform(named: str) -> None:
+    line = opened("cpu", named)
+    assert line.startswith(f"there is no cpu device; found JAX_PLATFORMS={named!r}"), line
+    assert line.endswith("; unset JAX_PLATFORMS, or set it to cpu") and "set JAX_PLATFORMS=''" not in line
+    if named not in ("cuda", "gpu"):  # where there is a GPU, JAX says more
+        assert "Unable to initialize backend" in line
+
+
+@pytest.mark.slow
+def test_any_platform() -> None:
+    assert opened(None, "cpu") == "cpu"
+    assert opened(None, "nonsense").startswith("there is no device that JAX may use; found JAX_PLATFORMS=")
+
+
+def test_a_platform_that_this_machine_has_not() -> None:
+    line = opened("tpu", None)
+    assert line.startswith("there is no tpu device; found Unable to initialize backend 'tpu'")
+    assert line.endswith("; run where there is one, or compile a target for this machine")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(AssertionError(), ""), (RuntimeError("jaxlib is too old."), "jaxlib is too old")]
+)
+def test_what_jax_raises(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
+    def refuse(platform: str | None) -> None:
+        raise error
+
+    monkeypatch.setattr(jax, "devices", refuse)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.raises(ArtifactError) as caught:
+        open_devices()
+    assert caught.value.found == (reason or "none")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    found = "JAX_PLATFORMS='cpu'" + (f", {reason}" if reason else "")
+    mismatch = Mismatch("platform", "cpu", found, "unset JAX_PLATFORMS, or set it to cpu")
+    assert unusable_devices({"platform": "cpu", "variables": {}}) == [mismatch]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("JAX_ENABLE_X64", "maybe", "invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'"),
+        ("JAX_LOGGING_LEVEL", "loud", 'Invalid value "loud" for JAX flag jax_logging_level'),
+    ],
+)
+def test_a_variable_that_jax_does_not_take(name: str, value: str, reason: str) -> None:
+    code = (
+        "from wanrun.machine.environment import open_devices\nfrom wanrun.errors import UsageError\n"
+        "try: open_devices('cpu')\nexcept UsageError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("JAX does not take a variable of the environment; ")
+    assert reason in done.stdout and f"{name}={value!r}" in done.stdout and "; unset it" in done.stdout
+
+
+def test_other_errors_are_not_those_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    with pytest.raises(ValueError, match="ours"), importing_jax():
+        raise ValueError("ours")
+
+
+def devices(kind: str, count: int) -> list[Any]:
+    client = SimpleNamespace(platform_version="a driver")
+    return [SimpleNamespace(device_kind=kind, client=client)] * count
+
+
+FACTS = {**ENVIRONMENT, "platform": "tpu", "device_kind": "TPU v5 lite", "device_count": 8}
+ELSEWHERE = {**FACTS, "topology": "v5e:2x4", "device_kinds": ["TPU v5 lite", "TPU v5e"]}
+
+
+@pytest.mark.parametrize(
+    ("built", "kind", "count", "expected"),
+    [
+        (FACTS, "TPU v5e", 8, ["device kind", "platform version"]),
+        (ELSEWHERE, "TPU v5e", 8, []),
+        (ELSEWHERE, "TPU v5 lite", 4, []),
+        (ELSEWHERE, "TPU v5 lite", 3, ["device count"]),
+        (ELSEWHERE, "TPU v6 lite", 8, ["device kind"]),
+    ],
+)
+def test_devices_of_a_target_that_was_built_elsewhere(
+    built: Mapping[str, Any], kind: str, count: int, expected: list[str]
+) -> None:
+    """Any name of the chip, and as many as the mesh has; the compiler's own version is not compared."""
+    found = device_mismatches(built, devices(kind, count), needed=4)
+    assert [one.what for one in found] == expected
+    if expected == ["device count"]:
+        assert (found[0].expected, found[0].found) == ("at least 4", 3)
+
+
+@pytest.mark.parametrize(
+    ("platform_name", "others"), [("cpu", ["libtpu", "jax-cuda13-pjrt"]), ("cuda", ["libtpu"])]
+)
+def test_packages_of_other_platforms_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch, platform_name: str, others: list[str]
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platform_name)
+    real = importlib.metadata.version
+    installed = {"libtpu": "0.0.1", "jax-cuda13-pjrt": "0.7"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or real(name))
+    built = {**host_environment(platform_name), "device_kind": "a", "topology": "1x1x1"}
+    assert not set(others) & built["packages"].keys()
+    packages = {**built["packages"], **dict.fromkeys(others, "9")}
+    assert host_mismatches({**built, "packages": packages}, Path("r.txt")) == []
+    own = {"jaxlib": "9"} if platform_name == "cpu" else {"jaxlib": "9", "jax-cuda13-pjrt": "9"}
+    found = host_mismatches({**built, "packages": {**packages, **own}}, Path("r.txt"))
+    assert {one.what for one in found} == {f"package {name}" for name in own}
+
+
+@pytest.mark.parametrize("facts", [{"topology": 3}, {"topology": "1", "device_kinds": "cpu"}])
+def test_facts_of_another_type(facts: Mapping[str, Any]) -> None:
+    check_environment({**ENVIRONMENT, "topology": "1", "device_kinds": ["cpu"]})
+    with pytest.raises(ValueError, match="of a target's environment is"):
+        check_environment({**ENVIRONMENT, **facts})

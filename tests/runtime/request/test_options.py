@@ -1,0 +1,255 @@
+"""Options of a generation: defaults, what has an effect with which model, and the forms of the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.manifests import built_with, plain_manifest, with_model
+from wanrun.artifact.manifest import Component, Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.request.options import latents_shape, loop_forms, resolve_loop, resolve_options
+from wanrun.request.reading import read_request
+from wanrun.request.request import Request
+from wanrun.request.rows import rows
+
+ONE = plain_manifest(
+    components={"transformer": Component("transformer", {})},
+)
+TWO = with_model(ONE, options={"guidance_scale_2": 3.0, "boundary": 0.875}).changed(
+    components={name: Component(name, {}) for name in ("transformer", "transformer_2")},
+)
+
+
+def profile(guidance: bool = True, loop: str = "both") -> Profile:
+    return Profile(96, 64, 9, 1, guidance, 0, built_with(loop=loop, max_steps=50))
+
+
+def resolve(manifest: Manifest, where: Profile, /, **options: Any) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None}
+    return resolve_options(manifest, where, read_request({"prompt": "a fox", **given}.items(), Request))
+
+
+def refusal(error: type[Exception], manifest: Manifest, where: Profile, /, **options: Any) -> str:
+    with pytest.raises(error) as caught:
+        resolve(manifest, where, **options)
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    common = {
+        "prompt": "a fox",
+        "seed": 0,
+        "num_steps": 40,
+        "flow_shift": 12.0,
+        "solver": "unipc",
+        "loop": "step",
+    }
+    common |= {"width": 96, "height": 64, "num_frames": 9}
+    one = {**common, "guidance_scale": 4.0, "negative_prompt": "blurry"}
+    assert resolve(ONE, profile()) == one
+    assert resolve(TWO, profile()) == {**one, "guidance_scale_2": 3.0, "boundary": 0.875}
+    off = {**common, "guidance_scale": 1.0, "negative_prompt": None}
+    assert resolve(ONE, profile(guidance=False)) == off
+    assert resolve(TWO, profile(guidance=False)) == {**off, "guidance_scale_2": 1.0, "boundary": 0.875}
+
+
+LIGHTNING = [1000, 937.5, 833.33, 625]
+DISTILLED = with_model(ONE, {"num_steps": 4, "timesteps": tuple(LIGHTNING)})
+
+
+def test_default_timesteps() -> None:
+    """A distilled model's are used until something else is asked for."""
+    found = resolve(DISTILLED, profile())
+    assert (found["timesteps"], found["num_steps"]) == (LIGHTNING, 4)
+    for name, value in (("num_steps", 4), ("num_steps", 8), ("solver", "unipc"), ("flow_shift", 12.0)):
+        found = resolve(DISTILLED, profile(), **{name: value})
+        assert "timesteps" not in found and found[name] == value
+        assert found["num_steps"] == (value if name == "num_steps" else 4)
+    assert "timesteps" not in resolve(ONE, profile(), timesteps=None)
+
+
+def test_given_timesteps() -> None:
+    for manifest in (ONE, DISTILLED):
+        others = {"solver": "lcm", "flow_shift": 3.0}
+        found = resolve(manifest, profile(), timesteps=(1000, 757, 522), **others)
+        assert (found["timesteps"], found["num_steps"]) == ([1000.0, 757.0, 522.0], 3)
+        assert found.items() >= others.items()
+        # What is resolved resolves to itself: a run hands it on to the pipeline.
+        again = {row.name: found[row.name] for row in rows() if row.name in found.keys() - {"prompt"}}
+        assert resolve(manifest, profile(), **again) == found
+    assert refusal(UsageError, ONE, profile(), timesteps=[1000, 500], num_steps=3) == (
+        "num_steps and timesteps contradict each other; expected 2 steps, one for each timestep; found 3; "
+        "leave num_steps out"
+    )
+    many = list(range(60, 0, -1))
+    assert "at most 50; found 60" in refusal(UsageError, ONE, profile(), timesteps=many, loop="scan")
+
+
+finite = st.floats(-1e38, 1e38)
+
+
+@given(st.none() | finite, st.none() | finite, st.none() | st.floats(0, 1), st.booleans())
+def test_the_scales_of_two_experts(
+    scale: float | None, scale_2: float | None, boundary: float | None, guidance: bool
+) -> None:
+    on = guidance and (scale is None or scale > 1)
+    given = {"guidance_scale": scale, "guidance_scale_2": scale_2, "boundary": boundary}
+    if scale_2 is not None and scale_2 > 1 and not on:
+        assert "guidance_scale_2 has no effect" in refusal(UsageError, TWO, profile(guidance), **given)
+        return
+    if scale is not None and (scale > 1) != guidance:
+        what = "turns guidance off, which profile" if guidance else "has no effect: profile"
+        assert f"guidance_scale {what} 96x64x9" in refusal(UsageError, TWO, profile(guidance), **given)
+        return
+    found = resolve(TWO, profile(guidance), **given)
+    assert found["boundary"] == (0.875 if boundary is None else boundary)
+    if not guidance:
+        assert found["guidance_scale"] == found["guidance_scale_2"] == 1.0
+        return
+    assert found["guidance_scale"] == (4.0 if scale is None else scale)
+    if scale_2 is not None:
+        assert found["guidance_scale_2"] == scale_2
+    else:  # the given scale is both experts', a default one is the high-noise expert's alone
+        assert found["guidance_scale_2"] == (3.0 if scale is None else scale)
+    assert all(type(found[name]) is float for name in given)
+
+
+def test_the_numbers_that_metadata_can_hold() -> None:
+    given = {"guidance_scale": np.float32(2.5), "guidance_scale_2": 3, "boundary": np.float64(0.5)}
+    found = resolve(TWO, profile(), **given)
+    assert [(type(found[name]), found[name]) for name in given] == [(float, 2.5), (float, 3.0), (float, 0.5)]
+
+
+def test_options_without_effect_are_refused() -> None:
+    for name in ("guidance_scale_2", "boundary"):
+        rest = (
+            "has no effect: this model has one transformer; leave it out; it is for models with two experts"
+        )
+        for value in (0.0, 0.5, 1.0):
+            assert refusal(UsageError, ONE, profile(), **{name: value}) == f"{name} {rest}"
+            assert refusal(UsageError, ONE, profile(False), **{name: value}) == f"{name} {rest}"
+    for where, scale in ((profile(False), None), (profile(False), 1.0), (profile(), 1.0)):
+        options = {"guidance_scale": scale, "guidance_scale_2": 3.0}
+        assert refusal(UsageError, TWO, where, **options) == (
+            "guidance_scale_2 has no effect: guidance is off; expected guidance_scale above 1 and a "
+            "profile with guidance, for both experts; found 3.0; raise guidance_scale, or leave the other out"
+        )
+    # Off is off: one that asks for nothing is no contradiction.
+    assert resolve(TWO, profile(False), guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
+
+
+def test_a_scale_belongs_to_its_profile() -> None:
+    """The reference decides by the scale of the high-noise expert alone."""
+    assert resolve(TWO, profile(False), guidance_scale=1, guidance_scale_2=0.5)["guidance_scale_2"] == 1.0
+    assert refusal(UsageError, TWO, profile(), guidance_scale=1, guidance_scale_2=0.5) == (
+        "guidance_scale turns guidance off, which profile 96x64x9-b1-cfg has; expected a number above 1; "
+        "found 1; give a larger one, or load a profile without guidance"
+    )
+    assert refusal(UsageError, ONE, profile(False), guidance_scale=5) == (
+        "guidance_scale has no effect: profile 96x64x9-b1-nocfg has no guidance; expected at most 1; "
+        "found 5; leave it out, or use a profile with guidance"
+    )
+    distilled = with_model(ONE, {"guidance_scale": 0.5})
+    assert "found 0.5, the artifact's; give" in refusal(UsageError, distilled, profile())
+    assert resolve(distilled, profile(), guidance_scale=2)["guidance_scale"] == 2.0
+    assert resolve(distilled, profile(False))["guidance_scale"] == 1.0
+
+
+# What some models have.
+
+
+def having(**options: Any) -> Manifest:
+    return with_model(ONE, options=options)
+
+
+def test_options_of_some_models() -> None:
+    names = ("conditioning_scale", "segment_overlap")
+    for name, default, value in [
+        ("conditioning_scale", 1.0, 0.25),
+        ("conditioning_scale", 1.0, 0),
+        ("segment_overlap", 1, 5),
+    ]:
+        (other,) = set(names) - {name}
+        manifest = having(**{name: default})
+        plain = resolve(manifest, profile())
+        assert plain[name] == default and other not in plain
+        for nothing in ({}, dict.fromkeys(names)):
+            assert resolve(manifest, profile(), **nothing) == plain
+        found = resolve(manifest, profile(), **{name: value, other: None})
+        assert found == {**plain, name: value} and type(found[name]) is type(default)
+    half = having(conditioning_scale=0.5)
+    assert resolve(half, profile())["conditioning_scale"] == 0.5
+    whole = having(conditioning_scale=1)  # as JSON may have it
+    assert resolve(whole, profile(), conditioning_scale=0.5)["conditioning_scale"] == 0.5
+    assert resolve(whole, profile(), conditioning_scale=np.float32(0.5))["conditioning_scale"] == 0.5
+    assert not {*names} & resolve(ONE, profile()).keys()
+
+
+def test_options_of_other_models_are_refused() -> None:
+    for name, models, value in [("conditioning_scale", "VACE", 1.0), ("segment_overlap", "Animate", 1)]:
+        rest = f"has no effect: this is no {models} model; leave it out; it is for {models} models"
+        others = {"conditioning_scale": 1.0, "segment_overlap": 1}
+        others.pop(name)
+        for manifest in (ONE, having(**others)):
+            assert refusal(UsageError, manifest, profile(), **{name: value}) == f"{name} {rest}"
+
+
+def test_the_latents_of_a_profile() -> None:
+    for extra, references, frames in [({}, 0, 3), ({"leading_latents": 1}, 0, 4), ({}, 2, 5)]:
+        manifest = with_model(ONE, **extra)
+        where = msgspec.structs.replace(profile(), num_videos=2, num_references=references)
+        assert latents_shape(manifest, where) == (2, 16, frames, 8, 12)
+
+
+# The loop.
+
+
+def test_the_forms_of_the_loop_that_are_built() -> None:
+    assert loop_forms(profile()) == ("step", "scan")
+    assert loop_forms(profile(loop="scan")) == ("scan",)
+    assert loop_forms(profile(loop="step")) == ("step",)
+
+
+def test_the_form_of_the_loop() -> None:
+    for loop, asked, found in [
+        ("both", None, "step"),
+        ("both", "step", "step"),
+        ("both", "scan", "scan"),
+        ("scan", None, "scan"),
+        ("step", None, "step"),
+    ]:
+        assert resolve(ONE, profile(loop=loop), loop=asked)["loop"] == found
+        assert resolve_loop(profile(loop=loop), asked) == found
+    for built, asked in [("step", "scan"), ("scan", "step")]:
+        assert refusal(ArtifactError, ONE, profile(loop=built), loop=asked) == (
+            f"profile 96x64x9-b1-cfg has no program for loop {asked}; found one for {built}; "
+            "add it with wanbuild compile --loop both"
+        )
+    wrong = refusal(UsageError, ONE, profile(), loop="while")
+    assert wrong == 'loop cannot be used; expected step or scan; found "while"'
+
+
+def test_the_most_steps_of_the_scan_form() -> None:
+    both, scan = profile(), profile(loop="scan")
+    what = (
+        "the number of steps is too large for the scan form of profile 96x64x9-b1-cfg; expected at most 50; "
+    )
+    larger = "or wanbuild compile with a larger --max-steps"
+    assert refusal(UsageError, ONE, both, loop="scan", num_steps=51) == (
+        f"{what}found 51; use fewer steps, --loop step, {larger}"
+    )
+    for loop in ("scan", None):
+        found = refusal(UsageError, ONE, scan, loop=loop, num_steps=200)
+        assert found == f"{what}found 200; use fewer steps, {larger}"
+    assert resolve(ONE, both, loop="scan", num_steps=50)["num_steps"] == 50
+    assert resolve(ONE, both, loop="step", num_steps=51)["num_steps"] == 51
+    assert resolve(ONE, both, num_steps=51)["loop"] == "step"
+    short = msgspec.structs.replace(scan, options=built_with(loop="scan", max_steps=39))
+    assert "expected at most 39; found 40" in refusal(UsageError, ONE, short)  # the artifact's default

@@ -1,0 +1,45 @@
+"""Every option of a request is one row, from which each way of asking derives."""
+
+from __future__ import annotations
+
+from helpers.damage import flag
+from wanrun.cli import wanrun
+from wanrun.media.types import MEDIA_KINDS, Media
+from wanrun.request.rows import rows, schema
+
+
+def test_media_are_rows() -> None:
+    """What is given as files on the command line is given in memory as ``Media``, under the same names."""
+    names = [row.name for row in rows()]
+    assert set(MEDIA_KINDS) <= set(names)
+    assert set(Media.__dataclass_fields__) == {*MEDIA_KINDS, "mode", "segment_overlap"} <= set(names)
+
+
+def test_the_command_line_has_every_row() -> None:
+    options = {param.name: param for param in wanrun.params}
+    for row in rows():
+        assert options[row.name].opts == [row.flag]
+        assert row.flag == flag(row.key)
+        if row.name != "prompt":
+            assert row.help.rstrip(".") in str(getattr(options[row.name], "help", ""))
+
+
+def test_the_json_schema() -> None:
+    found = schema()
+    assert found["required"] == ["prompt"] and found["additionalProperties"] is False
+    assert set(found["properties"]) == {row.key for row in rows()}
+    assert found["properties"]["steps"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 10_000,
+        "description": "Denoising steps.",
+    }
+    assert found["properties"]["solver"]["enum"] == ["dpm++", "euler", "lcm", "unipc"]
+    assert found["properties"]["seed"] | {"description": ""} == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**64 - 1,
+        "default": 0,
+        "description": "",
+    }
+    assert "null" not in str(found)

@@ -1,0 +1,301 @@
+"""Exit codes, one-line errors, signals, progress and sizes, with real processes where they matter."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
+from wanrun.terminal.console import SIZE, parse_numbers, parse_size, run
+
+
+def failing(error: BaseException) -> click.Command:
+    @click.command("wanrun")
+    @click.option("--debug", is_flag=True)
+    @click.option("--steps", type=int)
+    @click.option("--size", type=SIZE)
+    def command(debug: bool, steps: int | None, size: tuple[int, int] | None) -> None:
+        raise error
+
+    return command
+
+
+TOO_LARGE = "error: a file has reached the largest size (File too large)"
+RAISE_IT = "raise the limit (ulimit -f)"
+NO_RESOURCES = "error: the system gives this process no more memory or threads; free some, or raise its"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (VerificationError("frames differ"), 1, "error: frames differ"),
+        (UsageError("a.mp4 exists", remedy="pass --overwrite"), 2, "error: a.mp4 exists; pass --overwrite"),
+        (ArtifactError("damaged", expected="1", found="2"), 3, "error: damaged; expected 1; found 2"),
+        (SourceError("no such file"), 4, "error: no such file"),
+        (WanError("two\nlines"), 1, "error: two lines"),
+        (click.UsageError("Bad\nthing."), 2, "error: Bad thing (see wanrun --help)"),
+        (click.FileError("x.json", "not\nreadable"), 2, "error: Could not open file 'x.json': not readable"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (click.Abort(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space", "/a/b"), 4, "error: the disk is full at /a/b; free some space"),
+        (OSError(errno.EDQUOT, "Quota"), 4, "error: the disk is full; free some space and run it again"),
+        (
+            OSError(errno.EFBIG, "File too large", "/a/b"),
+            4,
+            f"{TOO_LARGE} at /a/b; {RAISE_IT} and run it again\n",
+        ),
+        (OSError(errno.EFBIG, "File too large"), 4, f"{TOO_LARGE}; {RAISE_IT} and run it again\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken", "/a/fifo"), 1, "error: internal error: BrokenPipeError: "),
+        (ValueError("first\nsecond"), 1, "error: internal error: ValueError: first (run again with --debug"),
+        (EOFError("truncated"), 1, "error: internal error: EOFError: truncated ("),
+        (MemoryError(), 1, NO_RESOURCES),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_RESOURCES),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, NO_RESOURCES),
+        (RuntimeError("can't start new thread"), 1, NO_RESOURCES),
+        (RuntimeError("another"), 1, "error: internal error: RuntimeError: another ("),
+        (ImportError("x.so: failed to map segment from shared object"), 1, NO_RESOURCES),
+        (OSError(errno.ENOSPC, "No space", "/a\nb"), 4, "error: the disk is full at /a\\nb; free some space"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(failing(error), []) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), ArtifactError("damaged"), KeyboardInterrupt()])
+def test_debug_adds_the_traceback(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    run(failing(error), ["--debug"])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "raise error" in "\n".join(lines)
+    assert lines[-1].startswith(("error: ", "interrupted"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--no-such"], "No such option"),
+        (["--steps", "four"], "Invalid value for '--steps': 'four' is not a valid integer"),
+        (["--size", "big"], "not a size; expected WIDTHxHEIGHT such as 832x480; found 'big'"),
+        (["extra"], "unexpected extra argument"),
+        (["--steps"], "requires an argument"),
+    ],
+)
+def test_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(failing(AssertionError()), argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.endswith("(see wanrun --help)\n")
+    assert err.count("\n") == 1
+
+
+def test_success_help_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.group("wanbuild")
+    @click.version_option("1.2", prog_name="wanbuild")
+    def group() -> None: ...
+
+    @group.command()
+    @click.option("--size", type=SIZE, multiple=True, default=[(64, 32)])
+    def sizes(size: Any) -> None:
+        click.echo(repr(size))
+
+    @group.command()
+    @click.pass_context
+    def leave(context: click.Context) -> None:
+        context.exit(3)
+
+    @group.command()
+    def number() -> int:
+        return 1
+
+    assert run(group, ["sizes"]) == 0
+    assert run(group, ["sizes", "--size", "832x480", "--size", "832*480"]) == 0
+    assert capsys.readouterr().out == "((64, 32),)\n((832, 480), (832, 480))\n"
+    assert run(group, ["leave"]) == 3
+    assert run(group, ["number"]) == 1
+    assert run(group, ["--help"]) == run(group, ["--version"]) == run(group, ["sizes", "--help"]) == 0
+    assert "Usage: wanbuild" in capsys.readouterr().out
+    assert run(group, ["sizes", "--size", "x"]) == 2
+    assert "(see wanbuild sizes --help)" in capsys.readouterr().err
+    assert run(group, ["nothing"]) == 2
+    assert "No such command 'nothing'" in capsys.readouterr().err
+    run(group, [])
+    out, err = capsys.readouterr()
+    assert "Usage: wanbuild" in out + err
+
+
+def test_arguments_come_from_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["wanrun", "--steps", "x"])
+    assert run(failing(AssertionError())) == 2
+    assert "'x' is not a valid integer" in capsys.readouterr().err
+
+
+SCRIPT = """
+import sys, time, click
+from pathlib import Path
+from wanrun.terminal.console import run
+
+@click.command("wanrun")
+@click.argument("folder", type=Path)
+def command(folder):
+    temporary = folder / "half"
+    temporary.write_bytes(b"")
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        temporary.unlink()
+
+sys.exit(run(command))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
+)
+def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert [file.name for file in tmp_path.iterdir()] == ["half"]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (code, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_in_a_garbage_collection_count(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops what is raised in a callback of its garbage collection, such as JAX's."""
+    sent: list[str] = []
+
+    def callback(phase: str, info: dict[str, Any]) -> None:
+        if not sent:
+            sent.append(phase)
+            os.kill(os.getpid(), number)
+            for _ in range(100):  # it is handled here
+                pass
+
+    @click.command()
+    def command() -> None:
+        gc.callbacks.append(callback)
+        try:
+            gc.collect()
+            time.sleep(10)
+        finally:
+            gc.callbacks.remove(callback)
+
+    assert run(command, []) == code
+    assert sent == ["start"]
+
+
+def test_sigterm_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(failing(UsageError("no")), []) == 2
+    assert signal.getsignal(signal.SIGTERM) is before
+
+    def own(number: int, frame: Any) -> None: ...
+
+    signal.signal(signal.SIGTERM, own)
+    try:
+        run(failing(UsageError("no")), [])
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_can_run_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(run(failing(ArtifactError("no")), [])))
+    thread.start()
+    thread.join()
+    assert codes == [3]
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_goes_away_is_no_news(lines: int) -> None:
+    code = (
+        "import sys, click; from wanrun.terminal.console import run\n"
+        "@click.command()\n"
+        f"def command():\n    for i in range({lines}): print('line', i)\n"
+        "sys.exit(run(command, []))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        result = subprocess.run(
+            [sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("832x480", (832, 480)), ("832*480", (832, 480)), (" 1280X720 ", (1280, 720)), ("8x16", (8, 16))],
+)
+def test_sizes(text: str, size: tuple[int, int]) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "832",
+        "832x",
+        "x480",
+        "832x480x3",
+        "0x480",
+        "-8x8",
+        "8.5x8",
+        "832 480",
+        "٨x٨",
+        "999999x8",
+        "8x8\n8x8",
+    ],
+)
+def test_sizes_that_are_junk(text: str) -> None:
+    with pytest.raises(UsageError, match=r"not a size; expected WIDTHxHEIGHT such as 832x480; found"):
+        parse_size(text)
+
+
+def test_numbers() -> None:
+    assert parse_numbers("1000,937.5, 3e2") == [1000.0, 937.5, 300.0]
+    for text in ("", "5,", "5;6", "5 6", "five"):
+        with pytest.raises(
+            UsageError, match=r"not a list of numbers; expected numbers with commas between them"
+        ):
+            parse_numbers(text)
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, wanrun.terminal.console; "
+        "print(*{'numpy', 'jax', 'orbax', 'tqdm', 'PIL', 'tokenizers', 'ftfy'} & sys.modules.keys())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.split() == []

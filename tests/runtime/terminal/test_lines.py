@@ -1,0 +1,110 @@
+"""Lines of commands: one each, whatever names are in it; nothing is lost because one cannot be printed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from wanrun.errors import NoSpaceError, UsageError, errno_in, escaped, unwritable
+
+NAME = "a\nb\x1b[31m\udcff 猫\u3000.mp4"
+SHOWN = "a\\nb\\x1b[31m\\udcff 猫\u3000.mp4"
+
+
+def call(code: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs code with the functions of the module, its streams redirected as a shell does."""
+    program = f"from wanrun.terminal.lines import *\nname = {NAME!a}\n{code}"
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, program],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_what_is_not_shown_is_escaped() -> None:
+    assert escaped(NAME) == SHOWN
+    assert escaped("plain, 猫") == "plain, 猫"
+    assert escaped("\u2028\u202e\t") == "\\u2028\\u202e\\t"
+
+
+@pytest.mark.parametrize(
+    ("function", "out", "err"),
+    [
+        ("print_result", f"{SHOWN}\n", ""),
+        ("report", f"{SHOWN}\n", ""),
+        ("warn", "", f"warning: {SHOWN}\n"),
+        ("print_error", "", f"{SHOWN}\n"),
+    ],
+)
+def test_a_line_is_one_line(function: str, out: str, err: str) -> None:
+    done = call(f"{function}(name)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
+
+
+def test_an_encoding_that_has_not_all_characters() -> None:
+    done = call("report(name)", PYTHONIOENCODING="iso-8859-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "a\\nb\\x1b[31m\\udcff \\u732b\\u3000.mp4\n"
+
+
+def test_a_report_that_cannot_be_printed_stops_nothing() -> None:
+    done = call("report('one', 'two'); report('three'); print_error('end')", "> /dev/full")
+    reason = os.strerror(errno.ENOSPC)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"warning: standard output cannot be written: {reason}; the work goes on without it",
+        "end",
+    ]
+
+
+def test_a_result_that_cannot_be_printed_is_an_error() -> None:
+    code = (
+        "from wanrun.errors import NoSpaceError\n"
+        "try: print_result(name)\nexcept NoSpaceError as it: warn(str(it))"
+    )
+    done = call(code, "> /dev/full")
+    assert done.returncode == 0
+    assert done.stderr == "warning: there is no space left to write standard output; free some\n"
+
+
+def test_warnings_that_cannot_be_printed_stop_nothing() -> None:
+    done = call("warn('one'); print_error('two'); report('end')", "2> /dev/full")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.parametrize("function", ["report", "print_result", "warn"])
+def test_a_reader_that_has_gone_is_left_to_the_command(function: str) -> None:
+    code = (
+        "import os, signal\nread, write = os.pipe(); os.close(read)\n"
+        "os.dup2(write, 2 if function == 'warn' else 1)\n"
+        "try: globals()[function]('x')\nexcept BrokenPipeError: os._exit(7)"
+    )
+    assert call(f"function = {function!r}\n{code}").returncode == 7
+
+
+def test_errors_that_are_told_in_words_alone() -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        assert errno_in(f"I/O error: {os.strerror(number)} (os error {number})") == number
+    assert errno_in("I/O error: a bug") == errno.EIO
+
+
+def test_what_cannot_be_written() -> None:
+    full = unwritable("a.mp4", OSError(errno.EDQUOT, "Quota"), "choose another --output")
+    assert isinstance(full, NoSpaceError) and full.exit_code == 4
+    assert str(full) == "there is no space left to write a.mp4; free some, or choose another --output"
+    large = unwritable("a.mp4", OSError(errno.EFBIG, "File too large"), "choose another --output")
+    assert isinstance(large, NoSpaceError)
+    assert str(large) == (
+        "a.mp4 reaches the largest size of a file; raise the limit (ulimit -f), or choose another --output"
+    )
+    other = unwritable("a.mp4", OSError(errno.EACCES, "Permission denied"), "choose another")
+    assert type(other) is UsageError
+    assert str(other) == "a.mp4 cannot be written; found Permission denied; choose another"
+    assert str(unwritable("a", OSError("odd"))) == "a cannot be written; found odd"

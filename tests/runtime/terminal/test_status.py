@@ -1,0 +1,210 @@
+"""The line that says what is waited for."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from wanrun.terminal import status
+from wanrun.terminal.status import Count, Progress, Status, following, shown, told
+from wanrun.timing.activities import Activities, Activity
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def activity(phase: str, label: str | None = None, done: tuple[int, int] | None = None) -> Activity:
+    return Activity(phase, label, 0.0, None if done is None else lambda: done)
+
+
+@pytest.mark.parametrize(
+    ("activities", "text"),
+    [
+        ([], ""),
+        ([activity("manifest")], ""),
+        ([activity("import", "jax")], "importing jax"),
+        (
+            [activity("restore", "transformer_2", (1_240_000_000, 2_840_000_000)), activity("text")],
+            "reading transformer 2 (1.24 GB of 2.84 GB), encoding the prompt",
+        ),
+        ([activity("transfer", "vae"), activity("transfer", "vae")], "bringing vae to the device"),
+        ([activity("import")], "importing what it needs"),
+        ([activity("decode", "17 frames")], "decoding the video (17 frames)"),
+    ],
+)
+def test_what_is_told(activities: list[Activity], text: str) -> None:
+    assert told(activities) == text
+
+
+def test_on_a_terminal_it_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "24")
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream), activities.during("decode"):
+        until(lambda: stream.getvalue().count("\r") > 1)
+    first, *shown, blank, last = stream.getvalue().split("\r")
+    assert first == last == ""
+    assert set(shown) == {"decoding the video, 0 s"} and blank == " " * len(shown[0])
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_narrow_terminal_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "12")
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream), activities.during("decode"):
+        until(lambda: "\r" in stream.getvalue())
+    assert stream.getvalue().split("\r")[1] == "decoding t…"
+
+
+def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    activities, stream = Activities(), io.StringIO()
+    with Status(lambda: activities.running, stream):
+        time.sleep(0.05)
+        assert stream.getvalue() == ""  # nothing is waited for
+        with activities.during("compile", "decode_video"):
+            until(lambda: stream.getvalue().count("\n") > 1)
+    assert set(stream.getvalue().splitlines()) == {"waiting: compiling decode video, 0 s"}
+
+
+def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream) as line, activities.during("decode"):
+        until(lambda: "decoding" in stream.getvalue())
+        with line.paused():
+            begun = len(stream.getvalue())
+            assert stream.getvalue().endswith(" \r")
+            time.sleep(0.05)
+            assert len(stream.getvalue()) == begun
+        until(lambda: len(stream.getvalue()) > begun)
+
+
+def test_steps_have_a_bar_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream, count = Activities(), Terminal(), Count(50)
+    with Status(lambda: activities.running, stream) as line, activities.during("denoise"):
+        with line.counting("denoise", count, "[2/8] "):
+            until(lambda: "[2/8] denoising (0 of 50 steps), 0 s" in stream.getvalue())
+            assert "█" not in stream.getvalue()  # nothing to say how long it takes
+            count.done = 25
+            until(lambda: "░" in stream.getvalue())
+        until(lambda: stream.getvalue().rstrip().endswith("\rdenoising, 0 s"))
+    shown = next(part for part in stream.getvalue().split("\r") if "░" in part)
+    assert shown.rstrip() == "████████░░░░░░░░ [2/8] denoising (25 of 50 steps), 0 s, 0:00 left"
+
+
+def test_a_notebook_has_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    assert not shown(None) and shown(True)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace(kernelapp=None))
+    assert shown(None) and not shown(False)
+    activities, stream = Activities(), io.StringIO()
+    with Status(lambda: activities.running, stream), activities.during("decode"):
+        until(lambda: "\r" in stream.getvalue())
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_generation_is_followed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    activities, steps = Activities(), []
+    with following(lambda step, total: steps.append((step, total)), None) as on_step:
+        on_step(1, 4)
+    counted = following(lambda step, total: steps.append((step, total)), activities)
+    with counted as on_step, activities.during("denoise"):
+        on_step(2, 4)
+        until(lambda: "2 of 4 steps" in capsys.readouterr().err)
+    assert steps == [(1, 4), (2, 4)]
+    assert capsys.readouterr().err.count("denoising") < 5  # and it has ended
+
+
+def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    stream = io.StringIO()
+    with Progress(57_300_000_000, "convert", stream=stream) as progress:
+        progress.advance(57_300_000_000)
+        until(lambda: "57.3 GB of" in stream.getvalue())
+    assert stream.getvalue().splitlines()[-1] == "waiting: converting (57.3 GB of 57.3 GB), 0 s"
+
+
+def test_progress_that_is_quick_says_nothing() -> None:
+    stream = io.StringIO()
+    with Progress(1000, "convert", unit="tensor", stream=stream) as progress:
+        for _ in range(1000):
+            progress.advance()
+    assert stream.getvalue() == ""
+
+
+def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    stream = Terminal()
+    with Progress(800, "convert", "tensor", stream=stream) as progress:
+
+        def work() -> None:
+            for _ in range(100):
+                progress.advance()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: "converting (800 of 800 tensors), 0 s" in stream.getvalue())
+
+
+def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream) as line, activities.during("decode"):
+        one, other = line.paused(), line.paused()
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        begun = len(stream.getvalue())
+        time.sleep(0.05)
+        assert len(stream.getvalue()) == begun
+        other.__exit__(None, None, None)
+        until(lambda: len(stream.getvalue()) > begun)
+
+
+def test_a_shorter_line_covers_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    activities, stream = Activities(), Terminal()
+    with Status(lambda: activities.running, stream):
+        with activities.during("decode"):
+            until(lambda: "decoding" in stream.getvalue())
+            token = activities.begin("restore", "vae")
+            until(lambda: "reading vae" in stream.getvalue())
+        until(lambda: stream.getvalue().rpartition("\r")[2].startswith("reading vae"))
+        longest = max(map(len, stream.getvalue().split("\r")))
+        covering = next(part for part in stream.getvalue().split("\r") if part.startswith("reading vae"))
+        assert len(covering) == longest
+        activities.end(token)
+
+
+def test_a_stream_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("gone")
+
+    activities = Activities()
+    with Status(lambda: activities.running, Gone()) as line, activities.during("decode"):
+        until(lambda: line._line.gone)

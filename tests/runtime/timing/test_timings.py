@@ -1,0 +1,384 @@
+"""Durations on the process's own clock."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wanrun.jobs.timing_files import write_timings
+from wanrun.timing import timings as timing
+from wanrun.timing.timings import PHASES, Recorder, Timings, peak_rss_bytes, process_start_seconds_ago
+
+# What benchmarks and users read: a key may be added, none may go or change its name.
+KEYS = {
+    "import_seconds",
+    "manifest_seconds",
+    "restore_seconds",
+    "transfer_seconds",
+    "executables_seconds",
+    "process_to_ready_seconds",
+    "text_seconds",
+    "process_to_first_step_seconds",
+    "step_seconds",
+    "denoise_seconds",
+    "decode_seconds",
+    "encode_video_seconds",
+    "cache_hits",
+    "cache_misses",
+    "restore_bytes",
+    "peak_rss_bytes",
+    "total_seconds",
+    "unaccounted_seconds",
+    "loop_overhead_seconds",
+    "loop",
+    "placement",
+    "spans",
+}
+
+
+def run_python(code: str) -> list[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+
+
+def test_the_clock_starts_with_the_process_and_not_with_the_import() -> None:
+    started = time.monotonic()
+    code = "import time; time.sleep(0.3); from wanrun.timing.timings import Timings; print(Timings().now())"
+    (printed,) = run_python(code)
+    outside = time.monotonic() - started
+    # The kernel's record has ticks of 10 ms.
+    assert 0.3 - 0.02 < float(printed) < outside + 0.02
+
+
+def test_without_the_kernels_record_the_clock_starts_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Path, **kwargs: str) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    since_import = time.monotonic() - timing._IMPORTED
+    assert process_start_seconds_ago() == pytest.approx(since_import, abs=0.05)
+    assert peak_rss_bytes() > 10e6  # from getrusage
+
+
+def test_command_names_do_not_confuse_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, expected = Path("/proc/self/stat").read_text(), process_start_seconds_ago()
+    odd = plain[: plain.index("(")] + "(a) R 1 (b c)" + plain[plain.rindex(")") + 1 :]
+    monkeypatch.setattr(Path, "read_text", lambda self, **kwargs: odd)
+    assert process_start_seconds_ago() == pytest.approx(expected, abs=0.05)
+
+
+def test_peak_memory_is_this_processes_own() -> None:
+    held = bytearray(b"x") * 200_000_000  # this test's process is larger than what it starts
+    here = peak_rss_bytes()
+    code = (
+        "from wanrun.timing.timings import peak_rss_bytes as p; a = p(); b = b'x' * 60_000_000; print(a, p())"
+    )
+    before, after = map(int, run_python(code))
+    assert len(held) < here
+    assert before < 60e6
+    assert 50e6 < after - before < 90e6
+
+
+def test_phases_and_steps() -> None:
+    timings = Timings()
+    with timings.phase("restore"):
+        time.sleep(0.05)
+    with pytest.raises(RuntimeError), timings.phase("text"):
+        time.sleep(0.02)
+        raise RuntimeError
+    timings.step(3.0)
+    timings.step(1.0)
+    assert 0.05 <= timings.seconds["restore"] < 0.5
+    assert 0.02 <= timings.seconds["text"] < 0.5
+    assert timings.step_seconds == [3.0, 1.0]
+    ((start, end),) = timings.spans["restore"]
+    assert 0 < start < end < timings.now()
+
+
+def test_spans_that_overlap_count_once() -> None:
+    timings = Timings()
+    for start, end in [(5.0, 6.0), (1.0, 3.0), (1.5, 2.0), (2.0, 4.0), (6.0, 6.5)]:
+        timings.add("restore", start, end)
+    assert timings.seconds == {"restore": 3.0 + 1.5}
+
+
+def test_threads() -> None:
+    timings, barrier = Timings(), threading.Barrier(8)
+
+    def work() -> None:
+        barrier.wait()
+        with timings.phase("restore"):
+            time.sleep(0.1)
+        for _ in range(100):
+            timings.step(0.5)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(timings.spans["restore"]) == 8
+    assert 0.1 <= timings.seconds["restore"] < 0.6  # they ran side by side: not 0.8
+    assert len(timings.step_seconds) == 800
+
+
+def test_marks_keep_the_first_moment() -> None:
+    timings = Timings()
+    timings.mark_ready()
+    timings.mark_first_step()
+    first = timings.as_json()
+    time.sleep(0.02)
+    timings.mark_ready()
+    timings.mark_first_step()
+    second = timings.as_json()
+    for key in ("process_to_ready_seconds", "process_to_first_step_seconds"):
+        assert 0 < first[key] == second[key]
+    assert second["total_seconds"] >= first["total_seconds"] + 0.02
+
+
+def test_json_is_flat_with_stable_keys(tmp_path: Path) -> None:
+    empty = Timings().as_json()
+    assert set(empty) == KEYS
+    assert empty["process_to_ready_seconds"] is empty["process_to_first_step_seconds"] is None
+    assert empty["loop"] is empty["placement"] is None
+    assert all(empty[f"{name}_seconds"] == 0.0 for name in PHASES)
+    assert empty["peak_rss_bytes"] > 10e6
+
+    timings = Timings()
+    timings.add("image", 1.0, 1.5)
+    timings.add("decode", 2.0, 4.0)
+    timings.step(1.25)
+    timings.cache_hits += 6
+    timings.mark_ready()
+    write_timings(timings, tmp_path / "t.json", None)
+    text = (tmp_path / "t.json").read_text()
+    data = json.loads(text)
+    assert text == json.dumps(data, indent=2) + "\n"
+    assert set(data) == KEYS | {"image_seconds"}
+    assert (data["image_seconds"], data["decode_seconds"], data["step_seconds"]) == (0.5, 2.0, [1.25])
+    assert (data["cache_hits"], data["cache_misses"]) == (6, 0)
+    assert (data.pop("loop"), data.pop("placement")) == ("step", None)
+    for value in data.values():
+        assert value is None or isinstance(value, int | float | list)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_summary() -> None:
+    timings = Timings()
+    for name, start, end in [("import", 0, 0.5), ("restore", 1, 3.25), ("denoise", 4, 10), ("image", 3, 4)]:
+        timings.add(name, start, end)
+    for seconds in (3.0, 1.0, 2.0, 1.5):
+        timings.step(seconds)
+    timings.cache_hits, timings.cache_misses = 5, 1
+    timings.mark_ready()
+    lines = timings.summary().splitlines()
+    assert lines[0] == "TIMING SUMMARY"
+    rows = {}
+    for line in lines[1:]:
+        label, value = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+        rows[label] = value.split()
+    assert rows["import"] == ["0.50", "s"]
+    assert rows["restore"] == ["2.25", "s"]
+    assert rows["transfer"] == ["0.00", "s"]
+    assert rows["denoise total"] == ["6.00", "s"]
+    assert rows["first step"] == ["3.00", "s"]
+    assert rows["median step"] == ["1.75", "s", "of", "4"]
+    assert rows["image"] == ["1.00", "s"]
+    assert rows["cache"] == ["5", "hits,", "1", "misses"]
+    assert rows.keys() >= {
+        "manifest",
+        "executables",
+        "text",
+        "VAE decode",
+        "encode video",
+        "total",
+        "peak RSS",
+    }
+    assert "process to ready" in rows
+    assert "process to first step" not in rows
+
+
+def test_calls_of_many_steps() -> None:
+    """The scan form: what one call took, spread over its steps; there is no first or median step."""
+    timings = Timings()
+    assert timings.loop is None
+    timings.steps(3, 6.0)
+    timings.steps(1, 5.0)
+    timings.add("denoise", 1.0, 14.0)
+    assert timings.step_seconds == timings.as_json()["step_seconds"] == [2.0, 2.0, 2.0, 5.0]
+    assert timings.loop == timings.as_json()["loop"] == "scan"
+    assert timings.loop_overhead_seconds == (13 - 11) / 4
+    rows = [line.split() for line in timings.summary().splitlines()]
+    assert ["mean", "step", "2.75", "s", "of", "4"] in rows
+    assert not [
+        row for row in rows if row[:2] in (["first", "step"], ["median", "step"], ["between", "steps"])
+    ]
+    timings.step(1.0)  # the same pipeline may be asked for the other form
+    assert timings.loop == "step" and timings.step_seconds[-2:] == [5.0, 1.0]
+    assert "median step" in timings.summary() and "mean step" not in timings.summary()
+
+
+def test_the_placement_of_two_experts() -> None:
+    timings = Timings()
+    assert "placement" not in timings.summary()
+    timings.placement = "host"
+    assert timings.as_json()["placement"] == "host"
+    assert ["placement", "host"] in [line.split() for line in timings.summary().splitlines()]
+
+
+def labelled() -> Timings:
+    """A start as it is: overlapping reads, executables beside them, minutes of denoising after it."""
+    timings = Timings()
+    for name, start, end, label in [
+        ("import", 0.0, 1.0, None),
+        ("restore", 2.0, 4.0, "transformer"),
+        ("restore", 1.5, 2.0, "text_encoder"),
+        ("restore", 3.0, 5.0, "transformer"),
+        ("executables", 3.0, 6.0, "denoise_step"),
+        ("denoise", 6.0, 306.0, None),
+        ("restore", 6.5, 200.0, "vae"),
+        ("decode", 306.0, 366.5, None),
+    ]:
+        timings.add(name, start, end, label)
+    return timings
+
+
+def at(timings: Timings, name: str, moment: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks a moment other than now."""
+    monkeypatch.setattr(timings, "now", lambda: moment)
+    getattr(timings, name)()
+
+
+def test_labels_split_the_spans_and_not_the_phases() -> None:
+    timings = labelled()
+    assert timings.seconds["restore"] == 0.5 + 3.0 + 193.5
+    assert timings.spans["restore"] == [(2.0, 4.0), (1.5, 2.0), (3.0, 5.0), (6.5, 200.0)]
+    assert timings.as_json()["spans"] == [
+        ["import", 0.0, 1.0],
+        ["restore text_encoder", 1.5, 2.0],
+        ["restore transformer", 2.0, 4.0],
+        ["restore transformer", 3.0, 5.0],
+        ["executables denoise_step", 3.0, 6.0],
+        ["denoise", 6.0, 306.0],
+        ["restore vae", 6.5, 200.0],
+        ["decode", 306.0, 366.5],
+    ]
+    timings.add("transfer", 7.0, 8.0, "vae")
+    assert timings.labelled_spans[-1].name == "decode"
+    assert "transfer vae" in {span.name for span in timings.labelled_spans}
+
+
+def test_time_of_no_span_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = Timings()
+    assert timings.unaccounted_seconds is None
+    for start, end in [(1.0, 2.0), (1.5, 3.0), (4.0, 5.0), (7.0, 20.0)]:
+        timings.add("restore", start, end)
+    at(timings, "mark_first_step", 8.0, monkeypatch)
+    assert timings.unaccounted_seconds == timings.as_json()["unaccounted_seconds"] == 1.0 + 1.0 + 2.0
+    timings.add("text", 0.0, 30.0)
+    assert timings.unaccounted_seconds == 0.0
+    late = Timings()
+    late.add("restore", 2.0, 3.0)
+    late.add("decode", 20.0, 30.0)
+    at(late, "mark_first_step", 10.0, monkeypatch)
+    assert late.unaccounted_seconds == 9.0
+
+
+def test_the_loop_s_own_time() -> None:
+    timings = Timings()
+    assert timings.loop_overhead_seconds is None
+    timings.step(2.0)
+    assert timings.loop_overhead_seconds is None  # a step outside of the phase: nothing is known
+    timings.step(3.0)
+    timings.add("denoise", 1.0, 6.5)
+    assert timings.loop_overhead_seconds == timings.as_json()["loop_overhead_seconds"] == 0.25
+    timings.add("denoise", 10.0, 12.5)
+    timings.step(1.5)
+    timings.step(0.5)
+    assert timings.loop_overhead_seconds == 0.25
+
+
+def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def test_a_trace_has_every_span_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = labelled()
+    at(timings, "mark_ready", 5.8, monkeypatch)
+    monkeypatch.setattr(timings, "now", lambda: 16.0)
+    timings.step(10.0)
+    timings.mark_first_step()
+    monkeypatch.setattr(timings, "now", lambda: 20.0)
+    timings.steps(2, 3.5)
+    write_timings(timings, None, tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    found = sorted((event["name"], event["ts"], event["dur"]) for event in complete(trace))
+    spans = [(span.name, span.start * 1e6, (span.end - span.start) * 1e6) for span in timings.labelled_spans]
+    steps = [("step 1", 6e6, 10e6), ("step 2 to 3", 16.5e6, 3.5e6)]
+    assert found == sorted([*spans, *steps]) and len(found) == 10
+    assert [(event["name"], event["ts"]) for event in trace["traceEvents"] if event["ph"] == "i"] == [
+        ("ready", 5.8e6),
+        ("first step", 16e6),
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+    assert timings.as_json()["spans"] == labelled().as_json()["spans"]  # which steps are no part of
+
+
+def test_the_summary_is_a_table_alone() -> None:
+    lines = labelled().summary().splitlines()
+    assert lines[0] == "TIMING SUMMARY" and all(re.match(r"  \S", line) for line in lines[1:])
+
+
+def test_timings_of_a_part_of_a_process() -> None:
+    """Total and unaccounted time count from its begin, everything else from the process's."""
+    before = timing.now()
+    timings = Timings.from_now()
+    time.sleep(0.05)
+    with timings.phase("denoise"):
+        time.sleep(0.05)
+    timings.mark_first_step()
+    timings.add("restore", before - 10, before - 1)  # of long before
+    timings.add("restore", before - 5, before + 0.01)
+    time.sleep(0.02)
+    timings.stop()
+    data = timings.as_json()
+    assert 0.12 <= data["total_seconds"] < 0.5
+    assert 0.03 < data["unaccounted_seconds"] < 0.2
+    assert data["process_to_first_step_seconds"] > before
+    time.sleep(0.05)
+    assert timings.as_json()["total_seconds"] == data["total_seconds"]
+
+
+def test_what_happens_in_the_background_is_everybodys() -> None:
+    recorder, first, second = Recorder(), Timings(), Timings()
+    recorder.add("restore", 0.0, 1.0, "nobody")
+    with recorder.into(first):
+        recorder.add("restore", 1.0, 2.0, "transformer")
+        with recorder.into(second), recorder.into(first):  # once all the same
+            with recorder.phase("executables", "prepare"):
+                recorder.count_cache(hits=1)
+            recorder.count_cache(misses=2)
+        recorder.add("restore", 2.0, 3.0, "vae")
+    with pytest.raises(RuntimeError), recorder.into(first):
+        raise RuntimeError
+    recorder.count_cache(hits=5)
+    names = [[span.name for span in timings.labelled_spans] for timings in (first, second)]
+    assert sorted(names[0]) == ["executables prepare", "restore transformer", "restore vae"]
+    assert names[1] == ["executables prepare"]
+    for timings in (first, second):
+        assert (timings.cache_hits, timings.cache_misses) == (1, 2)
+
+
+def test_import_is_light() -> None:
+    names = "{'numpy', 'jax', 'orbax', 'click'}"
+    code = f"import sys, wanrun.timing.timings; print(*sorted({names} & sys.modules.keys()))"
+    assert run_python(code) == []
