@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 
 from helpers.manifests import ENVIRONMENT
-from wanrun.artifact import environment, select
+from wanrun.artifact import select
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import ArtifactError, Mismatch
+from wanrun.machine import environment
 from wanrun.machine.cpu import LEVELS
 from wanrun.machine.environment import host_mismatches
 

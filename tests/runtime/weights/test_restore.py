@@ -26,10 +26,10 @@ from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact import layout as layout_module
 from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
+from wanrun.artifact.parameters import flat as flat_leaves
 from wanrun.artifact.parameters import nest
 from wanrun.errors import ArtifactError
 from wanrun.weights.restore import Restore
-from wanrun.weights.restore import flat as flat_leaves
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
