@@ -19,8 +19,8 @@ from wanrun.terminal.lines import print_result, report
 if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
     from wanrun.jobs.batch import Batch
-    from wanrun.jobs.plan import Plan
     from wanrun.jobs.run import RunOptions
+    from wanrun.jobs.worklist import Worklist
     from wanrun.timing.timings import Timings
 
 
@@ -201,8 +201,8 @@ def _print_list(artifact: Path) -> None:
 
 def _generate(artifact: Path, options: dict[str, Any]) -> int:
     """Makes the requested videos and returns the exit code."""
-    from wanrun.jobs.plan import make_plan
     from wanrun.jobs.run import RunOptions
+    from wanrun.jobs.worklist import make_worklist
     from wanrun.timing.timings import Timings
 
     timings = Timings()
@@ -211,15 +211,15 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
     given = {name: value for name, value in options.items() if name in names and value not in (None, ())}
     how = RunOptions(**{name: value for name, value in options.items() if name not in names})
     if _of_several(how):
-        from wanrun.jobs.several import plan_of_several
+        from wanrun.jobs.several import worklist_of_several
 
-        with plan_of_several(artifact, how, given, timings) as (plan, how, group):
-            return _make(artifact, how, plan, timings, group)
-    return _make(artifact, how, make_plan(artifact, how, given, timings), timings)
+        with worklist_of_several(artifact, how, given, timings) as (work, how, group):
+            return _make(artifact, how, work, timings, group)
+    return _make(artifact, how, make_worklist(artifact, how, given, timings), timings)
 
 
 def _make(
-    artifact: Path, how: RunOptions, plan: Plan, timings: Timings, group: ProcessGroup | None = None
+    artifact: Path, how: RunOptions, work: Worklist, timings: Timings, group: ProcessGroup | None = None
 ) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
@@ -227,12 +227,12 @@ def _make(
 
     leads = group is None or group.leads
     status = Status(lambda: timings.activities.running if leads else ())
-    batch = Batch(plan, how.overwrite, timings, leads, status)
-    batch.report_plan()
+    batch = Batch(work, how.overwrite, timings, leads, status)
+    batch.report_worklist()
     try:
-        if plan.jobs:
+        if work.jobs:
             with status:
-                _run(artifact, how, plan, batch, timings, group)
+                _run(artifact, how, work, batch, timings, group)
     except Exception:
         with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
             _write_timings(how, timings)
@@ -255,7 +255,12 @@ def _write_timings(how: RunOptions, timings: Timings) -> None:
 
 
 def _run(
-    artifact: Path, how: RunOptions, plan: Plan, batch: Batch, timings: Timings, group: ProcessGroup | None
+    artifact: Path,
+    how: RunOptions,
+    work: Worklist,
+    batch: Batch,
+    timings: Timings,
+    group: ProcessGroup | None,
 ) -> None:
     """Loads the pipeline and makes the videos that do not exist yet."""
     with timings.phase("import"):
@@ -263,10 +268,10 @@ def _run(
         from wanrun.jobs.batch import tracing
         from wanrun.opened.policy import choices_of
 
-    _try_ahead(artifact, how, plan, timings, batch)
-    draft, low, first = plan.jobs[0].draft, how.memory == "low", None
+    _try_ahead(artifact, how, work, timings, batch)
+    draft, low, first = work.jobs[0].draft, how.memory == "low", None
     with contextlib.suppress(UsageError):  # reported in the job's turn
-        first = plan.inputs_of(plan.jobs[0])
+        first = work.inputs_of(work.jobs[0])
     with load(
         artifact,
         **choices_of(draft.profile),
@@ -277,13 +282,13 @@ def _run(
         memory=how.memory,
         transfer=how.transfer,
         loop=draft.options["loop"],
-        first_expert=plan.first_expert,
+        first_expert=work.first_expert,
         text_encoder=how.text_encoder,
         text_encoder_device=how.text_encoder_device,
         embeddings="artifact" if how.no_embedding_cache else "all",
         weights=how.weights,
         # These prompts are encoded before the first step: all of them if the text encoder is released then.
-        prompts=plan.first_prompts(None if low else 1),
+        prompts=work.first_prompts(None if low else 1),
         inputs=first,
         timings=timings,
         warn=batch.warn,
@@ -296,9 +301,9 @@ def _run(
             batch.run(pipeline)
 
 
-def _try_ahead(artifact: Path, how: RunOptions, plan: Plan, timings: Timings, batch: Batch) -> None:
+def _try_ahead(artifact: Path, how: RunOptions, work: Worklist, timings: Timings, batch: Batch) -> None:
     """Tries executables that were built elsewhere of all profiles of the prompts, before one is loaded."""
-    profiles = {job.draft.profile.name: job.draft.profile for job in plan.jobs}
+    profiles = {job.draft.profile.name: job.draft.profile for job in work.jobs}
     if len(profiles) == 1 or _of_several(how):
         return
     from wanrun.generation.opening import Opening

@@ -1,1 +1,1 @@
-"""Checks, plans, makes and writes the videos of a command line or a prompts file."""
+"""Checks, lists, makes and writes the videos of a command line or a prompts file."""

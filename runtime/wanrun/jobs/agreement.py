@@ -1,4 +1,4 @@
-"""What the processes of a group agree on before the first step: the artifact, and every job of the plan."""
+"""What the processes of a group agree on before the first step: the artifact, and every job of the list."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import replace
 from typing import Any
 
 from wanrun.cluster.process_group import ProcessGroup
-from wanrun.jobs.plan import Plan
 from wanrun.jobs.run import RunOptions
+from wanrun.jobs.worklist import Worklist
 
 RUN_OPTIONS = ("memory", "text_encoder", "transfer", "warmup")
 """The options of the whole run that decide which programs run, and when."""
 
 
-def plan_together(group: ProcessGroup, plan: Plan, run: RunOptions) -> Plan:
+def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
     """Checks that all processes have the same artifact and the same jobs.
 
     Which jobs are finished is what process 0 finds, because it writes the results: the others may see other
     disks.
 
     Returns:
-        The plan with the jobs that process 0 has to make.
+        The worklist with the jobs that process 0 has to make.
 
     Raises:
         ArtifactError: in every process, if their artifacts differ.
         UsageError: in every process, if their requests differ.
     """
-    group.agree_on_artifact(plan.manifest.digests)
-    jobs = {job.draft.entry.index: job for job in (*plan.jobs, *plan.finished)}
+    group.agree_on_artifact(work.manifest.digests)
+    jobs = {job.draft.entry.index: job for job in (*work.jobs, *work.finished)}
     facts: dict[str, Any] = {"number of prompts": len(jobs)}
     for index in sorted(jobs):
-        place = f" of prompt {index}" if plan.many else ""
+        place = f" of prompt {index}" if work.many else ""
         facts |= {f"{name}{place}": fact for name, fact in _facts(jobs[index].metadata).items()}
     facts |= {name: getattr(run, name) for name in RUN_OPTIONS}
     group.agree_on_request(facts)
-    wanted = group.exchange([job.draft.entry.index for job in plan.jobs])[0]
+    wanted = group.exchange([job.draft.entry.index for job in work.jobs])[0]
     return replace(
-        plan,
+        work,
         jobs=[jobs[index] for index in wanted],
         finished=[jobs[index] for index in sorted(jobs.keys() - set(wanted))],
     )

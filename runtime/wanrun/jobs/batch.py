@@ -1,4 +1,4 @@
-"""Runs the jobs of a plan with one pipeline: makes, writes, reports, and continues after a failure."""
+"""Runs the jobs of a worklist with one pipeline: makes, writes, reports, and continues after a failure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, err
 from wanrun.files import replace_file
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
-from wanrun.jobs.plan import Plan
 from wanrun.jobs.requests import key_of
+from wanrun.jobs.worklist import Worklist
 from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
 from wanrun.request.options import profile_options
@@ -39,7 +39,7 @@ class Batch:
     reported and the others are made; only an unusable artifact, which concerns all lines, ends the run.
 
     Args:
-        plan: the plan of the run.
+        work: the jobs of the run.
         overwrite: whether existing files may be replaced.
         timings: where the times are recorded.
         leads: whether this process prints and writes; one of a run of several processes does.
@@ -47,9 +47,14 @@ class Batch:
     """
 
     def __init__(
-        self, plan: Plan, overwrite: bool, timings: Timings, leads: bool = True, status: Status | None = None
+        self,
+        work: Worklist,
+        overwrite: bool,
+        timings: Timings,
+        leads: bool = True,
+        status: Status | None = None,
     ) -> None:
-        self._plan, self._overwrite, self._timings = plan, overwrite, timings
+        self._work, self._overwrite, self._timings = work, overwrite, timings
         self._leads = leads
         self._status = Status(lambda: ()) if status is None else status
         self._made = 0
@@ -79,14 +84,14 @@ class Batch:
             with self._status.paused():
                 print_error(message)
 
-    def report_plan(self) -> None:
+    def report_worklist(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""
-        for failure in self._plan.failures:
+        for failure in self._work.failures:
             self._fail(failure)
-        for job in self._plan.finished:
+        for job in self._work.finished:
             entry, names = job.draft.entry, ", ".join(map(str, job.draft.videos))
             self.report(f"[{entry.index}/{entry.total}] {names} is there already")
-        if self._plan.guidance_off:
+        if self._work.guidance_off:
             self.warn("no profile is built with guidance, so guidance is off; pass --guidance-scale 1")
 
     def _fail(self, error: WanError) -> None:
@@ -104,14 +109,14 @@ class Batch:
             ArtifactError: if the artifact is not usable.
             WanError: if the prompt of the command line fails.
         """
-        for job in self._plan.jobs:
-            self._where = f"{job.draft.entry.where}: " if self._plan.many else ""
+        for job in self._work.jobs:
+            self._where = f"{job.draft.entry.where}: " if self._work.many else ""
             try:
                 self._make(job, pipeline)
             except ArtifactError:
                 raise
             except WanError as error:
-                if not self._plan.many:
+                if not self._work.many:
                     raise
                 self._fail(error.located(job.draft.entry.where))
             else:
@@ -120,18 +125,18 @@ class Batch:
 
     def report_count(self) -> None:
         """Prints the numbers of made, skipped, failed and untried lines, also if the run ended early."""
-        if self._plan.many:
-            skipped, failed = len(self._plan.finished), len(self._failures)
-            left = len(self._plan.jobs) - self._made - (failed - len(self._plan.failures))
+        if self._work.many:
+            skipped, failed = len(self._work.finished), len(self._failures)
+            left = len(self._work.jobs) - self._made - (failed - len(self._work.failures))
             rest = f", {left} not tried" if left else ""
             self.report(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
-        plan, draft = self._plan, job.draft
+        work, draft = self._work, job.draft
         started, entry = time.monotonic(), draft.entry
         for path in draft.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
             check_folder(path.parent)
-        place = f"[{entry.index}/{entry.total}] " if plan.many else ""
+        place = f"[{entry.index}/{entry.total}] " if work.many else ""
         result = self._generate(job, pipeline, place)
         if not self._leads:
             return
@@ -143,7 +148,7 @@ class Batch:
         if job.latents is not None:
             _write_latents(job.latents, result.latents)
         seconds, start = time.monotonic() - started, f"seed {draft.options['seed']}"
-        if plan.noise is not None:
+        if work.noise is not None:
             start = f"latents {job.metadata['latents']}"
         _, num_frames, height, width, _ = result.frames.shape
         for index in job.missing:
@@ -154,7 +159,7 @@ class Batch:
     def _generate(self, job: Job, pipeline: Pipeline, place: str) -> Result:
         """Makes a job's videos, and shows the progress; ``place`` says which of how many it is."""
         options, profile = job.draft.options, job.draft.profile
-        inputs = self._plan.inputs_of(job)
+        inputs = self._work.inputs_of(job)
         names = [row.name for row in rows() if row.name in options.keys() - {"num_frames"}]
         count = Count(options["num_steps"] * job.num_segments)
 
@@ -165,7 +170,7 @@ class Batch:
             return pipeline.generate(
                 **{name: options[name] for name in names},
                 **profile_options(profile),
-                latents=self._plan.noise,
+                latents=self._work.noise,
                 inputs=inputs,
                 on_step=on_step,
                 timings=self._timings,

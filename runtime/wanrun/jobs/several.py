@@ -1,4 +1,4 @@
-"""The start of a command in a run of several processes: the plan, the others, and their agreement."""
+"""The start of a command in a run of several processes: the worklist, the others, and their agreement."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from wanrun.cluster.launch import check_given
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
 from wanrun.cluster.streams import keep_stdout
 from wanrun.errors import WanError
-from wanrun.jobs.agreement import plan_together
-from wanrun.jobs.plan import Plan, make_plan
+from wanrun.jobs.agreement import agreed
 from wanrun.jobs.run import RunOptions
+from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
 
 TELL_SECONDS = 10.0
@@ -23,15 +23,15 @@ TELL_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def plan_of_several(
+def worklist_of_several(
     artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings
-) -> Iterator[tuple[Plan, RunOptions, ProcessGroup]]:
-    """Makes the plan in each process, and enters their group when all have agreed on it.
+) -> Iterator[tuple[Worklist, RunOptions, ProcessGroup]]:
+    """Makes the worklist in each process, and enters their group when all have agreed on it.
 
-    Arguments and errors are those of ``make_plan``. A process whose plan fails tells the others why.
+    Arguments and errors are those of ``make_worklist``. A process whose worklist fails tells the others why.
 
     Returns:
-        The plan; the options, without the files that process 0 alone writes in the others; the group.
+        The worklist; the options, without the files that process 0 alone writes in the others; the group.
 
     Raises:
         ArtifactError: if the processes have different artifacts.
@@ -40,7 +40,7 @@ def plan_of_several(
     """
     check_given(run.distributed, run.coordinator, run.num_processes, run.process_id)
     try:
-        plan = make_plan(artifact, run, given, timings)
+        work = make_worklist(artifact, run, given, timings)
     except WanError as error:
         with contextlib.suppress(WanError), _group(run, TELL_SECONDS):
             raise error
@@ -48,12 +48,12 @@ def plan_of_several(
     with timings.phase("join"), contextlib.ExitStack() as leaving:
         group = leaving.enter_context(_group(run, JOIN_SECONDS))
         keep_stdout(quiet=not group.leads)
-        plan = plan_together(group, plan, run)
+        work = agreed(group, work, run)
         entered = leaving.pop_all()
     if not group.leads:
         run = replace(run, timing_json=None, timing_trace=None, trace=None)
     with entered:
-        yield plan, run, group
+        yield work, run, group
 
 
 def _group(run: RunOptions, seconds: float) -> ProcessGroup:

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from helpers.run_options import run_options
-from wanrun.jobs.plan import Plan, make_plan
+from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
 
 
 @pytest.fixture
-def plan_of(artifact: Path, tmp_path: Path) -> Callable[..., Plan]:
+def worklist_of(artifact: Path, tmp_path: Path) -> Callable[..., Worklist]:
     """Plans a run over the toy artifact, from keywords of ``RunOptions`` and the options of a generation."""
 
-    def make(given: dict[str, Any] | None = None, **run: Any) -> Plan:
+    def make(given: dict[str, Any] | None = None, **run: Any) -> Worklist:
         how = run_options(**{"output": tmp_path / "o.npy", **run})
-        return make_plan(artifact, how, {"num_steps": 2, **(given or {})}, Timings())
+        return make_worklist(artifact, how, {"num_steps": 2, **(given or {})}, Timings())
 
     return make

@@ -11,8 +11,8 @@ import pytest
 from helpers.run_options import run_options
 from wanrun.cluster.process_group import ProcessGroup
 from wanrun.errors import UsageError
-from wanrun.jobs.agreement import plan_together
-from wanrun.jobs.plan import Plan
+from wanrun.jobs.agreement import agreed
+from wanrun.jobs.worklist import Worklist
 
 
 class Agreeing:
@@ -32,17 +32,17 @@ class Agreeing:
 
 
 @pytest.fixture
-def several(plan_of: Callable[..., Plan], tmp_path: Path) -> Plan:
+def several(worklist_of: Callable[..., Worklist], tmp_path: Path) -> Worklist:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a fox\na cat\na dog\n")
-    return plan_of(prompts=prompts, output=tmp_path / "{index}.npy")
+    return worklist_of(prompts=prompts, output=tmp_path / "{index}.npy")
 
 
-def test_process_0_says_what_is_left(several: Plan) -> None:
+def test_process_0_says_what_is_left(several: Worklist) -> None:
     group = Agreeing([3, 1])
-    plan = plan_together(cast(ProcessGroup, group), several, run_options())
-    assert [job.draft.entry.index for job in plan.jobs] == [3, 1]
-    assert [job.draft.entry.index for job in plan.finished] == [2]
+    work = agreed(cast(ProcessGroup, group), several, run_options())
+    assert [job.draft.entry.index for job in work.jobs] == [3, 1]
+    assert [job.draft.entry.index for job in work.finished] == [2]
     assert group.artifact == {
         "content digest": several.manifest.content_digest,
         "manifest digest": several.manifest.manifest_digest,
@@ -52,14 +52,14 @@ def test_process_0_says_what_is_left(several: Plan) -> None:
     assert {"memory", "text_encoder", "transfer", "warmup"} <= group.request.keys()
 
 
-def test_one_prompt(plan_of: Callable[..., Plan]) -> None:
-    plan, group = plan_of(prompt="a fox"), Agreeing([1])
-    together = plan_together(cast(ProcessGroup, group), plan, run_options())
-    assert list(together.jobs) == list(plan.jobs) and not together.finished
+def test_one_prompt(worklist_of: Callable[..., Worklist]) -> None:
+    work, group = worklist_of(prompt="a fox"), Agreeing([1])
+    together = agreed(cast(ProcessGroup, group), work, run_options())
+    assert list(together.jobs) == list(work.jobs) and not together.finished
     assert group.request["prompt"] == "a fox" and group.request["seed"] == 0
 
 
-def test_a_difference_is_an_error(several: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_an_error(several: Worklist, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Agreeing([1])
 
     def differ(facts: dict[str, Any]) -> None:
@@ -67,4 +67,4 @@ def test_a_difference_is_an_error(several: Plan, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(group, "agree_on_request", differ)
     with pytest.raises(UsageError, match="different requests: seed"):
-        plan_together(cast(ProcessGroup, group), several, run_options())
+        agreed(cast(ProcessGroup, group), several, run_options())

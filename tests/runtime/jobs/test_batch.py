@@ -1,4 +1,4 @@
-"""The jobs of a plan through one pipeline: made, written and counted; a line that fails ends nothing else."""
+"""The jobs of a worklist through one pipeline: made, written, counted; a line that fails ends nothing else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from helpers.fake_pipeline import SIZE, Fake, write_lines
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.jobs.batch import Batch, tracing
-from wanrun.jobs.plan import Plan
+from wanrun.jobs.worklist import Worklist
 from wanrun.media.write_video import read_metadata, write_video
 from wanrun.timing.timings import Timings
 
-PlanOf = Callable[..., Plan]
+WorklistOf = Callable[..., Worklist]
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -32,16 +32,16 @@ def pipeline() -> Fake:
     return Fake(num_videos=1)
 
 
-def batch_of(plan: Plan, timings: Timings | None = None) -> Batch:
-    return Batch(plan, overwrite=False, timings=timings or Timings())
+def batch_of(work: Worklist, timings: Timings | None = None) -> Batch:
+    return Batch(work, overwrite=False, timings=timings or Timings())
 
 
 def ran(
-    plan: Plan, pipeline: Any, capsys: pytest.CaptureFixture[str], timings: Timings | None = None
+    work: Worklist, pipeline: Any, capsys: pytest.CaptureFixture[str], timings: Timings | None = None
 ) -> tuple[Batch, list[str], list[str]]:
-    """Runs a plan to its end; returns the batch, and the lines on stdout and stderr."""
-    batch = batch_of(plan, timings)
-    batch.report_plan()
+    """Runs a worklist to its end; returns the batch, and the lines on stdout and stderr."""
+    batch = batch_of(work, timings)
+    batch.report_worklist()
     batch.run(pipeline)
     batch.report_count()
     out, err = capsys.readouterr()
@@ -49,11 +49,11 @@ def ran(
 
 
 def test_a_prompt(
-    plan_of: PlanOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = plan_of({"seed": 5}, prompt="a fox", save_latents=tmp_path / "z.npy")
+    work = worklist_of({"seed": 5}, prompt="a fox", save_latents=tmp_path / "z.npy")
     timings = Timings()
-    batch, out, err = ran(plan, pipeline, capsys, timings)
+    batch, out, err = ran(work, pipeline, capsys, timings)
     assert batch.exit_code == 0 and err == []
     (line,) = out
     shown = r"\(seed 5, 9 frames of 96x64, 166 kB, \d+\.\d s\)"
@@ -67,11 +67,11 @@ def test_a_prompt(
 
 
 def test_a_line_that_fails_does_not_end_the_run(
-    plan_of: PlanOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "bad"}, "{}", {"prompt": "four"})
     pipeline.happens["bad"] = raising(WanError("the latents are not finite"))
-    batch, out, err = ran(plan_of(prompts=file), pipeline, capsys)
+    batch, out, err = ran(worklist_of(prompts=file), pipeline, capsys)
     assert batch.exit_code == 2  # of the failure that was told first
     assert [line.removeprefix(f"error: {file}:")[:26] for line in err] == [
         "3: there is no prompt; exp",
@@ -86,14 +86,14 @@ def test_a_line_that_fails_does_not_end_the_run(
 
 @pytest.mark.parametrize("error", [ArtifactError("the weights changed"), KeyboardInterrupt()])
 def test_what_concerns_all_lines_ends_the_run(
-    plan_of: PlanOf,
+    worklist_of: WorklistOf,
     pipeline: Fake,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
 ) -> None:
     pipeline.happens["two"] = raising(error)
-    batch = batch_of(plan_of(prompts=write_lines(tmp_path / "p.txt", "one", "two", "three")))
+    batch = batch_of(worklist_of(prompts=write_lines(tmp_path / "p.txt", "one", "two", "three")))
     with pytest.raises(type(error)):
         batch.run(pipeline)  # type: ignore[arg-type]
     batch.report_count()
@@ -101,41 +101,43 @@ def test_what_concerns_all_lines_ends_the_run(
     assert (tmp_path / "o-1.npy").exists()
 
 
-def test_a_prompt_of_the_command_line_that_fails_ends_the_run(plan_of: PlanOf, pipeline: Fake) -> None:
+def test_a_prompt_of_the_command_line_that_fails_ends_the_run(
+    worklist_of: WorklistOf, pipeline: Fake
+) -> None:
     pipeline.happens["a fox"] = raising(WanError("the latents are not finite"))
     with pytest.raises(WanError, match=r"^the latents are not finite$"):
-        batch_of(plan_of(prompt="a fox")).run(pipeline)  # type: ignore[arg-type]
+        batch_of(worklist_of(prompt="a fox")).run(pipeline)  # type: ignore[arg-type]
 
 
 def test_what_is_there_is_told_and_not_made(
-    plan_of: PlanOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two")
-    first, _ = plan_of(prompts=file).jobs
+    first, _ = worklist_of(prompts=file).jobs
     write_video(np.zeros(SIZE, np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
-    _, out, _ = ran(plan_of(prompts=file), pipeline, capsys)
+    _, out, _ = ran(worklist_of(prompts=file), pipeline, capsys)
     assert out[0] == f"[1/2] {tmp_path / 'o-1.npy'} is there already"
     assert out[2] == "1 made, 1 skipped, 0 failed"
     assert pipeline.asked == ["two"]
 
 
 def test_warnings_name_the_line_that_is_made(
-    plan_of: PlanOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two")
-    batch = batch_of(plan_of(prompts=file))
+    batch = batch_of(worklist_of(prompts=file))
     pipeline.happens["two"] = lambda: batch.warn("it was cut")
     batch.run(pipeline)  # type: ignore[arg-type]
     batch.warn("at the end")
     assert capsys.readouterr().err.splitlines() == [f"warning: {file}:2: it was cut", "warning: at the end"]
 
 
-def test_a_folder_that_went_meanwhile(plan_of: PlanOf, pipeline: Fake, tmp_path: Path) -> None:
+def test_a_folder_that_went_meanwhile(worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    plan = plan_of(prompt="a fox", output=tmp_path / "results" / "o.npy")
+    work = worklist_of(prompt="a fox", output=tmp_path / "results" / "o.npy")
     (tmp_path / "results").rmdir()
     with pytest.raises(UsageError, match="results is not there; mkdir -p"):
-        batch_of(plan).run(pipeline)  # type: ignore[arg-type]
+        batch_of(work).run(pipeline)  # type: ignore[arg-type]
     assert pipeline.asked == []  # which is found before anything is generated
 
 

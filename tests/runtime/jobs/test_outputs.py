@@ -149,6 +149,6 @@ def test_a_folder_that_can_be_made(tmp_path: Path) -> None:
 
 
 def test_names_are_checked_without_what_writes_them() -> None:
-    code = "import sys, wanrun.jobs.plan, wanrun.media.write_video; print(*sys.modules)"
+    code = "import sys, wanrun.jobs.worklist, wanrun.media.write_video; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"PIL", "imageio_ffmpeg", "tokenizers", "ftfy", "jax"} & set(loaded.split())

@@ -12,12 +12,12 @@ import pytest
 from helpers.run_options import run_options
 from wanrun.errors import ArtifactError, ClusterError, UsageError
 from wanrun.jobs import several
-from wanrun.jobs.several import TELL_SECONDS, plan_of_several
+from wanrun.jobs.several import TELL_SECONDS, worklist_of_several
 from wanrun.timing.timings import Timings
 
 
 def enter(tmp_path: Path, **run: Any) -> None:
-    with plan_of_several(tmp_path / "none", run_options(prompt="a fox", **run), {}, Timings()):
+    with worklist_of_several(tmp_path / "none", run_options(prompt="a fox", **run), {}, Timings()):
         raise AssertionError("there is no artifact")
 
 

@@ -1,4 +1,4 @@
-"""Makes the plan of a run before the work that costs minutes.
+"""Lists the jobs of a run, with all cheap checks, before the work that costs minutes.
 
 First come the cheap checks; then the images and videos are read, which may take seconds.
 """
@@ -40,7 +40,7 @@ from wanrun.timing.timings import Timings
 
 
 @dataclass(frozen=True)
-class Plan:
+class Worklist:
     """The jobs of a run and the results of its checks.
 
     Attributes:
@@ -138,8 +138,8 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> tuple[Entry, list[Entry]
     return shared, *read_entries(run.prompts, given)
 
 
-def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Plan:
-    """Makes all checks that need neither jax nor a weight, and returns the plan.
+def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Worklist:
+    """Makes all checks that need neither jax nor a weight, and returns the jobs.
 
     Args:
         artifact: the artifact's folder.
@@ -150,7 +150,7 @@ def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings
     Raises:
         UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts
             file that cannot be read, or an output that cannot be written. An error in one line of the prompts
-            file is a failure of the plan instead.
+            file is a failure of the worklist instead.
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
     read_request([("prompt", ""), *given.items()], Line)  # before the artifact is looked at
@@ -172,7 +172,7 @@ def make_plan(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings
             drafts.append(maker.draft(entry))
     check_encoder(video for draft in drafts for video in draft.videos)
     jobs = _jobs(maker, shared, drafts, bad)
-    return Plan(
+    return Worklist(
         manifest,
         [job for job in jobs if not job.finished],
         [job for job in jobs if job.finished],
