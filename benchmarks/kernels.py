@@ -1,6 +1,6 @@
 """Times the forms of the hot operations on this machine's CPU backend, and torch's if it is installed.
 
-Best of a few runs each; rows of one run belong together. BUILD_NOTES.md, "Forms", says which are used where.
+Best of a few runs each; rows of one run belong together. Which are used where: docs/notes/cpu.md, "Forms".
 
     python benchmarks/kernels.py
 """

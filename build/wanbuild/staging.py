@@ -174,7 +174,7 @@ def _fsync_tree(folder: Path) -> None:
     """Makes every file and every name below a folder durable.
 
     It runs once, at the end: the first fsync commits the file system's journal for all files, and the others
-    find little to do (BUILD_NOTES.md, "Durability").
+    find little to do (docs/notes/convert.md, "Durability").
     """
     walked = list(os.walk(folder))
     with ThreadPoolExecutor(SYNC_THREADS) as pool:

@@ -1,7 +1,7 @@
 """Writes a file once, from start to end, past the page cache where the file system allows it.
 
 A checkpoint should not fill the page cache, and for a large file the cache's bookkeeping costs several times
-the write itself (BUILD_NOTES.md, "Speed of conversion"). O_DIRECT writes from a page-aligned buffer to
+the write itself (docs/notes/convert.md, "Speed"). O_DIRECT writes from a page-aligned buffer to
 aligned offsets; a last part that does not fill the buffer goes through the cache.
 """
 

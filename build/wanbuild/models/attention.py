@@ -95,7 +95,7 @@ def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:
 class BlockedAttention:
     """Computes attention by head and by query block, in bounded memory.
 
-    On the CPU backend one head at a time is faster than a batched einsum (BUILD_NOTES.md, "Attention").
+    On the CPU backend one head at a time is faster than a batched einsum (docs/notes/cpu.md, "Attention").
     """
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array:

@@ -2,7 +2,7 @@
 
 Matmul weights keep the checkpoint's (out, in) order, so conversion is only a cast. Every matmul accumulates
 into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the rate of
-``dot_general(..., preferred_element_type=float32)`` (BUILD_NOTES.md, "Matmul").
+``dot_general(..., preferred_element_type=float32)`` (docs/notes/cpu.md, "Matmul").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wanbuild.models.loops import LayerSlice
 from wanbuild.models.params import param
 
 FEW_ROWS = 320
-"""Up to this many rows of a product, its weight is sliced from the stack block by block (BUILD_NOTES.md,
+"""Up to this many rows of a product, its weight is sliced from the stack block by block (docs/notes/cpu.md,
 "Forms"). CLIP has 257."""
 
 BLOCK_ROWS = 640

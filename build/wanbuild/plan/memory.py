@@ -26,7 +26,7 @@ HELD: Mapping[str, str] = MappingProxyType(
 
 VAE_COPIES = 10
 """Activations at the VAE's largest level that are held at once: the history of each convolution, and what the
-compiler keeps. Of compiled programs (BUILD_NOTES.md): 8 to 12."""
+compiler keeps. Of compiled programs (docs/notes/chips.md): 8 to 12."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ ENCODE_BATCH = 1
 """Prompts per ``encode_text`` call. The number is fixed, so an embedding does not depend on its batch.
 
 It is one, not two: 512 tokens already saturate the matmuls, and a cached or unused negative prompt then costs
-nothing (BUILD_NOTES.md, "encode_text").
+nothing (docs/notes/cpu.md, "encode_text").
 """
 
 MAX_REFERENCES = 16

@@ -36,7 +36,7 @@ TOUCHED_BYTES = 2 * 2**20
 HUGE_BYTES_PER_SECOND = 1.2e9
 """Below this rate of first touch, huge pages are turned off. With free memory the rate is 8 GB/s. In a
 virtual machine that has returned its free memory to the host, a huge page costs 2 to 10 ms, and small pages
-are several times faster (BUILD_NOTES.md, "Start")."""
+are several times faster (docs/notes/runtime.md, "Start")."""
 
 MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE = 14, 15, 23
 """linux/mman.h; MADV_POPULATE_WRITE since Linux 5.14."""

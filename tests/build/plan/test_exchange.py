@@ -27,7 +27,7 @@ def step(name: str, size: tuple[int, int]) -> Step:
 @pytest.mark.parametrize(
     ("mesh", "kind", "gigabytes"),
     [
-        # As compiled programs have them: BUILD_NOTES.md, "Meshes".
+        # As compiled programs have them: benchmarks/RESULTS.md, "Meshes".
         ("data=2,context=4", "all-to-all", 4.529),
         ("data=2,context=4", "all-gather", 0.085),
         ("ring=8", "collective-permute", 21.134),

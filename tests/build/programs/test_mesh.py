@@ -1,8 +1,8 @@
 """Programs over a mesh give what they give on one device, in float32 to 1e-5 of the largest value.
 
 Eight virtual CPU devices. ``python -m helpers.mesh_comparison ARTIFACT --all`` compares every mesh of 1, 2, 4
-and 8 devices (BUILD_NOTES.md, "Meshes"); here are those that a mistake would show in: lengths (84 tokens) and
-widths (14 columns of latents) that do not divide, each axis, and each family's own inputs.
+and 8 devices (benchmarks/RESULTS.md, "Meshes"). Here are those that a mistake would show in: lengths (84
+tokens) and widths (14 columns of latents) that do not divide, each axis, and each family's own inputs.
 """
 
 from __future__ import annotations

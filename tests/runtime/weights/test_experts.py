@@ -222,7 +222,7 @@ def test_published_sizes() -> None:
 KV = "bfloat16[40,2,512,40,128]"
 STEP_480P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 8_100_000_000}}
 STEP_720P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 16_900_000_000}}
-"""What the compiler predicts of 14B with guidance on the CPU (BUILD_NOTES.md, "Speed of generation")."""
+"""XLA's prediction for 14B with guidance on the CPU (benchmarks/RESULTS.md, "The whole path at 1.3B")."""
 
 
 @pytest.mark.parametrize(
