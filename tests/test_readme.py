@@ -1,4 +1,4 @@
-"""README.md says what the commands do, and its commands work in the order in which it gives them."""
+"""README.md's commands work in their order, and what the pages name and link to is there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from helpers.readme import README, parts, table
+from helpers.readme import PAGE, parts, table
 
-TEXT = README.read_text(encoding="utf-8")
-REPOSITORY = README.parent
+REPOSITORY = Path(__file__).parents[1]
+TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+PAGES = sorted(
+    path.relative_to(REPOSITORY).as_posix()
+    for folder in (".", "benchmarks", "docs", "docs/notes", "training")
+    for path in (REPOSITORY / folder).glob("*.md")
+)
+CODE = [
+    path
+    for folder in ("build", "runtime", "tests", "benchmarks", "training")
+    for path in (REPOSITORY / folder).rglob("*.py")
+]
 
 STAND_INS = {"832x480": "96x64", "--frames 81": "--frames 9"}
 """What is smaller here than in README.md, beside the checkpoint."""
@@ -32,7 +43,7 @@ def commands() -> list[str]:
 
 def test_the_table_of_options_is_the_commands() -> None:
     """After a change of an option: PYTHONPATH=tests python tests/helpers/readme.py"""
-    _, found, _ = parts(TEXT)
+    _, found, _ = parts(PAGE.read_text(encoding="utf-8"))
     assert found == table()
 
 
@@ -45,9 +56,63 @@ def test_what_is_made_and_installed_is_there() -> None:
     assert all(f"\n{extra} = [" in (REPOSITORY / "pyproject.toml").read_text() for extra in extras)
 
 
-def test_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", TEXT):
-        assert link.startswith("https://") or (REPOSITORY / link).exists(), link
+def page(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """What a heading is called in a link, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    for link, part in re.findall(r"\]\((?!https://)([^)#]*)#?([^)]*)\)", page(name)):
+        target = (REPOSITORY / name).parent / link if link else REPOSITORY / name
+        assert target.exists(), link
+        assert not part or part in map(anchor, headings(target.read_text(encoding="utf-8"))), (link, part)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_paths_that_a_page_names_exist(name: str) -> None:
+    """Paths from the top of the repository, and modules by their last folders, such as `models/params.py`."""
+    text = page(name)
+    tops = "artifacts|benchmarks|build|docs|runtime|tests|training"
+    for path in re.findall(rf"(?<![\w/.{{-])((?:{tops})/[\w./-]*\w)", text):
+        assert path.startswith("artifacts/demo") or (REPOSITORY / path).exists(), path
+    modules = [path.as_posix() for path in CODE]
+    for module in re.findall(r"`([\w/]+\.py)`", text):
+        assert any(path.endswith(f"/{module}") for path in modules), module
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_names_of_modules_that_a_page_writes_exist(name: str) -> None:
+    for dotted in re.findall(r"(?<![\w.])(wan(?:run|build)\.[a-z][\w.]*\w)", page(name)):
+        names = dotted.split(".")
+        found = REPOSITORY / ("runtime" if names[0] == "wanrun" else "build") / names[0]
+        while names := names[1:]:
+            if (found / names[0]).is_dir():
+                found /= names[0]
+            elif (module := found / f"{names[0]}.py").is_file():
+                found, names = module, names[1:]
+                break
+            else:
+                found /= "__init__.py"
+                break
+        assert not names or names[0] in found.read_text(encoding="utf-8"), dotted
+
+
+def test_sections_that_are_named_exist() -> None:
+    """In the pages, and in what the code says of them: the page, a comma, and the section in quotes."""
+    for path in (*CODE, *(REPOSITORY / name for name in PAGES)):
+        text = path.read_text(encoding="utf-8")
+        for target, section in re.findall(r'(?<![\w/])([\w/]+\.md)(?:\]\([^)]*\))?,\s+"([^"]+)"', text):
+            there = REPOSITORY / target
+            assert " ".join(section.split()) in headings(there.read_text(encoding="utf-8")), (path, section)
 
 
 @pytest.mark.slow

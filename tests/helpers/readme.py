@@ -1,4 +1,4 @@
-"""README.md's table of options, as the command itself has them. Run as a script it writes the table anew.
+"""The table of wanrun's options in docs/commands.md. Run as a script it writes the table anew.
 
 PYTHONPATH=tests python tests/helpers/readme.py
 """
@@ -12,7 +12,7 @@ import click
 
 from wanrun.cli import wanrun
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 BEGIN, END = "<!-- options: tests/helpers/readme.py writes this table -->\n", "<!-- end of options -->\n"
 
 
@@ -54,12 +54,12 @@ def _cell(text: str) -> str:
 
 
 def parts(text: str) -> tuple[str, str, str]:
-    """A README before its table, the table, and what follows."""
+    """The page before its table, the table, and the page after it."""
     before, _, rest = text.partition(BEGIN)
     found, _, after = rest.partition(END)
     return before + BEGIN, found, END + after
 
 
 if __name__ == "__main__":
-    before, _, after = parts(README.read_text(encoding="utf-8"))
-    README.write_text(before + table() + after, encoding="utf-8")
+    before, _, after = parts(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(before + table() + after, encoding="utf-8")
