@@ -1,4 +1,4 @@
-"""The jobs of a worklist through one pipeline: made, written, counted; a line that fails ends nothing else."""
+"""The jobs of a worklist through one pipeline: made, written, counted; a bad line ends nothing else."""
 
 from __future__ import annotations
 
