@@ -19,7 +19,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "terminal",
             "files",
             "machine",
-            "artifact",
+            "artifact rows",
             "cluster trust",
             "opened",
             "executables",

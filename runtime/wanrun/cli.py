@@ -12,7 +12,8 @@ import click
 from wanrun import __version__
 from wanrun.command import CONTEXT_SETTINGS, ENVIRONMENT, SEED, Command, options_of, takes_artifact
 from wanrun.errors import UsageError
-from wanrun.request.rows import Row, rows
+from wanrun.request.rows import rows
+from wanrun.rows import Row
 from wanrun.terminal.console import NUMBERS, SIZE
 from wanrun.terminal.lines import print_result, report
 

@@ -16,7 +16,8 @@ from wanrun.denoising.solvers import solver_table
 from wanrun.errors import UsageError
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
-from wanrun.request.rows import Row, rows
+from wanrun.request.rows import rows
+from wanrun.rows import Row
 from wanrun.terminal.console import parse_numbers
 
 NUM_TRAIN_TIMESTEPS = 1000

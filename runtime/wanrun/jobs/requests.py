@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta
-
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.media.types import Media
 from wanrun.request.choice import media_files, media_of
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases, rows
+from wanrun.rows import option
 from wanrun.terminal.aliases import OUTPUT
 
 _MAX_BYTES = 64 << 20  # a larger file is not a prompts file
@@ -36,11 +35,7 @@ class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     output: Annotated[
-        str | None,
-        Meta(
-            description="Name of the video; may hold fields.",
-            extra={"default": "--output", "models": None, "value": None, "also": OUTPUT},
-        ),
+        str | None, option("Name of the video; may hold fields.", default="--output", also=" ".join(OUTPUT))
     ] = None
 
 

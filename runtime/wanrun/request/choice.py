@@ -17,7 +17,8 @@ from wanrun.request.options import has_guidance, profile_by_name, profile_option
 from wanrun.request.plain import as_plain
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
-from wanrun.request.rows import Row, aliases, rows
+from wanrun.request.rows import aliases, rows
+from wanrun.rows import Row
 from wanrun.terminal.console import parse_size
 
 

@@ -18,7 +18,8 @@ from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.media.types import MEDIA_KINDS
 from wanrun.request.request import Request
-from wanrun.request.rows import Row, rows
+from wanrun.request.rows import rows
+from wanrun.rows import Row
 from wanrun.terminal.console import parse_size
 
 _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "profile", "size", "num_frames", "num_videos", "fps"})

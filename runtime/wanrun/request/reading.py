@@ -11,7 +11,8 @@ import msgspec
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.request.plain import as_plain
 from wanrun.request.request import RANDOM, Request
-from wanrun.request.rows import Row, aliases, rows
+from wanrun.request.rows import aliases, rows
+from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)
 

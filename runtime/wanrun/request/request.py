@@ -1,8 +1,8 @@
 """The options of a generation: one typed record, with a row for each option.
 
 The command line, the lines of a prompts file, the keywords of ``Pipeline.generate``, the metadata of a video,
-the table in README.md and a JSON schema derive from ``Request`` (``rows``). A new option is one row here, and
-the line that uses it.
+the table in README.md and a JSON schema derive from ``Request`` (``wanrun.rows``). A new option is one row
+here, and the line that uses it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
+from wanrun.rows import option
 
 RANDOM = "random"
 """The seed that is drawn anew for each prompt."""
@@ -34,28 +35,6 @@ Path = Annotated[str, Meta(min_length=1)]
 Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
 
 
-def _row(
-    help: str,
-    *,
-    default: str | None = None,
-    models: str | None = None,
-    value: str | None = None,
-    also: str = "",
-) -> Meta:
-    """Returns the texts about an option for users.
-
-    Args:
-        help: the option's effect.
-        default: the default in words, if it is not a constant.
-        models: the models that have the option; None for all.
-        value: the value's name, with its unit, if the type does not imply it.
-        also: names that are understood too, and that no help shows: those of diffusers' pipelines, of Wan's
-            own ``generate.py``, and what is often written.
-    """
-    extra = {"default": default, "models": models, "value": value, "also": tuple(also.split())}
-    return Meta(description=help, extra=extra)
-
-
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt and its options; None means the default.
 
@@ -63,14 +42,14 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Files are relative to the working directory. The order is that of the help and of README.md.
     """
 
-    prompt: Annotated[str, _row("Description of the video; may be empty.")]
+    prompt: Annotated[str, option("Description of the video; may be empty.")]
     negative_prompt: Annotated[
         str | None,
-        _row("Description of what to avoid.", default=ARTIFACT, also="n_prompt neg_prompt negative"),
+        option("Description of what to avoid.", default=ARTIFACT, also="n_prompt neg_prompt negative"),
     ] = None
     image: Annotated[
         Path | None,
-        _row(
+        option(
             "First frame of the video; for Animate the character.",
             models="I2V, FLF2V, TI2V, Animate",
             also="first_frame input_image",
@@ -78,15 +57,15 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     last_image: Annotated[
         Path | None,
-        _row("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V", also="last_frame"),
+        option("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V", also="last_frame"),
     ] = None
     video: Annotated[
         Path | None,
-        _row("Control video, or the video to edit.", models="VACE", value="DIR|FILE", also="src_video"),
+        option("Control video, or the video to edit.", models="VACE", value="DIR|FILE", also="src_video"),
     ] = None
     mask: Annotated[
         Path | None,
-        _row(
+        option(
             "White where --video gets new content.",
             default="all",
             models="VACE",
@@ -96,43 +75,45 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     reference_image: Annotated[
         Path | tuple[Path, ...],
-        _row("Image of a subject of the video; repeatable.", models="VACE", also="ref_image"),
+        option("Image of a subject of the video; repeatable.", models="VACE", also="ref_image"),
     ] = ()
     pose_video: Annotated[
-        Path | None, _row("Video of the poses to take.", models="Animate", value="DIR|FILE")
+        Path | None, option("Video of the poses to take.", models="Animate", value="DIR|FILE")
     ] = None
     face_video: Annotated[
         Path | None,
-        _row("Video of the face whose expressions to take.", models="Animate", value="DIR|FILE"),
+        option("Video of the face whose expressions to take.", models="Animate", value="DIR|FILE"),
     ] = None
     background_video: Annotated[
         Path | None,
-        _row("Video that the character is put into.", models="Animate with --mode replace", value="DIR|FILE"),
+        option(
+            "Video that the character is put into.", models="Animate with --mode replace", value="DIR|FILE"
+        ),
     ] = None
     mask_video: Annotated[
         Path | None,
-        _row("White where the character goes.", models="Animate with --mode replace", value="DIR|FILE"),
+        option("White where the character goes.", models="Animate with --mode replace", value="DIR|FILE"),
     ] = None
     mode: Annotated[
         Literal["animate", "replace"] | None,
-        _row(
+        option(
             "Animate the character, or put it in somebody's place in a video.",
             default="animate",
             models="Animate",
         ),
     ] = None
     conditioning_scale: Annotated[
-        Scale | None, _row("Strength of the control video.", default=ARTIFACT, models="VACE")
+        Scale | None, option("Strength of the control video.", default=ARTIFACT, models="VACE")
     ] = None
     segment_overlap: Annotated[
         Literal[1, 5] | None,
-        _row(
+        option(
             "Frames that a window of a long video shares with the one before.", default="1", models="Animate"
         ),
     ] = None
     profile: Annotated[
         str | None,
-        _row(
+        option(
             "Name of a built profile, which has the size, the frames and the number of videos.",
             default="chosen by the other options",
             value="NAME",
@@ -140,11 +121,11 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     size: Annotated[
         Size | None,
-        _row("Width and height in pixels.", default="the first built", value="WxH", also="resolution"),
+        option("Width and height in pixels.", default="the first built", value="WxH", also="resolution"),
     ] = None
     num_frames: Annotated[
         Count | None,
-        _row(
+        option(
             "Frames of the video; for Animate, of a window.",
             default="the first built",
             also="frame_num frames",
@@ -152,11 +133,11 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = msgspec.field(default=None, name="frames")
     num_steps: Annotated[
         Steps | None,
-        _row("Denoising steps.", default=ARTIFACT, also="num_inference_steps sample_steps steps"),
+        option("Denoising steps.", default=ARTIFACT, also="num_inference_steps sample_steps steps"),
     ] = msgspec.field(default=None, name="steps")
     guidance_scale: Annotated[
         Scale | None,
-        _row(
+        option(
             "Strength of guidance; at most 1 turns it off. With two experts, that of the high-noise one.",
             default=ARTIFACT,
             also="cfg cfg_scale sample_guide_scale",
@@ -164,7 +145,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     guidance_scale_2: Annotated[
         Scale | None,
-        _row(
+        option(
             "Strength of guidance of the low-noise expert, if --guidance-scale is above 1.",
             default="the given --guidance-scale, else the artifact's",
             models="two experts",
@@ -172,7 +153,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     boundary: Annotated[
         Share | None,
-        _row(
+        option(
             "Share of the training timesteps below which the low-noise expert runs.",
             default=ARTIFACT,
             models="two experts",
@@ -180,11 +161,11 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     flow_shift: Annotated[
-        Positive | None, _row("Shift of the sigmas.", default=ARTIFACT, also="sample_shift shift")
+        Positive | None, option("Shift of the sigmas.", default=ARTIFACT, also="sample_shift shift")
     ] = None
     solver: Annotated[
         SolverName | None,
-        _row(
+        option(
             "Solver, on its diffusers class's own grid; lcm, for distilled models, adds noise between steps.",
             default=ARTIFACT,
             also="sample_solver sampler",
@@ -192,7 +173,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     timesteps: Annotated[
         Timesteps | None,
-        _row(
+        option(
             "Explicit timesteps instead of the solver's own, falling from at most 1000.",
             default="the artifact's, unless --steps, --solver or --flow-shift is given",
             value="X,X,...",
@@ -200,7 +181,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     loop: Annotated[
         Literal["step", "scan"] | None,
-        _row(
+        option(
             "Form of the loop: one call per step, or one call for all steps of an expert, which shows no "
             "progress and ends before Ctrl-C takes effect.",
             default="step if it is built, else scan",
@@ -208,14 +189,14 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     seed: Annotated[
         Seed,
-        _row(
+        option(
             "Seed of the noise; the numbers are those of diffusers' CPU generator. random: another one each "
             "time, which is printed and recorded.",
             value="N|random",
             also="base_seed",
         ),
     ] = 0
-    num_videos: Annotated[Count, _row("Videos per prompt, as built.", also="num_videos_per_prompt")] = 1
+    num_videos: Annotated[Count, option("Videos per prompt, as built.", also="num_videos_per_prompt")] = 1
     fps: Annotated[
-        Rate | None, _row("Frames per second of the video file.", default=ARTIFACT, also="frame_rate")
+        Rate | None, option("Frames per second of the video file.", default=ARTIFACT, also="frame_rate")
     ] = None

@@ -1,0 +1,227 @@
+"""The rows of a typed record of options: what the users of each option see of it.
+
+A record declares each option once: a field with its type, its default and an ``option``. Command lines,
+prompts files, keywords of Python, messages and the table in README.md derive from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+_MOST_TOLD = 1e9
+"""A greater bound is that of float32 itself, which no message names."""
+
+
+def option(
+    help: str,
+    *,
+    default: str | None = None,
+    models: str | None = None,
+    value: str | None = None,
+    also: str = "",
+    section: str = "",
+    sets: str | None = None,
+) -> Meta:
+    """Returns the texts about an option for users.
+
+    Args:
+        help: the option's effect.
+        default: the default in words, if it is not a constant.
+        models: the models that have the option; None for all.
+        value: the value's name, with its unit, if the type does not imply it.
+        also: names that are understood too, and that no help shows: those of diffusers' pipelines, of Wan's
+            own ``generate.py``, and what is often written.
+        section: the section of the command's help, for an option of a whole run; empty for one that only
+            Python has.
+        sets: the value that a flag of the command line sets, for an option that has more values in Python.
+    """
+    extra = {
+        "default": default,
+        "models": models,
+        "value": value,
+        "also": tuple(also.split()),
+        "section": section,
+        "sets": sets,
+    }
+    return Meta(description=help, extra=extra)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The facts about one option that its users see.
+
+    Attributes:
+        name: the Python keyword.
+        key: the name in JSON; with dashes, that of the command line.
+        type: the type that msgspec converts a value to.
+        base: ``str``, ``int``, ``float``, ``bool`` or ``Path``; ``tuple`` for (width, height).
+        many: whether several values may be given.
+        numbers: whether the value is a list of numbers; ``base`` is the type of each.
+        choices: the possible values; empty if any value is possible.
+        bounds: least and most value, of a list its length; None for no bound.
+        positive: whether the value must be above 0.
+        help: the option's effect.
+        value: the value's name, with its unit.
+        default: the default in words; empty if the option is required or has no default.
+        models: the models that have the option; empty for all.
+        also: further names that are understood.
+        section: the section of the command's help; empty for an option that only Python has, or for one of a
+            generation, whose section follows from its models.
+        sets: the value that a flag of the command line sets; None for other options.
+    """
+
+    name: str
+    key: str
+    type: Any
+    base: type[Any]
+    many: bool
+    numbers: bool
+    choices: tuple[Any, ...]
+    bounds: tuple[float | None, float | None]
+    positive: bool
+    help: str
+    value: str
+    default: str
+    models: str
+    also: tuple[str, ...]
+    section: str
+    sets: str | None
+
+    @property
+    def flag(self) -> str:
+        """The option's spelling on the command line."""
+        return f"--{self.key.replace('_', '-')}"
+
+    @property
+    def kind(self) -> str:
+        """The value's type in words."""
+        if self.numbers:
+            return "a list of numbers"
+        words = _WORDS[self.base]
+        return f"{words} or a list of strings" if self.many else words
+
+    @property
+    def expected(self) -> str:
+        """The possible values in words."""
+        if self.choices:
+            return " or ".join(map(str, self.choices))
+        least, most = self.bounds
+        if self.numbers:
+            return f"1 to {most} positive numbers"
+        if least is not None and most is not None and most < _MOST_TOLD:
+            return f"{least:g} to {most:g}"
+        if self.positive:
+            return "a positive number"
+        if least is not None and least >= 0:
+            _, word, other = self.value.partition("|")
+            return f"{self.kind}, at least {least:g}" + (f", or {other}" if word else "")
+        return self.kind if self.base is not str else f"{self.kind} such as 832x480"
+
+
+_WORDS: Mapping[type[Any], str] = MappingProxyType(
+    {
+        str: "a string",
+        int: "an integer",
+        float: "a number",
+        bool: "True or False",
+        Path: "a path",
+        tuple: "(width, height) in pixels",
+    }
+)
+_BASES: Mapping[type[Any], type[Any]] = MappingProxyType(
+    {
+        msgspec.inspect.StrType: str,
+        msgspec.inspect.IntType: int,
+        msgspec.inspect.FloatType: float,
+        msgspec.inspect.BoolType: bool,
+        msgspec.inspect.CustomType: Path,
+        msgspec.inspect.TupleType: tuple,
+    }
+)
+_VALUES: Mapping[type[Any], str] = MappingProxyType({str: "TEXT", int: "N", float: "X", Path: "PATH"})
+
+
+def _bare(info: Any) -> Any:
+    """Returns a type without metadata; of a union its first type, which leaves out None and tuples of it."""
+    while isinstance(info, msgspec.inspect.Metadata):
+        info = info.type
+    if isinstance(info, msgspec.inspect.UnionType):
+        return _bare(info.types[0])
+    return info
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """Returns the values of a ``Literal`` inside an annotation, in the written order: msgspec sorts them."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next(filter(None, map(_choices, get_args(annotation))), ())
+
+
+def _row_of(info: msgspec.structs.FieldInfo) -> Row:
+    described = msgspec.inspect.type_info(info.type)
+    assert isinstance(described, msgspec.inspect.Metadata) and described.extra is not None
+    bare, choices = _bare(described), _choices(info.type)
+    numbers = isinstance(bare, msgspec.inspect.VarTupleType)
+    least, most = getattr(bare, "ge", None), getattr(bare, "le", None)
+    if isinstance(bare, msgspec.inspect.VarTupleType):
+        least, most, bare = bare.min_length, bare.max_length, _bare(bare.item_type)
+    base = type(choices[0]) if choices else _BASES[type(bare)]
+    many, extra = isinstance(info.default, tuple), described.extra
+    default = extra["default"]
+    if default is None and base is not bool and info.default not in (None, (), msgspec.NODEFAULT):
+        default = str(info.default)
+    value = "|".join(map(str, choices)) or _VALUES.get(base, "")
+    if getattr(bare, "min_length", None):
+        value = "FILE"
+    return Row(
+        name=info.name,
+        key=info.encode_name,
+        type=info.type,
+        base=base,
+        many=many,
+        numbers=numbers,
+        choices=choices,
+        bounds=(least, most),
+        positive=getattr(bare, "gt", None) == 0,
+        help=(described.extra_json_schema or {})["description"],
+        value=extra["value"] or value,
+        default=default or "",
+        models=extra["models"] or "",
+        also=extra["also"],
+        section=extra["section"],
+        sets=extra["sets"],
+    )
+
+
+@lru_cache
+def rows_of(kind: type[msgspec.Struct]) -> tuple[Row, ...]:
+    """Returns the options of a record in the order of its fields; a record in a field gives its own there."""
+    found = list[Row]()
+    for info in msgspec.structs.fields(kind):
+        found += rows_of(info.type) if _is_record(info.type) else [_row_of(info)]
+    return tuple(found)
+
+
+def _is_record(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
+
+
+def record_of(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """Makes a record, and the records in its fields, of values by option; the others have their defaults."""
+    given = dict[str, Any]()
+    for info in msgspec.structs.fields(kind):
+        if _is_record(info.type):
+            given[info.name] = record_of(info.type, values)
+        elif info.name in values:
+            given[info.name] = values[info.name]
+    return kind(**given)

@@ -1,0 +1,47 @@
+"""The rows of a record of options, and records made of values by option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from msgspec import Struct
+
+from wanrun.rows import option, record_of, rows_of
+
+
+class Inner(Struct, frozen=True, kw_only=True):
+    level: Annotated[Literal["low", "high"], option("How much.", section="Inner")] = "low"
+    fast: Annotated[bool, option("At once.")] = False
+
+
+class Outer(Struct, frozen=True, kw_only=True):
+    file: Annotated[Path | None, option("Where to.")] = None
+    inner: Inner
+    count: Annotated[int, option("How many.", also="number n")] = 3
+    size: Annotated[tuple[int, int] | None, option("How large.")] = None
+
+
+def test_a_record_in_a_field_gives_its_rows_there() -> None:
+    file, level, fast, count, size = rows_of(Outer)
+    assert (file.base, file.value, file.default) == (Path, "PATH", "")
+    assert (level.choices, level.value, level.default) == (("low", "high"), "low|high", "low")
+    assert (level.flag, level.section, fast.section) == ("--level", "Inner", "")
+    assert (fast.base, fast.default, fast.kind) == (bool, "", "True or False")
+    assert (count.default, count.also, count.kind) == ("3", ("number", "n"), "an integer")
+    assert size.kind == "(width, height) in pixels"
+
+
+def test_a_record_of_values() -> None:
+    assert record_of(Outer, {}) == Outer(inner=Inner())
+    expected = Outer(count=4, inner=Inner(level="high"))
+    assert record_of(Outer, {"level": "high", "count": 4, "other": 5}) == expected
+
+
+def test_an_option_without_a_row_is_a_mistake() -> None:
+    class Bare(Struct):
+        count: int = 3
+
+    with pytest.raises(AssertionError):
+        rows_of(Bare)
