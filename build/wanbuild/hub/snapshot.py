@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.hub.errors import ROOM, explained, not_a_hub
+from wanbuild.hub.errors import ROOM, explained
 from wanbuild.staging import check_free_space
 from wanrun.errors import SourceError
 from wanrun.files import replace_file
@@ -102,19 +102,8 @@ class Snapshot:
         """Returns the sizes of files that are not cached, by name; SourceError if the disk lacks space."""
         from huggingface_hub import constants
 
-        new = {
-            item.filename: self.files[item.filename]
-            for item in _download(self, names, dry_run=True)
-            if item.will_download
-        }
-        limit = constants.MAX_HTTP_DOWNLOAD_SIZE
-        if (large := max(new, key=new.__getitem__, default="")) and new[large] > limit:
-            raise SourceError(
-                f"{large} of {self.name} is too large to be downloaded without Xet",
-                expected=f"at most {limit / 1e9:.0f} GB",
-                found=f"{new[large] / 1e9:.1f} GB",
-                remedy=f"run: hf download {self.id} --local-dir FOLDER   and give FOLDER as the source",
-            )
+        items = _download(self, names, dry_run=True)
+        new = {item.filename: self.files[item.filename] for item in items if item.will_download}
         try:
             check_free_space(Path(constants.HF_HUB_CACHE), sum(new.values()))
         except SourceError as error:
@@ -143,18 +132,15 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
             raise _not_cached(name, "the list of files") from None
         folder = storage / "snapshots" / found.resolved
         return Snapshot(repository, name, folder, {file.path: file.size for file in tree}, True)
-    try:
-        with explained(repository, revision):
-            # With a timeout, which snapshot_download's own request lacks.
-            info = HfApi().model_info(
-                repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-            )
+    with explained(repository):
+        # With a timeout, which snapshot_download's own request lacks.
+        info = HfApi().model_info(
+            repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
         commit = str(info.sha)
         files = {file.rfilename: file.size for file in info.siblings or () if file.size is not None}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise not_a_hub() from error
-    if not re.fullmatch("[0-9a-f]{40}", commit):
-        raise not_a_hub()
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            raise ValueError(f"{commit!r} is no commit")
     if revision != commit:
         with contextlib.suppress(OSError):  # a read-only cache may still hold everything
             ref = storage / "refs" / revision  # the library looks up revisions here in offline mode
@@ -181,7 +167,8 @@ def _download(
 ) -> Any:
     """Calls snapshot_download in a thread, so that Ctrl-C arrives here and stops the library's threads.
 
-    They stop after their next 10 MiB, or after 10 s on a silent connection.
+    They stop after their next 10 MiB and remove their partial files. On a silent connection the process ends
+    before they do (``wanrun.terminal.signals``), and the partial files stay until ``hf cache prune``.
 
     Returns:
         For a dry run, the list of files to download; otherwise the folder.
@@ -189,7 +176,7 @@ def _download(
     from huggingface_hub import snapshot_download
 
     stop = threading.Event()
-    with explained(snapshot.id, snapshot.commit), _settings(stop), ThreadPoolExecutor(1) as pool:
+    with explained(snapshot.id), _settings(), ThreadPoolExecutor(1) as pool:
         future = pool.submit(
             snapshot_download,
             snapshot.id,
@@ -209,7 +196,7 @@ def _compare_digests(snapshot: Snapshot, names: Container[str]) -> None:
     """Removes files whose digest differs from the hub's; raises SourceError if there are any."""
     from huggingface_hub import HfApi
 
-    with explained(snapshot.id, snapshot.commit):
+    with explained(snapshot.id):
         found = HfApi().verify_repo_checksums(snapshot.id, revision=snapshot.commit).mismatches
     damaged = [item for item in found if item["path"] in names]
     for item in damaged:
@@ -230,25 +217,19 @@ class _Stopped(Exception):  # noqa: N818
 class _Log(logging.Handler):
     """Prints the library's warnings as one line each, such as the warning before a retry."""
 
-    def __init__(self, stop: threading.Event) -> None:
-        super().__init__()
-        self._stop = stop
-
     def emit(self, record: logging.LogRecord) -> None:
-        if self._stop.is_set():
-            raise _Stopped  # instead of five more attempts of 10 s each
         print("warning:", " ".join(record.getMessage().split()), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _settings(stop: threading.Event) -> Iterator[None]:
+def _settings() -> Iterator[None]:
     """Formats huggingface_hub's warnings as this package's and turns Xet off while the context is open."""
     import huggingface_hub.file_download  # noqa: F401  the import sets its handlers up
     from huggingface_hub import constants
 
     log = logging.getLogger("huggingface_hub")
     before = log.handlers, constants.HF_HUB_DISABLE_XET
-    log.handlers, constants.HF_HUB_DISABLE_XET = [_Log(stop)], True
+    log.handlers, constants.HF_HUB_DISABLE_XET = [_Log()], True
     try:
         yield
     finally:

@@ -101,16 +101,11 @@ def offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-SILENCE = "2"
-"""Seconds until a download gives up a silent connection. Less than the 3 s in which a command ends after a
-signal, or chance would decide whether the library still removes its partial file."""
-
-
 def _environment(hub: Hub, cache: Path) -> dict[str, str]:
     """Environment variables of a command that uses this hub and this cache."""
     home = str(cache.parent / "home")
     names = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_CACHE": str(cache)}
-    return {**names, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "HF_HUB_DOWNLOAD_TIMEOUT": SILENCE}
+    return {**names, "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
 
 
 def _locate(revision: str | None = None) -> Located:
@@ -207,7 +202,7 @@ def test_revisions(hub: Hub, toy: Repository, files: Files) -> None:
     assert (located.path / SECOND).read_bytes() == changed[SECOND]
     assert _contents(hub) == [(SECOND, None)]
     assert _locate(main).revision == main
-    assert "has no revision nothing" in _refused("nothing", revision="nothing")
+    assert "/revision/nothing; check the name and the revision" in _refused("HTTP 404", revision="nothing")
 
 
 def test_a_branch_that_moves_meanwhile(toy: Repository, files: Files) -> None:
@@ -328,7 +323,6 @@ def test_a_full_disk(hub: Hub, toy: Repository, files: Files, monkeypatch: pytes
 def test_a_file_that_needs_xet(hub: Hub, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(files[FIRST]) - 1)
     assert "hf download owner/toy" in _refused("too large")
-    assert _contents(hub) == []
 
 
 # Transfers that break off.
@@ -358,9 +352,9 @@ def test_a_lost_connection_is_taken_up_in_the_same_run(
 @pytest.mark.parametrize(
     ("fault", "value", "message"),
     [
-        ("reset", 50_000, "cannot be reached: ReadError.*files that are whole are kept"),
-        ("status", 503, "answered HTTP 503 Service Unavailable.*files that are whole are kept"),
-        ("status", 404, f"lists a file and does not have it.*{FIRST}"),
+        ("reset", 50_000, "cannot be downloaded: ReadError: .*; try again .files that are whole are kept"),
+        ("status", 503, "503 Service Unavailable.*; try again .files that are whole are kept"),
+        ("status", 404, f"answers HTTP 404 to .*{FIRST}"),
         ("damage", 50_000, f"{FIRST} of .* was damaged on the way"),
     ],
 )
@@ -400,37 +394,39 @@ def _partly_done(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code", "faults"),
+    ("number", "code", "fault", "left"),
     [
-        (signal.SIGKILL, -9, [("stall", 11 * 2**20)]),
-        (signal.SIGINT, 130, [("stall", 11 * 2**20), *[("stall", 1000)] * 6]),
-        (signal.SIGTERM, 143, [("slow", 500_000)]),
+        (signal.SIGKILL, -9, ("stall", 11 * 2**20), True),
+        (signal.SIGINT, 130, ("stall", 11 * 2**20), True),
+        (signal.SIGINT, 130, ("slow", 500_000), False),
+        (signal.SIGTERM, 143, ("slow", 500_000), False),
     ],
 )
 def test_stopped_runs(
     number: signal.Signals,
     code: int,
-    faults: list[tuple[str, int]],
+    fault: tuple[str, int],
+    left: bool,
     hub: Hub,
     toy: Repository,
     files: Files,
     cache: Path,
     tmp_path: Path,
 ) -> None:
-    """Whole files are kept; the one in transfer starts over. kill -9 leaves its part, Ctrl-C does not."""
+    """Whole files are kept; the one in transfer starts over. Its part is left after kill -9 or a silence."""
     data = os.urandom(24_000_000)
     toy.commit({**files, FIRST: data})
-    toy.faults[FIRST] = faults
+    toy.faults[FIRST] = [fault]
     wanbuild = str(Path(sys.executable).with_name("wanbuild"))
     command = [wanbuild, "convert", ID, "--artifact", str(tmp_path / "artifact")]
     process, part = _partly_done(hub, cache, data, command)
     process.send_signal(number)
     started = time.monotonic()
     error = process.communicate(timeout=60)[1]
-    assert time.monotonic() - started < 12  # one silence; all six would be 17 s
+    assert time.monotonic() - started < 8  # a silence of the library's is 10 s
     last_line = {-9: [], 130: ["interrupted"], 143: ["terminated"]}
     assert (process.returncode, error.splitlines()[-1:]) == (code, last_line[code])
-    assert part.exists() == (number == signal.SIGKILL)
+    assert part.exists() == left
     hub.forget()
     toy.faults.clear()
     folder = _locate().path
@@ -442,19 +438,18 @@ def test_stopped_runs(
 
 
 @pytest.mark.parametrize("gate", ["files", "metadata"])
-@pytest.mark.parametrize("token", [None, "hf_wrong"])
+@pytest.mark.parametrize(("token", "status"), [(None, 401), ("hf_wrong", 403)])
 def test_access_is_refused(
-    gate: str, token: str | None, hub: Hub, toy: Repository, monkeypatch: pytest.MonkeyPatch
+    gate: str, token: str | None, status: int, hub: Hub, toy: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
     if gate == "files":
         toy.token = "hf_right"
     else:
-        toy.faults["api"] = [("status", 401 if token is None else 403)]
-    message = _refused("accept the licence")
-    assert f"{hub.url}/{ID}" in message and "hf_wrong" not in message
-    assert ("without a token" if token is None else "refuses the token that was sent") in message
+        toy.faults["api"] = [("status", status)]
+    message = _refused(f"{hub.url}/{ID} answers HTTP {status} to /.*accept the licence.* set HF_TOKEN")
+    assert "hf_wrong" not in message
 
 
 def test_with_the_right_token(
@@ -474,19 +469,19 @@ def test_with_the_right_token(
 def test_a_hub_that_does_not_answer(
     hub: Hub, toy: Repository, files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"{hub.url}/owner/nothing" in _refused("no folder owner/nothing, and no repo", "owner/nothing")
+    _refused(f"no folder owner/nothing, and {hub.url}/owner/nothing answers HTTP 404", "owner/nothing")
     toy.faults["api"] = [("status", 503), ("status", 200)]
-    _refused("answered HTTP 503 Service Unavailable")
-    _refused("does not answer as the hub does")
+    _refused("503 Service Unavailable")
+    _refused("cannot be downloaded: .*check the network, HF_ENDPOINT and proxies")  # the answer is empty
     toy.commits["../../../evil"], toy.branches["main"] = files, "../../../evil"
-    _refused("does not answer as the hub does")
+    _refused("'../../../evil' is no commit")
     hub.silent = True
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
-    _refused("cannot be reached: ReadTimeout")
+    _refused("cannot be downloaded: ReadTimeout")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
-        assert "HF_HUB_OFFLINE=1" in _refused("cannot be reached: ConnectError")
+        assert "HF_HUB_OFFLINE=1" in _refused("cannot be downloaded: ConnectError")
     assert not cache.exists()
 
 
@@ -513,17 +508,10 @@ def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (errno.ENOSPC, "is full; free some space"),
-        (errno.EDQUOT, "is full"),
-        (errno.EROFS, "be written"),
-        (errno.EFBIG, r"reaches the largest size of a file; raise the limit \(ulimit -f\)"),
-    ],
-)
-def test_a_disk_that_fails_meanwhile(number: int, message: str) -> None:
-    with pytest.raises(SourceError, match=message), explained(ID, "main"):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
+def test_a_disk_that_fails_meanwhile(number: int) -> None:
+    told = rf"{os.strerror(number)}; free some space .*ulimit -f.*HF_HOME"
+    with pytest.raises(SourceError, match=told), explained(ID):
         raise OSError(number, os.strerror(number))
 
 
