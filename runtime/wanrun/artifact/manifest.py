@@ -1,8 +1,8 @@
 """The artifact's manifest: its contents, its sources, and the digest of every part.
 
-``manifest.json`` is written last and replaced atomically: what it lists is complete, and a file that it
-does not list is rubbish of a build that was cut short. Two digests cover it: one what is computed, which is
-the same for equal sources and options, and one all the rest.
+``manifest.json`` is written last and replaced atomically: every file that it lists is complete, and a file
+that it does not list is left over from an interrupted build. Two digests cover it. ``content_digest`` covers
+the facts that decide results, and is the same for equal sources and options; ``manifest_digest`` covers all.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         embeddings: every precomputed prompt embedding, by key.
         tool: name and version of the tool that wrote the artifact.
         times: when each part was made.
-        content_digest: sha256 of what the artifact is made from and computes, the same for equal sources and
-            options.
+        content_digest: sha256 of the facts that decide results, the same for equal sources and options.
         manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
             digests are always computed, whatever is given.
     """
@@ -125,7 +124,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "manifest_digest", self._manifest_digest())
 
     def _check_references(self) -> None:
-        """Raises ValueError for a name that is not that of its record, or that leads nowhere."""
+        """Raises ValueError for a name that differs from its record's, or that refers to no record."""
         if TRANSFORMERS[1] in self.components:
             for name in EXPERT_OPTIONS:
                 if type(self.model.options.get(name)) not in (int, float):

@@ -1,4 +1,4 @@
-"""What a path is that is no artifact, and the command that leads on."""
+"""Says what a path is that holds no artifact, and names the command that makes one of it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from wanrun.artifact.record import MAX_SIZE, AtLeastOne, NotNegative, Record
 from wanrun.artifact.task import Task
 
 MAX_STEPS: Final = 10_000
-"""A table of ten times more steps takes seconds to compute, and nothing is gained by it."""
+"""The most steps. A table of ten times more takes seconds to compute, and the video gains nothing."""
 
 MAX_FLOAT32: Final = 3.4028234663852886e38
 
@@ -25,7 +25,7 @@ Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=
 Positive = Annotated[int, Meta(ge=1, le=2**53)] | Annotated[float, Meta(gt=0, le=MAX_FLOAT32)]
 Rate = Annotated[int, Meta(ge=1, le=240)] | Annotated[float, Meta(ge=0.1, le=240)]
 Factor = Annotated[int, Meta(ge=1, le=10**6)] | Annotated[float, Meta(ge=1e-12, le=1e6)]
-"""What is multiplied or divided by: zero would give nothing but one colour, or infinity."""
+"""A factor or a divisor: zero would give one colour, or infinity."""
 
 Colour = Annotated[int, Meta(ge=-(10**6), le=10**6)] | Annotated[float, Meta(ge=-1e6, le=1e6)]
 
@@ -37,7 +37,7 @@ OPTION_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "segment_overlap": (1, MAX_SIZE),
     }
 )
-"""The options that some models have and others do not: least and most."""
+"""The least and the most value of each option that only some models have."""
 
 
 class ImageProcessor(Record, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ class ListedFile(Record, frozen=True, kw_only=True):
 
 
 MAX_SIZE: Final = 2**20
-"""The most of anything that a manifest counts: four times the largest published one, a vocabulary."""
+"""The largest count in a manifest: four times the largest published one, a vocabulary."""
 
 AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
 NotNegative = Annotated[int, Meta(ge=0, le=MAX_SIZE)]

@@ -139,7 +139,7 @@ class SelectedTarget:
 
 
 _EXAMPLES = {"tpu": "v6e", "gpu": "h100", "cuda": "h100", "nvidia": "h100"}
-"""A target of each kind of chips that is taken for a target itself."""
+"""An example of a target, by the names that users take for one."""
 
 
 def select_target(
@@ -214,10 +214,13 @@ def _without_chip(one: SelectedTarget) -> bool:
 
 
 def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool, int]:
-    """What fits comes first, then what has the profile. All devices of a CPU are the same cores, so one is
-    preferred there; of accelerators, all. A chip that is not there is farther than anything else. Of two
-    that are alike, that which was compiled on the chip needs no trial. Of a CPU's levels the highest that
-    fits is the fastest, and its own kind is above them; of those that do not fit, the lowest is nearest."""
+    """Targets that fit come first, then those that have the profile.
+
+    All devices of a CPU are the same cores, so one is preferred there; of accelerators, all. A target whose
+    chip is missing comes last. Of two that are alike, the one that was compiled on the chip comes first: it
+    needs no trial. Of the levels of CPUs the highest one that fits is the fastest, and a target for one CPU
+    is above them. Of those that do not fit, the lowest is nearest.
+    """
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
     lacks = profile.name not in one.target.executables

@@ -47,7 +47,7 @@ class Target(Record, frozen=True, kw_only=True, omit_defaults=True):
         executables: executables by profile and program name.
         statistics: compile seconds, FLOPs and predicted bytes, by profile and program name.
         options: the compiler's options that the executables were compiled with; they are in JAX's key.
-        program_options: further ones by program.
+        program_options: further options by program.
     """
 
     program_set: str

@@ -10,26 +10,26 @@ from typing import Any, Literal
 import msgspec
 
 SEND_SECONDS = 10.0
-"""After which a peer that takes nothing counts as gone."""
+"""Seconds after which a peer that reads nothing counts as gone."""
 
 MAX_MESSAGE_BYTES = 2**28
-"""Of a line; the largest holds the options of all prompts of a file, some kilobytes each."""
+"""The most bytes of a line; the largest holds the options of all prompts of a file, some kilobytes each."""
 
 
 MAX_STRANGE_BYTES = 2**12
-"""Of what a connection may send before it has said which process it is."""
+"""The most bytes that a connection may send before it has said which process it is."""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one process tells another.
+    """A message from one process to another.
 
     Attributes:
         kind: ``hello`` introduces a process; ``beat`` says that it runs; ``say`` brings its value of an
             exchange to process 0, and ``all`` everybody's values back; ``failed`` says which process has
             ended the run, and why.
         process: the process that the message is about.
-        number: of the exchange; in ``hello`` the number of processes.
-        value: of the exchange.
+        number: the exchange's number; in ``hello`` the number of processes.
+        value: the value that is exchanged.
         text: why the run ends.
         last: whether the exchange is the last one, after which a process may go.
     """
@@ -94,7 +94,7 @@ class Channel:
             raise ConnectionError("no message") from error
 
     def finish(self) -> None:
-        """Sends nothing more; the peer reads what was sent, and then the end."""
+        """Ends sending: the peer reads the messages that were sent, and then the end."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 

@@ -13,14 +13,14 @@ _NEVER_SECONDS = 365 * 24 * 3600
 """JAX's own watching is not used: see ``wanrun.cluster.process_group``."""
 
 _END_SECONDS = 10
-"""How long JAX waits for the others when a Python program ends, for which they may have failed."""
+"""Seconds that JAX waits for the other processes when a Python program ends; they may have failed."""
 
 _START_SECONDS = 60
-"""All processes are there already, and have only to connect."""
+"""Seconds to connect; all processes have started already."""
 
 
 def start_jax(group: ProcessGroup) -> None:
-    """Connects this process's JAX with those of the others; called by all, before JAX has devices.
+    """Connects this process's JAX with that of the others. All processes call this before JAX has devices.
 
     Raises:
         UsageError: if JAX has started before.

@@ -20,8 +20,8 @@ def join(
     Args:
         coordinator: HOST:PORT of process 0, a free port of its host.
         num_processes: how many processes there are.
-        process_id: the number of this one. What is left out is found as ``jax.distributed.initialize`` finds
-            it: on TPU pods, with Slurm, and in Kubernetes.
+        process_id: the number of this one. What is left out is found as by
+            ``jax.distributed.initialize``: on TPU pods, with Slurm, and in Kubernetes.
         timeout_seconds: how long the processes wait for one another.
 
     Raises:

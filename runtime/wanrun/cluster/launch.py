@@ -1,4 +1,4 @@
-"""Who is in a run of several processes: the address of process 0, how many there are, and the own number."""
+"""The processes of a run: the address of process 0, how many there are, and this one's number."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Cluster:
 def check_given(
     distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> None:
-    """Checks the options that describe a run of several processes, before anything is waited for.
+    """Checks the options that describe a run of several processes, before this one waits for others.
 
     Raises:
         UsageError: for a part of the description without ``distributed``, or a value out of range.
@@ -93,7 +93,7 @@ def found_cluster(
     this calls the function inside, which is not public (BUILD_NOTES.md, "What we touch of JAX").
 
     Args:
-        coordinator: replaces what would be found, as do the next two.
+        coordinator: replaces the address that would be found. So do the next two for the numbers.
         num_processes: how many processes there are.
         process_id: the number of this one.
         timeout_seconds: how long the name of process 0's host may take to be known.

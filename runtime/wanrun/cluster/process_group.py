@@ -101,7 +101,7 @@ class ProcessGroup:
         self._watch.close()
 
     def at_end(self, disconnect: Callable[[], None]) -> None:
-        """Notes what all processes call together before they leave."""
+        """Keeps the function that all processes call together before they leave."""
         self._disconnect = disconnect
 
     def _connect(self) -> Channel:
@@ -139,7 +139,7 @@ class ProcessGroup:
         Every process must make the same calls in the same order.
 
         Args:
-            value: what JSON can hold.
+            value: a value that JSON can hold.
             last: whether the processes may go after this exchange.
             deadline: when to give up, of ``time.monotonic``; None for never, as ``Watch`` ends the wait for a
                 process that is gone.
@@ -156,7 +156,7 @@ class ProcessGroup:
         """Checks that all processes have the same artifact and the same target.
 
         Args:
-            facts: what JSON can hold, by name.
+            facts: values that JSON can hold, by name.
 
         Raises:
             ArtifactError: in every process, naming the first fact that differs.
@@ -168,7 +168,7 @@ class ProcessGroup:
         """Checks that all processes are asked for the same.
 
         Args:
-            facts: what JSON can hold, by name.
+            facts: values that JSON can hold, by name.
 
         Raises:
             UsageError: in every process, naming the first option that differs.

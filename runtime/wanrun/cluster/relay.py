@@ -13,7 +13,7 @@ import threading
 
 
 class Relay:
-    """Listens on a free port of this host, and connects whoever comes to an address.
+    """Listens on a free port of this host, and connects each client to an address.
 
     Args:
         host: the address' host.
@@ -44,7 +44,7 @@ class Relay:
 
 
 def _pass_on(source: socket.socket, sink: socket.socket, closing: bool) -> None:
-    """Passes on what comes; at the end closes the other side only if told so."""
+    """Passes data on. At its end it closes both sides, if ``closing``."""
     with contextlib.suppress(OSError):
         while data := source.recv(2**16):
             sink.sendall(data)

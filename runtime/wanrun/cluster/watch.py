@@ -26,16 +26,16 @@ from wanrun.errors import ClusterError, escaped
 from wanrun.terminal.undo import everything_undone
 
 BEAT_SECONDS = 1.0
-"""Between two heartbeats."""
+"""Seconds between two heartbeats."""
 
 SILENT_SECONDS = 15.0
-"""Without a heartbeat, after which a process counts as lost. Loading may hold Python's lock for seconds."""
+"""Seconds without a heartbeat until a process counts as lost. Loading may hold Python's lock for some."""
 
 GRACE_SECONDS = 1.0
-"""In which a process that has an error of its own, or a signal, says so instead of naming another."""
+"""Seconds in which a process with an error or a signal of its own reports that, instead of naming another."""
 
 CLOSE_SECONDS = 3.0
-"""In which the others take the last message before this process goes."""
+"""Seconds in which the others read the last message before this process ends."""
 
 
 class Watch:
@@ -117,14 +117,14 @@ class Watch:
         self._thread.join()
 
     def _send(self, processes: list[int], message: Message) -> None:
-        """Sends to those that can be reached: the reading thread learns of the others."""
+        """Sends to the processes that can be reached; the reading thread notices the others."""
         for process in processes:
             if (channel := self._channels.get(process)) is not None:
                 with contextlib.suppress(OSError):
                     channel.send(message)
 
     def _await_closed(self) -> None:
-        """Waits until all others have gone: what they have not read is lost when this process goes."""
+        """Waits until all others have ended: messages that they have not read are lost with this process."""
         with self._changed:
             self._changed.wait_for(lambda: not self._channels, CLOSE_SECONDS)
 
@@ -164,7 +164,7 @@ class Watch:
             self._selector.register(channel, selectors.EVENT_READ, channel)
 
     def _read(self, channel: Channel) -> None:
-        """Takes what has come in on a channel."""
+        """Handles the messages that have come in on a channel."""
         process = next((number for number, one in self._channels.items() if one is channel), None)
         try:
             messages = channel.receive()
@@ -185,7 +185,7 @@ class Watch:
                 self._take(process, message)
 
     def _greet(self, channel: Channel, message: Message) -> int | None:
-        """Takes in a process that introduces itself, or says why not."""
+        """Accepts a process that introduces itself, or tells it why not."""
         who, count = message.process, message.number
         wrong = None
         if message.kind != "hello" or not 0 < who < self._count or count != self._count:

@@ -15,7 +15,7 @@ A thread has a stack of 8 MiB, and an arena of the allocator of 64 MiB.
 """
 
 MOST_CORES = 8
-"""What more cores need was not measured: a limit that some machine may live with is not refused."""
+"""The need of more cores was not measured, so a limit that may suffice there is not refused."""
 
 
 def check_address_space(cores: int) -> None:
@@ -25,7 +25,7 @@ def check_address_space(cores: int) -> None:
     SIGSEGV or exit code 127.
 
     Args:
-        cores: that the process may use.
+        cores: number of cores that the process may use.
 
     Raises:
         WanError: if the limit leaves less than JAX needs.

@@ -32,13 +32,13 @@ TWO_DEVICES = ("TPU7x",)
 """TPUs that are two of JAX's devices each."""
 
 NVIDIA_FILES = ("proc/driver/nvidia/version", "dev/nvidia0", "dev/nvidiactl", "dev/dxg")
-"""One of them is there where a GPU may be; the last one in WSL."""
+"""Device files: one of them exists where a GPU may be; the last one in WSL."""
 
 WORDS: Mapping[str, str] = MappingProxyType({"tpu": "TPU", "cuda": "NVIDIA GPU"})
 """How messages call the accelerators of a platform."""
 
 MAX_TEXT = 4096
-"""Characters that are read of a file of the system."""
+"""The most characters that are read from a file of the system."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Attached:
     """The devices of one platform.
 
     Args:
-        driver: what the executables run under: the driver's or the library's version; empty for a CPU.
-        chips: what the system says of each device, sorted; empty where it says nothing.
+        driver: the version of the driver or the library that runs executables; empty for a CPU.
+        chips: the system's description of each device, sorted; empty if there is none.
         kinds: JAX's names of the devices, each once; empty where they are not known.
     """
 
@@ -66,7 +66,7 @@ class Attached:
 def attached(platform_name: str, root: Path = ROOT) -> Attached | None:
     """Returns the devices of a platform; None if this machine has none.
 
-    Where JAX_PLATFORMS names the platform, devices are taken to be there that the system does not show.
+    If JAX_PLATFORMS names the platform, its devices count as present though the system does not show them.
 
     Args:
         platform_name: 'cpu', 'cuda' or 'tpu'.

@@ -28,7 +28,7 @@ have the last."""
 
 
 def level_rank(environment: Mapping[str, object]) -> int:
-    """Returns the place of a CPU target among the levels; above all of them if it is one CPU's own."""
+    """Returns the place of a CPU target among the levels; above all of them if it was built for one CPU."""
     levels = list(LEVELS)
     level = environment.get("cpu_level")
     return levels.index(level) if level in levels else len(levels)

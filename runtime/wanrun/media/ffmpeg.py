@@ -129,13 +129,13 @@ def run_ffmpeg(arguments: Sequence[str], frames: np.ndarray | None = None) -> by
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends ffmpeg before this process ends: it would write its file on."""
+    """Ends ffmpeg before this process ends: it would go on writing its file."""
     process.kill()
     process.wait(1)
 
 
 def how_it_ended(code: int) -> str:
-    """What is said of an ffmpeg that failed and did not say why, by its return code."""
+    """Returns the reason why ffmpeg failed, from its return code, if it printed none."""
     if code < 0:
         reason = signal.strsignal(-code) or "unknown"
         return f"ended by signal {-code} ({reason}), no message"

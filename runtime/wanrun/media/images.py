@@ -41,7 +41,7 @@ _DAMAGE = (
     zlib.error,
 )
 MAX_BYTES = 2**35
-"""Of an image or a video: all of it is read for a digest, which takes 20 to 60 s for so much."""
+"""The largest file, in bytes. All of it is read for a digest, which takes 20 to 60 s for this size."""
 
 _URL = re.compile(r"(https?|ftp|s3|gs|data):")
 
@@ -110,9 +110,9 @@ def decoding(name: str) -> Iterator[None]:
 
 
 def rgb(image: Image.Image, name: str) -> Image.Image:
-    """One decoded frame as RGB with 8 bits a channel; its metadata's rotation is not looked at.
+    """Returns one decoded frame as RGB with 8 bits a channel; it is not rotated.
 
-    Transparency is dropped, as ``load_image`` does: what lies under it shows. A single transparent colour
+    Transparency is dropped, as ``load_image`` does: the colours under it show. A single transparent colour
     stays in the image's ``info``, for ``on_white``. CMYK, palettes and one bit are converted.
 
     Raises:
@@ -207,7 +207,7 @@ def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Im
     Args:
         source: a file, or an image in memory.
         option: the option's name as the user writes it, for messages.
-        seen: told of what is decoded: the file's bytes; of an image in memory the size, the pixels that
+        seen: gets the bytes that are decoded: the file's; of an image in memory the size, the pixels that
             are returned, and the transparent colour if there is one.
 
     Returns:

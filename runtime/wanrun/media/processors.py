@@ -64,7 +64,7 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
 def clip_pixels(
     images: Sequence[Image.Image], settings: ImageProcessor, name: str = "the image"
 ) -> np.ndarray:
-    """Makes what is transparent white, scales the short edge, crops the centre and normalises.
+    """Makes transparent pixels white, scales the short edge, crops the centre and normalises.
 
     That is ``CLIPImageProcessor``.
 

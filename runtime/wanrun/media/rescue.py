@@ -38,7 +38,7 @@ def rescued(frames: np.ndarray, video: Path) -> Iterator[None]:
 
 
 def _keep(frames: np.ndarray, video: Path) -> Path | None:
-    """Returns where frames could be written; None if that is nowhere."""
+    """Returns the path of a file that has room for the frames; None if there is none."""
     for folder in (video.absolute().parent, Path(tempfile.gettempdir())):
         path = folder / f"{video.stem}-{secrets.token_hex(4)}.npy"
         try:

@@ -44,7 +44,7 @@ _MAX_EMBEDDED_BYTES = (
     100_000  # Linux limits one command line argument to 128 KiB; longer metadata goes beside the video
 )
 MAX_METADATA_BYTES = 64 * 2**20
-"""Of a sidecar: more than twice a prompt that fills a prompts file."""
+"""The largest sidecar, in bytes: more than twice a prompt that fills a prompts file."""
 
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _ASCII = b"ASCII\0\0\0"  # EXIF's name for the encoding of a UserComment

@@ -1,4 +1,4 @@
-"""Where weights are that do not lie in the artifact: a folder, or a URL that TensorStore reads."""
+"""The location of weights outside the artifact: a folder, or a URL that TensorStore reads."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ class TextBackend(Protocol):
     """A text encoder."""
 
     def made_by(self) -> Mapping[str, Any]:
-        """Returns, as JSON, what the bits of an embedding depend on besides prompt, weights and dtype."""
+        """Returns, as JSON, the facts that decide an embedding's bits, besides prompt, weights and dtype."""
 
     def request(self, lengths: Iterable[int] | None = None) -> Sequence[Future[Any]]:
-        """Starts to load what prompts of these lengths in tokens need; None: what any prompt may need."""
+        """Starts to load the programs for prompts of these lengths in tokens; None: for any prompt."""
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Encodes ids and mask, int32 (P, L), to embeddings (P, L, D) in the compute dtype."""

@@ -86,7 +86,7 @@ class CpuEncoder:
 
     @classmethod
     def of(cls, opened: OpenedArtifact) -> CpuEncoder:
-        """Makes it; nothing is loaded yet."""
+        """Makes the record. Nothing is loaded yet."""
         executables = Executables(opened)
         return cls(
             opened, executables, WeightStore(opened, executables, opened.program_set.kernels.weight_bits)

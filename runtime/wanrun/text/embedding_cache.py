@@ -29,7 +29,7 @@ Warn = Callable[[str], None]
 
 
 def made_by_jax(program_sha256: str, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the bits of an embedding made by ``encode_text`` depend on besides its key.
+    """Returns the facts that decide the bits of an embedding of ``encode_text``, besides its key.
 
     Args:
         program_sha256: digest of the exported program.
@@ -53,7 +53,7 @@ class EmbeddingCache:
 
     Args:
         manifest: the artifact's manifest.
-        made_by: what the bits depend on besides the key, as JSON, such as ``made_by_jax``.
+        made_by: the facts that decide the bits besides the key, as JSON, such as ``made_by_jax``.
         folder: the cache's folder; None: $XDG_CACHE_HOME/wanrun/embeddings.
         warn: receives the warning.
         max_bytes: size limit of all entries.

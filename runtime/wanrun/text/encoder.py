@@ -33,7 +33,7 @@ class EmbeddingStore(Protocol):
 
 
 CUT_WORDS = 12
-"""Of the end of a prompt that is too long; so many are shown."""
+"""Words that a warning shows of the end of a prompt that is too long."""
 
 
 def cut_warning(max_length: int, cut: str) -> str:

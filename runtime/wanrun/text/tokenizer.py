@@ -25,7 +25,7 @@ LARGE_BYTES = 2**20
 """A tokenizer.json from this size on is loaded in a separate process; a smaller one takes milliseconds."""
 
 MAX_BYTES = 2**28
-"""Of a tokenizer.json; UMT5's has 16 MB."""
+"""The largest tokenizer.json, in bytes; UMT5's has 16 MB."""
 
 
 class ArtifactTokenizer:

@@ -144,7 +144,7 @@ def _not_installed(found: object) -> UsageError:
 
 
 def torch_facts(device: str = "cpu") -> dict[str, Any]:
-    """Returns, as JSON, what the bits of an embedding depend on besides prompt, weights and dtype.
+    """Returns, as JSON, the facts that decide an embedding's bits, besides prompt, weights and dtype.
 
     For the CPU this imports nothing.
 

@@ -1,1 +1,1 @@
-"""Whether executables that were built without their chip do on this chip what the artifact recorded."""
+"""Decides whether executables that were built without their chip give the recorded results on this one."""

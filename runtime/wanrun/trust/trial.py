@@ -1,7 +1,7 @@
-"""Tries executables in a process of its own: what crashes or hangs there does neither here.
+"""Tries executables in a process of its own, so that a crash or a hang does not reach this one.
 
-The child writes what came of it to a file. A child that is ended by a signal or by the limit has written how
-far it came.
+The child writes its verdict to a file. If a signal or the time limit ends the child, the file says how far it
+came.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from wanrun.terminal.temporary import temporary_folder
 from wanrun.trust.verdict import MAX_VERDICT_BYTES, Verdict, decoded_verdict
 
 TRIAL_SECONDS = 3600.0
-"""The most that a trial takes: reading a large model from a slow disk, and two steps of it."""
+"""The most seconds of a trial: reading a large model from a slow disk, and two steps of it."""
 
 CHILD = (sys.executable, "-P", "-m", "wanrun.replay")
 """The command that tries: see ``wanrun.replay.__main__``."""
 
 MAX_SAID = 300
-"""Characters of what a child said last that are repeated."""
+"""The most characters of a child's last words that a message repeats."""
 
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
-"""Signals that say nothing of the executables: a user's, or the system's that has no memory left."""
+"""Signals that do not blame the executables: a user's, or the system's when memory has run out."""
 
 
 def run_trial(
@@ -66,7 +66,7 @@ def run_trial(
 
 
 def _told(outcome: Path) -> Verdict | None:
-    """What the child has written; None if nothing that can be read."""
+    """Returns the verdict that the child has written; None if none can be read."""
     try:
         return decoded_verdict(read_bounded(outcome, MAX_VERDICT_BYTES))
     except OSError:
@@ -74,7 +74,7 @@ def _told(outcome: Path) -> Verdict | None:
 
 
 def _last_line(said: Path) -> str:
-    """What the child said last on its standard error, shortened."""
+    """Returns the child's last words on standard error, shortened."""
     lines = said.read_bytes()[-8 * MAX_SAID :].decode("utf-8", "replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return escaped(last[-MAX_SAID:])

@@ -33,7 +33,7 @@ class Trust:
         manifest: its manifest.
         selected: the target.
         weights: a folder or URL of the weights instead of the artifact's.
-        trial: whether this is the trial itself, which uses what nobody has tried.
+        trial: whether this is the trial itself, which uses executables without a verdict.
         attempt: tries executables, given the arguments of ``run_trial``.
         root: the root of the files in which the system describes its devices.
     """
@@ -52,7 +52,7 @@ class Trust:
         return self.selected.built_elsewhere and not self.trial
 
     def facts(self, profile: Profile) -> dict[str, Any]:
-        """Returns what a verdict about a profile is about."""
+        """Returns the facts for which a verdict about a profile holds."""
         return trial_facts(self.manifest, self.selected, profile, self.root)
 
     def establish(self, profile: Profile, report: Callable[[str], None]) -> None:

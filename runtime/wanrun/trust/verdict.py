@@ -1,4 +1,4 @@
-"""What came of trying executables on a chip, kept in the user's cache: one small file for each trial."""
+"""Verdicts about executables that were tried on a chip, in the user's cache: one small file each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from wanrun.machine.attached import ROOT, attached
 from wanrun.machine.environment import package_versions
 
 MAX_VERDICT_BYTES = 2**16
-"""Of a verdict's file, which has about one kilobyte."""
+"""The largest file of a verdict, in bytes; real ones have about one kilobyte."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
         outcome: whether the executables may be used.
         reason: why not, or how the results agree, in one line.
         device_kind: JAX's name of the device that they were tried on; empty if it was not opened.
         platform_version: JAX's text about its driver and compiler.
-        facts: what the verdict is about.
-        keep: whether it says something of the executables. A trial that could not begin does not.
+        facts: the facts for which the verdict holds.
+        keep: whether it is about the executables. That of a trial that could not begin is not.
     """
 
     outcome: Literal["passed", "refused"]
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def decoded_verdict(data: bytes) -> Verdict | None:
-    """Reads a verdict; None for what is none."""
+    """Reads a verdict; None if these bytes are none."""
     try:
         return msgspec.json.decode(data, type=Verdict)
     except (ValueError, RecursionError):
@@ -66,9 +66,9 @@ def decoded_verdict(data: bytes) -> Verdict | None:
 def trial_facts(
     manifest: Manifest, selected: SelectedTarget, profile: Profile, root: Path = ROOT
 ) -> dict[str, Any]:
-    """Returns what a verdict is about, all of it known without JAX.
+    """Returns the facts for which a verdict holds; none of them needs JAX.
 
-    The content digest does not cover executables and recorded results, so they are told besides.
+    The content digest does not cover executables and recorded results, so the facts have their digests too.
 
     Args:
         manifest: the artifact's manifest.

@@ -73,7 +73,7 @@ class Footprint:
 
     @classmethod
     def whole(cls, nbytes: int) -> Footprint:
-        """Of a component on one device; a CPU device has no other copy than the host's."""
+        """Returns the bytes of a component on one device; a CPU device has no other copy than the host's."""
         return cls(nbytes, nbytes, nbytes)
 
 
@@ -107,8 +107,9 @@ def choose_placement(
     the first expert, for the prompts given to ``load``. With one transformer the placement is always 'both'.
     If not even one expert fits, the choice is still 'one', as sizes are predictions; ``describe`` says so.
 
-    On a mesh all of this is of one device, or of all devices of the process where they share the host's
-    memory. The inputs of programs count whole: how they are cut is not recorded, and only ``kv`` is large.
+    On a mesh all figures are those of one device, or of all devices of the process where they share the
+    host's memory. The inputs of programs count whole: how they are cut is not recorded, and only ``kv`` is
+    large.
 
     Args:
         manifest: the artifact's manifest.

@@ -54,7 +54,7 @@ class Programs(Mapping[str, Program]):
         return [key for key in self._programs[name].inputs if key in self._weights.components]
 
     def request(self, *, programs: Iterable[str] = (), components: Iterable[str] = ()) -> list[Future[Any]]:
-        """Starts to load what is not loaded yet, in this order; returns the futures of everything named."""
+        """Starts to load what is named and not loaded yet, in order; returns the futures of all."""
         return [
             *self._weights.request(components),
             *self._executables.request(self.profile, programs),

@@ -252,7 +252,7 @@ class WeightStore:
         _free_dropped()
 
     def close(self) -> None:
-        """Cancels what has not started and releases everything."""
+        """Cancels reads and transfers that have not started, and releases all weights."""
         with self._lock:
             for restore in self._restores.values():
                 restore.cancel()

@@ -33,7 +33,7 @@ from wanrun.files import read_bounded
 from wanrun.opened.location import import_tensorstore
 
 MAX_METADATA_BYTES = 2**20
-"""Of an array's zarr.json, which has some hundreds."""
+"""The largest zarr.json, in bytes; real ones have some hundreds."""
 
 BLOCK_BYTES = 64 * 2**20
 """Bytes per read, unless the array's chunks are larger: enough to keep several requests in flight."""

@@ -1,4 +1,4 @@
-"""Brings a component's weights to the devices of a mesh: what a process reads, and what each device is given.
+"""Brings a component's weights to the devices of a mesh: the rows that are read, and each device's part.
 
 | transfer | a device is given | then |
 |---|---|---|
@@ -6,7 +6,7 @@
 | staged | its part of the small ones, and 1/N of the rows of the large ones | a program spreads the rows |
 
 Which parameters are large is decided at the build: they are the inputs of ``spread_<component>``. Either way
-a process reads only rows of which its own devices are given something.
+a process reads only rows that its own devices need.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Given:
-    """What the devices of this process are given of one parameter.
+    """The parts of one parameter that the devices of this process are given.
 
     Args:
         shape: the shape of the whole array, padding included.
         sharding: where its parts lie.
-        parts: what each device holds of it.
+        parts: each device's part of it.
         unit: indices of axis 0 in a checksummed row.
     """
 
@@ -52,7 +52,7 @@ class _Given:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows of which a device is given something, in rising order."""
+        """The rows that some device needs, in rising order."""
         spans = {index[0].indices(self.shape[0])[:2] for index in self.parts.values()}
         wanted = (range(start // self.unit, -(-stop // self.unit)) for start, stop in spans)
         return tuple(sorted({row for rows in wanted for row in rows}))
@@ -88,8 +88,7 @@ class Transfer:
         rows: by path, the rows to read of parameters that are not read whole, as ``Restore`` takes them.
 
     Raises:
-        ArtifactError: if the program takes something else than rows of the component, or returns something
-            else than its parameters.
+        ArtifactError: if the program does not take rows of the component, or does not return its parameters.
     """
 
     def __init__(
@@ -127,10 +126,10 @@ class Transfer:
 
     @property
     def footprint(self) -> Footprint:
-        """The bytes that the component takes when it is in its place.
+        """The bytes that the component takes once it is in its place.
 
-        CPU devices alias the host copy of what is consecutive in it, and copy the rest. What is spread is on
-        each device again, and no host copy stays.
+        CPU devices alias a part that is consecutive in the host copy, and copy any other. Spread parameters
+        are on each device again, and no host copy stays.
         """
         layouts = {path: one.layout for path, one in self._component.parameters.items()}
         held = {path: len(self.rows.get(path, range(one.rows))) for path, one in layouts.items()}
@@ -175,9 +174,9 @@ class Transfer:
 
 
 class Staged:
-    """Weights of which the large parameters still have to be spread.
+    """Weights whose large parameters still have to be spread.
 
-    The first that needs them spreads them, in its own thread: the processes of a mesh have to run their
+    The first caller of ``weights`` spreads them, in its own thread: the processes of a mesh have to run their
     collectives in the same order, and transfers end in any order.
 
     Args:
