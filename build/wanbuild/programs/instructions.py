@@ -60,7 +60,7 @@ def features_recorded(entry: Path) -> frozenset[str]:
 
 
 def record_level(entry: Path, level: Level) -> None:
-    """Takes what is beyond a level from the features that an entry says that it needs.
+    """Removes the features beyond a level from the list of those that an entry needs.
 
     XLA writes down those of the CPU that compiles. On one that lacks any of them it would warn of SIGILL at
     every start, in lines of 3 000 characters, whatever instructions there are.
