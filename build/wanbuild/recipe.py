@@ -62,7 +62,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
 """The fields of each section, with the type of the value or of each item of a list."""
 
 MAX_BYTES = 2**20
-"""Of a recipe."""
+"""The largest recipe."""
 
 DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
 _LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low", "timesteps"})

@@ -112,7 +112,7 @@ def _abandon(artifact: Path, lock: Path) -> None:
 
 
 def _refused(artifact: Path, error: BaseException) -> UsageError | None:
-    """What is said of an error of the file system in the artifact's folder or beside it; None for others."""
+    """Returns the error to report for one of the file system at or beside the artifact; None for others."""
     if not isinstance(error, OSError) or lacks_space(error) or not isinstance(error.filename, str):
         return None
     if not Path(error.filename).is_relative_to(artifact.parent):
@@ -148,7 +148,7 @@ def _recover(artifact: Path) -> None:
 
 
 def leftover(artifact: Path) -> Path | None:
-    """Where an artifact is that was replaced and could not be removed: it belongs to another user."""
+    """Returns where a replaced artifact is that could not be removed: it belongs to another user."""
     replaced = _sibling(Path(os.path.realpath(artifact)), "replaced")
     return replaced if os.path.lexists(replaced) else None
 

@@ -32,7 +32,8 @@ from wanrun.replay.golden import Golden, compare, read_golden, replayed
 from wanrun.text.embeddings import ArtifactEmbeddings
 
 MAX_SMALL_BYTES = 2**30
-"""Of a tokenizer, a record or a file of requirements; the largest, UMT5's tokenizer, has 17 MB."""
+"""The largest tokenizer, record or file of requirements. The largest real one, UMT5's tokenizer, has 17
+MB."""
 
 COPY = "copy the artifact again or rebuild it"
 

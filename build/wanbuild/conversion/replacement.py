@@ -1,4 +1,4 @@
-"""What a converted artifact takes over from the one that it replaces, and what is in its way."""
+"""The parts that a converted artifact takes over from the one that it replaces, and the files in its way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROGRAM_FACTS = (
 _FOLDERS = frozenset({"weights", "tokenizer", *REBUILT})
 
 MAX_EMBEDDING_BYTES = 2**26
-"""Of a stored embedding: 512 tokens of UMT5-XXL have 8 MB in float32."""
+"""The largest stored embedding: 512 tokens of UMT5-XXL have 8 MB in float32."""
 
 _OWN = re.compile(
     r"manifest\.json|requirements(-[^/]+)?\.txt|tokenizer/tokenizer\.json"

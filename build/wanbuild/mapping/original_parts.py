@@ -216,4 +216,4 @@ NAMES: Mapping[str, tuple[Names, Fused]] = MappingProxyType(
         "image_encoder": (image_encoder_names, image_encoder_fused),
     }
 )
-"""By component, what returns the name of each key, and the names of what one tensor of the original holds."""
+"""By component, a function for the name of each key, and one for the names of a fused tensor's parts."""

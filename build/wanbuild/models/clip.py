@@ -33,7 +33,7 @@ def _quick_gelu(x: jax.Array) -> jax.Array:
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {"gelu": _gelu, "quick_gelu": _quick_gelu}
 )
-"""By the config's name. The encoder published with Wan has the exact one."""
+"""Functions by the config's name. The encoder published with Wan has the exact one, gelu."""
 
 
 class CLIPBlock(nnx.Module):

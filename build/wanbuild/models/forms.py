@@ -19,7 +19,7 @@ from wanbuild.models.partition import mesh_sizes
 
 @dataclass(frozen=True)
 class Forms:
-    """What a program that is traced asks for; see ``wanrun.artifact.programs.Kernels``.
+    """The forms that a traced program asks for; see ``wanrun.artifact.programs.Kernels``.
 
     Args:
         cpu: whether the program is for XLA's CPU backend: bfloat16 arrays are sliced as uint16 of the same

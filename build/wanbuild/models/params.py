@@ -84,7 +84,7 @@ class Stack:
 
     @property
     def scanned(self) -> Any:
-        """What ``scan`` slices to read one layer after the other with ``layer``."""
+        """The arrays that ``scan`` slices to read one layer after the other with ``layer``."""
         return np.arange(len(self)) if self._where_read else self._state
 
     def layer(self, scanned: Any, whole: bool = True) -> Any:

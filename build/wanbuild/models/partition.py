@@ -1,4 +1,4 @@
-"""Where activations lie on a mesh of devices: one table, and the functions that apply it while tracing.
+"""Shardings of activations on a mesh: one table, and the functions that apply it while tracing.
 
 The mesh is the one that ``jax.set_mesh`` has set. Without one, every function here returns its argument, so
 that a program for one device has no trace of any of this.
@@ -20,7 +20,7 @@ SEQUENCE = ("ring", "fsdp", "context")
 """The axes that share the tokens, the outermost first."""
 
 EXCHANGED = ("fsdp", "context")
-"""Of these, those that exchange heads for tokens in the attention (Ulysses)."""
+"""Those axes of ``SEQUENCE`` that exchange heads for tokens in the attention (Ulysses)."""
 
 RING = "ring"
 """The one whose devices pass their keys and values around."""

@@ -24,7 +24,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from wanbuild.models.attention import Mask, key_mask, merged
 
 LANES = 128
-"""Of a TPU's vector registers: keys and the head dimension come in multiples of it."""
+"""Lanes of a TPU's vector registers: keys and the head dimension come in multiples of this number."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class SplashAttention:
     """Computes attention with the splash kernel.
 
     Args:
-        queries: in a block.
-        keys: in a block that is brought into the chip's memory.
-        computed_keys: computed at once, a divisor of keys and a multiple of ``LANES``.
+        queries: number of queries in a block.
+        keys: number of keys in a block that is brought into the chip's memory.
+        computed_keys: keys that are computed at once, a divisor of ``keys`` and a multiple of ``LANES``.
         interpret: whether Pallas interprets the kernel, on any platform.
     """
 

@@ -45,7 +45,7 @@ class ApplyBlock:
     """Maps a block, tokens (B, S, D) and one layer of its cache to the next tokens.
 
     Args:
-        modulation: what all blocks of a step share, as do the others: see ``WanBlock.__call__``.
+        modulation: shared by all blocks of a step, as are the other arguments: see ``WanBlock.__call__``.
         rope: the rotary tables.
         attention: the attention of the tokens.
         groups: the row of modulation of each token.

@@ -1,1 +1,1 @@
-"""What a model will need and how long it will take on a chip, before there is an artifact or the chip."""
+"""Predicts the memory and the time that a model takes on a chip, without an artifact or the chip."""

@@ -29,7 +29,7 @@ class Step:
         shape: the profile's static shape.
         latent_shape: latent frames, rows and columns.
         text_length: tokens of a prompt with its padding.
-        activation_bytes: of a value that travels; two on a chip, four between CPU devices.
+        activation_bytes: bytes of a value that travels: two on a chip, four between CPU devices.
     """
 
     config: Any

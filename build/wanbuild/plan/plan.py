@@ -122,7 +122,7 @@ def make_plan(
 
     Args:
         subject: what is planned.
-        request: for which chip, and with which options.
+        request: the chip, and the options.
         report: gets a line per compiled program.
         chips: the known chips.
 

@@ -30,12 +30,13 @@ class Efficiency:
     """The shares of a chip's figures that programs reach.
 
     Args:
-        matmul: of the peak, in large matrix products.
-        attention: of the peak that the fill leaves, in an attention kernel.
-        convolution: of the peak that the fill leaves.
-        memory: of the bandwidth.
-        links: of what a device can send to its neighbours; exchanges with devices further away share links.
-        host: of the host link.
+        matmul: the share of the peak in large matrix products.
+        attention: the share of the peak, times the fill, in an attention kernel.
+        convolution: the share of the peak, times the fill, in convolutions.
+        memory: the share of the memory's bandwidth.
+        links: the share of the rate at which a device can send to its neighbours; exchanges with devices
+            further away share links.
+        host: the share of the host link's rate.
     """
 
     matmul: float
@@ -58,7 +59,7 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
         "cpu": Efficiency(matmul=0.7, attention=0.7, convolution=0.7),
     }
 )
-"""By platform."""
+"""Efficiencies by platform."""
 
 BOUNDS = ("products", "bytes", "exchange")
 """The terms of a time, by name."""
@@ -85,7 +86,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of a mesh's devices does of a program.
+    """The share of a program's work that one device of a mesh does.
 
     Args:
         products: its share of the program's products.
@@ -104,9 +105,9 @@ def predicted(work: Work, chip: Chip, share: Share) -> Time:
     """Returns the time of a program.
 
     Args:
-        work: the whole program's, on one device.
+        work: the work of the whole program on one device.
         chip: the chip.
-        share: of one device of the mesh.
+        share: the share of one device of the mesh.
     """
     efficiency = EFFICIENCIES[chip.platform]
     products = sum(flops / rate(product, chip) for product, flops in work.flops.items())

@@ -1,4 +1,4 @@
-"""What is planned: a published model, a checkpoint's folder, a recipe or an artifact."""
+"""The subject of a plan: a published model, a checkpoint's folder, a recipe or an artifact."""
 
 from __future__ import annotations
 

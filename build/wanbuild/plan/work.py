@@ -27,8 +27,8 @@ class Product(NamedTuple):
     """A kind of matrix product or convolution.
 
     Args:
-        kind: what it is for: ``attention`` is a kernel's, in which scores stay on the chip.
-        dtype: of its operands.
+        kind: its use: ``attention`` is a product of a kernel in which scores stay on the chip.
+        dtype: dtype of its operands.
         summed: the terms of each sum; of a convolution, the input channels.
         features: the columns of the result; of a convolution, the output channels.
     """

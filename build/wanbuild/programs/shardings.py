@@ -1,4 +1,4 @@
-"""Where the arguments and results of programs lie on a mesh, and which meshes a profile can have."""
+"""Shardings of programs' arguments and results on a mesh, and the meshes that a profile can have."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def meshes(count: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, 
 
 
 def _distance(wanted: Sizes, other: Sizes) -> tuple[float, float, tuple[int, ...]]:
-    """How far a mesh is from the wanted one: in devices first, then along each axis."""
+    """Returns the distance of a mesh from the wanted one: in devices first, then along each axis."""
     difference = [math.log2(wanted.get(axis, 1) / other.get(axis, 1)) for axis in AXES]
     order = tuple(-other.get(axis, 1) for axis in AXES)
     return abs(sum(difference)), sum(map(abs, difference)), order

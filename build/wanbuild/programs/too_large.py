@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wanbuild.targets.target import TargetSpec
 
 _NEEDED = re.compile(r"[Uu]sed ([\d.]+)([KMG]) of|temporaries \(([\d.]+)([KMG])\) exceeds")
-"""What a TPU's compiler says of a program that is too large."""
+"""The message of a TPU's compiler about a program that is too large."""
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 

@@ -65,7 +65,7 @@ PUBLISHED_TRANSFORMERS: Mapping[str, Config] = MappingProxyType(
         ),
     }
 )
-"""By model; two experts of a model share one config."""
+"""The transformers' configs by model; two experts of a model share one."""
 
 PUBLISHED_VAE: Config = MappingProxyType(
     {

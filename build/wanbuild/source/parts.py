@@ -12,7 +12,7 @@ TOKENIZER = "tokenizer"
 """The part that is no weights: a folder, or its tokenizer.json."""
 
 NEEDED = ("transformer", "vae", "text_encoder", TOKENIZER)
-"""What every checkpoint has."""
+"""The parts that every checkpoint has."""
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {

@@ -49,7 +49,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
     }
 )
-"""By a tensor that says so, what a file of weights is, and which component of a checkpoint."""
+"""What a file of weights is, and its component of a checkpoint, by a tensor that shows it."""
 
 
 def no_checkpoint(path: Path) -> SourceError:

@@ -23,7 +23,8 @@ PASSES = 6
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What XLA's compiler asks of an NVIDIA GPU besides its memory. Source: the CUDA C++ Programming Guide,
+    """The facts that XLA's compiler needs about an NVIDIA GPU besides its memory. Source: the CUDA C++
+    Programming Guide,
     "Compute Capabilities", and the vendor's white papers.
 
     Args:
@@ -60,16 +61,16 @@ class Chip:
             and on an NVIDIA GPU its units for single numbers.
         matrix_unit: rows and columns of the matrix unit. With fewer terms in a sum, or fewer columns of the
             result, a part of it idles.
-        bandwidth: of the device's memory, bytes/s.
-        link: what one device sends to its neighbours at once, bytes/s, all links in one direction.
-        host_link: what one device gets from its host, bytes/s.
+        bandwidth: rate of the device's memory, bytes/s.
+        link: rate at which one device sends to its neighbours, bytes/s, all links in one direction.
+        host_link: rate at which one device gets data from its host, bytes/s.
         kernels: the implementations that programs for it use.
         topologies: TPU topologies by their number of devices; None for a chip of which any number up to
             ``MAX_GPUS`` is a topology.
         options: the compiler's options, which programs are compiled and loaded with.
         program_options: further ones by program.
         also: other names that JAX has for the same device.
-        gpu: what XLA asks of a GPU; None for a TPU, whose compiler knows it.
+        gpu: the facts that XLA needs about a GPU; None for a TPU, whose compiler knows them.
         host_chips: chips of one host; larger topologies have several hosts, of 2 x 2 chips each.
     """
 
@@ -123,7 +124,7 @@ _CUBE = MappingProxyType(
     }
 )
 _PAIRS = MappingProxyType({1: "1x1x1", **{2 * count: name for count, name in _CUBE.items() if count < 256}})
-"""Of a chip with two devices."""
+"""Topologies by number of devices, of a chip with two devices."""
 
 _OVERLAP = MappingProxyType(
     {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import jax
 
 ATTACHED = "-local"
-"""What the name of a target ends with that was compiled on its own accelerator."""
+"""The end of the name of a target that was compiled on its own accelerator."""
 
 CPU = Kernels("cpu", "winograd", weight_bits=True, image_multiple=1)
 """Kernels of a CPU that multiplies bfloat16."""
@@ -79,7 +79,7 @@ class TargetSpec:
 
     @property
     def where(self) -> jax.Device | jax.sharding.Mesh:
-        """What programs are lowered for."""
+        """The device or the mesh that programs are lowered for."""
         return jax_mesh(self.mesh, self.devices) or self.device
 
 

@@ -46,7 +46,7 @@ _TRANSFORMERS: Mapping[str, _Kind] = MappingProxyType(
         "WanAnimateTransformer3DModel": _Kind("diffusers", animate_shapes),
     }
 )
-"""By component class."""
+"""Kinds of components by class."""
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
         "vae": _Kind("diffusers", vae_shapes),
@@ -54,7 +54,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "image_encoder": _Kind("transformers", image_encoder_shapes),
     }
 )
-"""By component name."""
+"""Kinds of the other components by name."""
 
 
 def _kind(config: Mapping[str, Any], name: str) -> _Kind:

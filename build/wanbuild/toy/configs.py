@@ -149,7 +149,7 @@ TOY_VARIANTS: Mapping[str, ToyVariant] = MappingProxyType(
         ),
     }
 )
-"""By the variant's name in ``wanbuild.variants.table``."""
+"""Configs by the variant's name in ``wanbuild.variants.table``."""
 
 
 def toy_image_processor(image_encoder: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,10 +93,10 @@ def _write_hole(shapes: Shapes, dtype: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """How weights are stored.
+    """The form in which weights are stored.
 
     Attributes:
-        dtype: of every tensor, one of ``DTYPES``.
+        dtype: dtype of every tensor, one of ``DTYPES``.
         shards: files per component, at most; more than one come with an index.
         sparse: whether every value is zero and takes no disk space: for sizes that would not fit the disk.
     """
