@@ -270,10 +270,10 @@ def artifact(toy_artifact: Path, tmp_path: Path) -> Path:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Takes the place of ``load``, and of the pipeline that it gives."""
     from helpers.fake_pipeline import Fake
-    from wanrun.generation import pipeline
+    from wanrun.generation import load
 
     fake = Fake(num_videos=1)
-    monkeypatch.setattr(pipeline, "load", fake.load)
+    monkeypatch.setattr(load, "load", fake.load)
     return fake
 
 

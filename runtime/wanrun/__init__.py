@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from wanrun.cluster.join import join
-    from wanrun.generation.pipeline import Pipeline, load
+    from wanrun.generation.load import load
+    from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.media.types import Media
 
@@ -25,7 +26,7 @@ def __getattr__(name: str) -> Any:
         "Pipeline": "wanrun.generation.pipeline",
         "Result": "wanrun.generation.result",
         "join": "wanrun.cluster.join",
-        "load": "wanrun.generation.pipeline",
+        "load": "wanrun.generation.load",
     }
     if name in modules:
         import importlib

@@ -72,7 +72,7 @@ class Row:
         positive: whether the value must be above 0.
         help: the option's effect.
         value: the value's name, with its unit.
-        default: the default in words; empty if the option is required or has no default.
+        default: the default in words; empty for a flag, and for an option that is required or has none.
         models: the models that have the option; empty for all.
         also: further names that are understood.
         section: the section of the command's help; empty for an option that only Python has, or for one of a
@@ -178,7 +178,8 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     base = type(choices[0]) if choices else _BASES[type(bare)]
     many, extra = isinstance(info.default, tuple), described.extra
     default = extra["default"]
-    if default is None and base is not bool and info.default not in (None, (), msgspec.NODEFAULT):
+    flag = base is bool or extra["sets"] is not None
+    if default is None and not flag and info.default not in (None, (), msgspec.NODEFAULT):
         default = str(info.default)
     value = "|".join(map(str, choices)) or _VALUES.get(base, "")
     if getattr(bare, "min_length", None):

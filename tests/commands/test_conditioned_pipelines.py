@@ -19,7 +19,8 @@ from wanbuild.programs.builder import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.pipeline import Pipeline, load
+from wanrun.generation.load import load
+from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
 from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media

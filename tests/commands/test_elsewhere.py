@@ -28,7 +28,7 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.files import user_cache
-from wanrun.generation.pipeline import load
+from wanrun.generation.load import load
 from wanrun.trust import trial
 from wanrun.trust.verdict import Verdict, keep_verdict, trial_facts
 

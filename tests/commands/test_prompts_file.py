@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -22,10 +21,9 @@ from helpers.fake_pipeline import SIZE, Fake, Run, run_here, write_lines
 from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
-from wanrun.generation import pipeline
+from wanrun.generation import load
 from wanrun.jobs import job as jobs
 from wanrun.media.write_video import read_metadata
-from wanrun.opened.policy import LoadPolicy
 
 Call = Callable[..., Run]
 
@@ -420,7 +418,7 @@ def test_what_is_there_is_not_made_again(
             "0 made, 3 skipped, 0 failed"
         ]
         monkeypatch.undo()
-        monkeypatch.setattr(pipeline, "load", fake.load)
+        monkeypatch.setattr(load, "load", fake.load)
 
         (folder / f"o-2{suffix}").unlink()
         assert wan(*arguments).out[-1] == "1 made, 2 skipped, 0 failed"
@@ -503,7 +501,7 @@ def test_several_videos_of_a_prompt(
     two = msgspec.structs.replace(profile, num_videos=2, index=profile.index + 1)
     with_profiles(manifest, [profile, two]).write(artifact)
     fake = Fake(num_videos=2)
-    monkeypatch.setattr(pipeline, "load", fake.load)
+    monkeypatch.setattr(load, "load", fake.load)
     folder = tmp_path / "out"
     folder.mkdir()
     arguments: tuple[object, ...] = (
@@ -583,8 +581,6 @@ def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> No
     # All that is encoded before the first step: of all lines only where the encoder goes afterwards.
     assert [load["prompts"] for load in fake.loads] == [["one", ""], ["one", "", "two", "snow"], ["one", ""]]
     assert fake.asked == ["one", "two", "closed", "warmup", "one", "two", "closed", "one", "two", "closed"]
-    signature = {field.name for field in dataclasses.fields(LoadPolicy)}
-    assert {*names, "allow_compile"} - {"target"} <= signature
 
 
 def test_warnings_name_their_line(wan: Call, fake: Fake, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def put_golden(artifact: Path, golden: Mapping[str, Any] | None) -> None:
 
 def record(artifact: Path) -> dict[str, Any]:
     """Runs the artifact's profile on its CPU target; returns the result to record."""
-    from wanrun.generation.pipeline import load
+    from wanrun.generation.load import load
     from wanrun.replay.golden import replayed
 
     with load(artifact, embeddings="none", target="cpu") as pipeline:

@@ -18,7 +18,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Kernels
-from wanrun.generation.pipeline import load
+from wanrun.generation.load import load
 
 SAME = 2e-6  # seen: 5e-7; sums of the same terms in another order
 

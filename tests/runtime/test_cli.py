@@ -45,8 +45,8 @@ def test_the_first_prompt_decides_what_is_loaded(
     lines = [{"prompt": "one", "guidance_scale": 1.0, "boundary": 1.0, "loop": "scan"}, {"prompt": "two"}]
     assert wan("--prompts", write_lines(tmp_path / "p.jsonl", *lines)).code == 0
     (load,) = fake.loads
-    assert (load["guidance"], load["first_expert"], load["loop"]) == (False, "transformer_2", "scan")
-    assert (load["size"], load["num_frames"], load["num_videos"]) == ((96, 64), 9, 1)
+    assert (load["first_expert"], load["loop"]) == ("transformer_2", "scan")
+    assert load["profile"] == "96x64x9-b1-nocfg"
     assert load["prompts"] == ["one"] and load["inputs"] is None  # no negative prompt without guidance
 
 
@@ -89,7 +89,7 @@ def test_profiles_of_later_prompts_are_tried_before_one_is_loaded(
     def try_ahead(opening: Opening, profiles: Iterable[Profile]) -> None:
         assert fake.loads == []
         guidance = [profile.guidance for profile in profiles]
-        tried.append((guidance, opening.policy.allow_compile, opening.wanted["target"]))
+        tried.append((guidance, opening.policy.allow_compile, opening.policy.target))
 
     monkeypatch.setattr(Opening, "try_ahead", try_ahead)
     lines = [{"prompt": "one"}, {"prompt": "two", "guidance_scale": 1.0}, {"prompt": "three"}]

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 import wanrun
-from wanrun.generation import pipeline
+from wanrun.generation import load, pipeline
 from wanrun.generation.result import Result
 from wanrun.media.types import Media
 
 
 def test_each_name_is_what_its_module_defines() -> None:
-    assert (wanrun.Pipeline, wanrun.load) == (pipeline.Pipeline, pipeline.load)
+    assert (wanrun.Pipeline, wanrun.load) == (pipeline.Pipeline, load.load)
     assert (wanrun.Media, wanrun.Result) == (Media, Result)
     assert set(wanrun.__all__) <= set(dir(wanrun))
 

@@ -18,8 +18,8 @@ from wanrun.artifact.record import Dtype
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError, UsageError, lacks_space
 from wanrun.files import replace_file, sha256_of
-from wanrun.generation.pipeline import Pipeline, load
-from wanrun.opened.policy import choices_of
+from wanrun.generation.load import load
+from wanrun.generation.pipeline import Pipeline
 from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_rows
 from wanrun.text.encoder import cut_warning
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
@@ -57,13 +57,7 @@ def open_profile(artifact: Path, profile: Profile, lazy: bool = False) -> Pipeli
     manifest = read_manifest(artifact)
     selected = select_target(manifest, artifact, profile)
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
-    return load(
-        artifact,
-        **choices_of(profile),
-        embeddings="none",
-        tuned=False,
-        lazy=lazy,
-    )
+    return load(artifact, profile=profile.name, embeddings="none", tuned=False, lazy=lazy)
 
 
 def embed_prompts(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, field
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs
-from wanrun.opened.policy import LoadPolicy
+from wanrun.opened.policy import SHAPE, LoadPolicy
 
 if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
+
+
+_OWN = frozenset({*SHAPE, "profile", "target", "weights"})
+"""Options of loading that may differ between processes: these agree on the profile and the target that were
+chosen, and each host has its own folder of weights."""
 
 
 def together(
@@ -53,13 +58,13 @@ def together(
         )
     # A prompt that one host alone has encoded before would not be encoded by all.
     if policy.embeddings == "all":
-        policy = replace(policy, embeddings="artifact")
+        policy = structs.replace(policy, embeddings="artifact")
     group.agree_on_artifact({**manifest.digests, "target": target})
     group.agree_on_request(
         {
             "profile": profile.name,
             "prompts": None if prompts is None else list(prompts),
-            **{name: value for name, value in asdict(policy).items() if name != "weights"},
+            **{name: value for name, value in structs.asdict(policy).items() if name not in _OWN},
             **_facts_of(inputs),
         }
     )

@@ -21,7 +21,7 @@ from wanrun.machine.environment import device_environment
 from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.device import open_device
-from wanrun.opened.policy import LoadPolicy, ProfileChoices, ShapeChoices
+from wanrun.opened.policy import SHAPE, LoadPolicy
 from wanrun.request.options import resolve_loop, with_own_guidance
 from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
 from wanrun.timing.timings import Recorder, Timings
@@ -40,8 +40,7 @@ class Opening:
 
     Args:
         folder: the artifact's folder.
-        wanted: chooses the profile and the target.
-        policy: the options of loading.
+        policy: the options of loading, which choose the profile and the target too.
         timings: where the times are recorded.
         warn: receives warnings.
         report: receives decisions.
@@ -49,7 +48,6 @@ class Opening:
     """
 
     folder: Path
-    wanted: ProfileChoices
     policy: LoadPolicy
     timings: Timings
     warn: Tell
@@ -75,7 +73,7 @@ class Opening:
         folder, timings = self.folder, self.timings
         with timings.phase("manifest"):
             manifest = read_manifest(folder)
-            profile = wanted_profile(manifest, folder, self.wanted)
+            profile = wanted_profile(manifest, folder, self.policy)
             selected = self._selected(manifest, profile)
         if old := age_warning(folder, manifest.program_sets[selected.target.program_set]):
             self.warn(old)
@@ -113,23 +111,22 @@ class Opening:
         manifest = read_manifest(self.folder)
         for profile in profiles:
             try:
-                selected = select_target(
-                    manifest, self.folder, profile, self.wanted.get("target"), self.policy.allow_compile
-                )
+                selected = self._target(manifest, profile)
             except ArtifactError:
                 continue  # told in the profile's turn
             self._refusal(Trust(self.folder, manifest, selected, self.policy.weights), profile)
 
     def _selected(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
         """Chooses the target; reports why others do not fit, and which level of CPUs it is."""
-        selected = select_target(
-            manifest, self.folder, profile, self.wanted.get("target"), self.policy.allow_compile
-        )
+        selected = self._target(manifest, profile)
         if selected.others:
             self.report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
         elif "cpu_level" in selected.target.environment:
             self.report(f"target {selected.name}")
         return selected
+
+    def _target(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
+        return select_target(manifest, self.folder, profile, self.policy.target, self.policy.allow_compile)
 
     def _refusal(self, trust: Trust, profile: Profile) -> str:
         """Tries executables that were built elsewhere; why they are not used, empty if they are.
@@ -156,26 +153,26 @@ class Opening:
         return ""
 
 
-def wanted_profile(manifest: Manifest, artifact: Path, wanted: ProfileChoices) -> Profile:
-    """Returns the profile that the keywords of ``load`` choose.
+def wanted_profile(manifest: Manifest, artifact: Path, policy: LoadPolicy) -> Profile:
+    """Returns the profile that the options of loading choose.
 
     Raises:
         ArtifactError: if there is none.
-        UsageError: for a name beside other keywords of a profile.
+        UsageError: for a name beside an option of the shape.
     """
-    if (name := wanted.get("profile")) is not None:
-        others = [other for other in ShapeChoices.__annotations__ if other in wanted and other != "profile"]
-        if others:
-            raise UsageError(f"profile is given beside {others[0]}", remedy="leave one of them out")
-        return named_profile(manifest, artifact, name)
+    if policy.profile is not None:
+        if beside := [name for name in SHAPE if getattr(policy, name) != getattr(LoadPolicy(), name)]:
+            raise UsageError(f"profile is given beside {beside[0]}", remedy="leave one of them out")
+        return named_profile(manifest, artifact, policy.profile)
     choose = partial(
         select_profile,
         manifest,
         artifact,
-        wanted.get("size"),
-        wanted.get("num_frames"),
-        wanted.get("num_videos", 1),
-        num_references=wanted.get("num_references", 0),
+        policy.size,
+        policy.num_frames,
+        policy.num_videos,
+        num_references=policy.num_references,
     )
-    guidance = wanted.get("guidance")
-    return with_own_guidance(manifest, choose) if guidance is None else choose(guidance=guidance)
+    if policy.guidance is None:
+        return with_own_guidance(manifest, choose)
+    return choose(guidance=policy.guidance)

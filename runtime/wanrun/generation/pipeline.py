@@ -5,12 +5,11 @@ The runtime restores weights, loads executables, and runs them in order. It has 
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self
 
 import numpy as np
 from msgspec import structs
@@ -20,28 +19,17 @@ from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange, schedule
 from wanrun.denoising.steps import OnStep
 from wanrun.generation.agreement import agree_on_generation
-from wanrun.generation.opening import Opening
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
 from wanrun.generation.shared import Shared
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
-from wanrun.opened.policy import LoadChoices
-from wanrun.request.arguments import array_of, check_objects, folder_of, sorted_out, texts_of
+from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.choice import asked_for, chosen_profile, media_asked_for
 from wanrun.request.options import check_latents, frame_rate, resolve_options
 from wanrun.request.request import Request
-from wanrun.terminal.status import Status, following, shown
+from wanrun.terminal.status import following
 from wanrun.timing.timings import Timings
-
-if TYPE_CHECKING:
-    from wanrun.cluster.process_group import ProcessGroup
-
-Tell = Callable[[str], None]
-
-
-def _silent(message: str) -> None:
-    del message
 
 
 class Pipeline:
@@ -350,55 +338,3 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def load(
-    artifact: str | os.PathLike[str],
-    *,
-    prompts: Sequence[str] | None = None,
-    inputs: Inputs | None = None,
-    timings: Timings | None = None,
-    warn: Tell = _silent,
-    report: Tell = _silent,
-    group: ProcessGroup | None = None,
-    progress: bool | None = None,
-    **choices: Unpack[LoadChoices],
-) -> Pipeline:
-    """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
-
-    Args:
-        artifact: the artifact's folder.
-        prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
-            the text encoder is not read if all their embeddings are stored. None means any prompt.
-        inputs: the images and videos of the first generation, which are encoded meanwhile.
-        timings: where the times are recorded; None for new ones.
-        warn: gets messages about problems that do not stop the run.
-        report: gets messages about decisions: where two experts are kept.
-        group: the processes that share the target's mesh; None for this one alone. All of them make the
-            same calls in the same order; the user's cache of embeddings, which may differ, is not read.
-        progress: whether standard error says what loading and each generation wait for; None: in a notebook.
-        choices: profile (or size, num_frames, num_videos, guidance and num_references) and target select what
-            is loaded: see ``ProfileChoices``. allow_compile, verify, memory, transfer, loop, first_expert,
-            text_encoder, text_encoder_device, embeddings, weights and lazy are about the loading: see
-            ``LoadPolicy``.
-
-    Raises:
-        ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
-        UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
-            that cannot be had; in a fork of one that has loaded one; and if a group's requests differ.
-        ClusterError: if JAX cannot connect the processes of a group.
-    """
-    check_objects(inputs=inputs, timings=timings, group=group, warn=warn, report=report)
-    folder, timings = folder_of(artifact), Timings() if timings is None else timings
-    prompts = None if prompts is None else texts_of(prompts)
-    wanted, policy = sorted_out(choices)
-    opening, shows = Opening(folder, wanted, policy, timings, warn, report, group), shown(progress)
-    with ExitStack() as undo, Status(lambda: timings.activities.running) if shows else nullcontext():
-        shared, profile = opening.open(prompts, inputs, undo)
-        pipeline = Pipeline(shared, profile, timings, shows)
-        undo.callback(pipeline.close)
-        pipeline.start(prompts, inputs)
-        if policy.retune:
-            pipeline.retune()
-        undo.pop_all()
-    return pipeline

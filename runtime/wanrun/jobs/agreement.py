@@ -10,8 +10,8 @@ from wanrun.cluster.process_group import ProcessGroup
 from wanrun.jobs.run import RunOptions
 from wanrun.jobs.worklist import Worklist
 
-RUN_OPTIONS = ("memory", "text_encoder", "transfer", "warmup")
-"""The options of the whole run that decide which programs run, and when."""
+LOADING = ("memory", "text_encoder", "transfer")
+"""The options of loading that decide which programs run, and when."""
 
 
 def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
@@ -33,7 +33,7 @@ def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
     for index in sorted(jobs):
         place = f" of prompt {index}" if work.many else ""
         facts |= {f"{name}{place}": fact for name, fact in _facts(jobs[index].metadata).items()}
-    facts |= {name: getattr(run, name) for name in RUN_OPTIONS}
+    facts |= {name: getattr(run.loading, name) for name in LOADING} | {"warmup": run.warmup}
     group.agree_on_request(facts)
     wanted = group.exchange([job.draft.entry.index for job in work.jobs])[0]
     return replace(

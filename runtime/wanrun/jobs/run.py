@@ -2,37 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Final
+
+from msgspec import Struct
+
+from wanrun.opened.policy import LoadPolicy
+from wanrun.rows import option
+
+PROMPTS: Final = "Prompts"
+RESULTS: Final = "Results"
+MEASURING: Final = "Measuring"
+SEVERAL: Final = "Several processes"
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of ``wanrun`` that are not options of a generation; ``wanrun --help`` describes each."""
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """The options of ``wanrun`` that are not options of a generation, with a row for each."""
 
-    prompt: str | None
-    prompts: Path | None
-    latents: Path | None
-    save_latents: Path | None
-    output: Path | None
-    overwrite: bool
-    target: str | None
-    allow_compile: bool
-    retune: bool
-    verify: str
-    memory: str
-    transfer: str
-    text_encoder: str
-    text_encoder_device: str | None
-    no_embedding_cache: bool
-    weights: str | None
-    warmup: bool
-    timing: bool
-    timing_json: Path | None
-    timing_trace: Path | None
-    trace: Path | None
-    distributed: bool
-    coordinator: str | None
-    num_processes: int | None
-    process_id: int | None
-    debug: bool
+    prompt: Annotated[str | None, option("Description of the video; may be empty.", section=PROMPTS)] = None
+    prompts: Annotated[
+        Path | None,
+        option(
+            "A file of prompts, one per line, or JSON lines with prompt and any of the options from "
+            "--negative-prompt to --fps, and output; - reads standard input. The command line's options "
+            "apply to lines without them. A line that fails is reported, and the others are made; finished "
+            "ones are skipped.",
+            section=PROMPTS,
+        ),
+    ] = None
+    latents: Annotated[
+        Path | None, option("Initial noise, float32 .npy (B, C, T, h, w).", section=RESULTS)
+    ] = None
+    save_latents: Annotated[Path | None, option("Write the final latents to this .npy.", section=RESULTS)] = (
+        None
+    )
+    output: Annotated[
+        Path | None,
+        option(
+            ".mp4, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the prompt's first "
+            "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
+            default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
+            section=RESULTS,
+        ),
+    ] = None
+    overwrite: Annotated[bool, option("Replace an existing output.", section=RESULTS)] = False
+    loading: LoadPolicy = LoadPolicy()
+    warmup: Annotated[
+        bool, option("Execute every program once before the first prompt.", section=MEASURING)
+    ] = False
+    timing: Annotated[bool, option("Print a timing summary.", section=MEASURING)] = False
+    timing_json: Annotated[Path | None, option("Write the timings to this file.", section=MEASURING)] = None
+    timing_trace: Annotated[
+        Path | None,
+        option("Write a timeline of the run to this file, which ui.perfetto.dev opens.", section=MEASURING),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        option("Write a jax.profiler trace of the generation to this folder.", section=MEASURING),
+    ] = None
+    distributed: Annotated[
+        bool,
+        option(
+            "Run with the other processes of this TPU pod, Slurm step or Kubernetes job.", section=SEVERAL
+        ),
+    ] = False
+    coordinator: Annotated[
+        str | None,
+        option(
+            "Where process 0 of a run of several processes waits for the others.",
+            value="HOST:PORT",
+            section=SEVERAL,
+        ),
+    ] = None
+    num_processes: Annotated[int | None, option("How many processes there are.", section=SEVERAL)] = None
+    process_id: Annotated[
+        int | None,
+        option("The number of this one; 0 prints and writes the video.", section=SEVERAL),
+    ] = None
+    debug: Annotated[bool, option("Print tracebacks.", section="Options")] = False
+
+    @property
+    def of_several(self) -> bool:
+        """Whether the options ask for a run of several processes."""
+        numbers = (self.coordinator, self.num_processes, self.process_id)
+        return self.distributed or any(value is not None for value in numbers)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from wanrun.cluster.join import join
 from wanrun.cluster.launch import check_given
@@ -51,7 +52,7 @@ def worklist_of_several(
         work = agreed(group, work, run)
         entered = leaving.pop_all()
     if not group.leads:
-        run = replace(run, timing_json=None, timing_trace=None, trace=None)
+        run = structs.replace(run, timing_json=None, timing_trace=None, trace=None)
     with entered:
         yield work, run, group
 

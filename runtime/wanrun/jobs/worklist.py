@@ -9,7 +9,7 @@ import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def _read_latents(path: Path) -> np.ndarray:
 
 def _influences(run: RunOptions, noise: np.ndarray | None) -> dict[str, Any]:
     """Returns the facts that influence a video beside its prompt's own options, for its metadata."""
-    facts: dict[str, Any] = {"text_encoder": run.text_encoder}
+    facts: dict[str, Any] = {"text_encoder": run.loading.text_encoder}
     if noise is not None and run.latents is not None:
         facts |= {"latents": run.latents.name, "latents_sha256": sha256_of(noise.tobytes())}
     return facts
@@ -162,7 +162,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         check_media(manifest, shared.media)
     many, noise = run.prompts is not None, None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(manifest, timings), _claims(artifact, run, entries)
-    run = replace(run, output=run.output or _default_output(run, shared.line.num_videos))
+    run = msgspec.structs.replace(run, output=run.output or _default_output(run, shared.line.num_videos))
     maker = JobMaker(artifact, manifest, run, many, noise, _influences(run, noise), media, claims)
     if many:
         _check_shared(maker, shared, entries)

@@ -1,83 +1,149 @@
-"""Options for loading an artifact."""
+"""The options of loading an artifact: one typed record, with a row for each option.
+
+The keywords of ``wanrun.load``, the command line's options under "Loading" and the table in docs/commands.md
+derive from ``LoadPolicy`` (``wanrun.rows``). A new option is one row here, and the line that uses it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+from typing import Annotated, Final, Literal
 
-from wanrun.artifact.programs import Profile
-from wanrun.errors import UsageError, field
+from msgspec import Struct, field
 
-VERIFY = ("fast", "sha256")
-MEMORY = ("auto", "low")
-TRANSFER = ("auto", "direct", "staged")
-TEXT_ENCODERS = ("jax", "torch")
-EMBEDDINGS = ("all", "artifact", "none")
+from wanrun.errors import UsageError
+from wanrun.errors import field as named
+from wanrun.rows import option, rows_of
+
+LOADING: Final = "Loading"
+"""The help's section of those options that the command line has too."""
+
+SHAPE: Final = ("size", "num_frames", "num_videos", "guidance", "num_references")
+"""The options that choose a profile by its shape."""
 
 
-@dataclass(frozen=True)
-class LoadPolicy:
-    """How an artifact is loaded.
+class LoadPolicy(Struct, frozen=True, kw_only=True):
+    """What of an artifact is loaded, and how.
 
-    Args:
-        allow_compile: compile a program without a fitting executable, from StableHLO into the user's cache.
-        verify: 'fast' checks every row's crc32c while reading; 'sha256' also every parameter's sha256.
-        memory: 'auto' keeps everything loaded, and as much of two experts as fits; 'low' releases the text
-            encoder after encoding and holds one expert at a time.
-        transfer: how weights come to the devices of a mesh. 'direct' gives every device its part of each
-            parameter; 'staged' gives it 1/N of the rows of a large one, and the devices exchange the rest.
-            'auto' is 'staged' where the devices have their own memory or belong to several processes. CPU
-            devices of one process share the host's copy, which costs nothing.
-        loop: 'step' or 'scan', the form of the denoising loop; None: step if the profile has it.
-        first_expert: the transformer that is needed first; None for the high-noise one.
-        text_encoder: 'jax' runs the artifact's programs; 'torch' runs the same weights with transformers.
-        text_encoder_device: of the torch text encoder its torch device, by default the CPU. Of the artifact's
-            own 'cpu', which runs its CPU program beside an accelerator; None for where all programs run.
-        embeddings: which stored prompt embeddings may be used: the artifact's and the user's cache
-            ('all'), the 'artifact' ones, or 'none'.
-        weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
-        lazy: load nothing before it is used.
-        retune: compile the profile's programs here too, and keep those that are faster than the artifact's.
-        tuned: use what an earlier ``retune`` has kept.
-        trial: use executables that were built elsewhere and have not been tried on this chip. It is for the
-            trial itself: see ``wanrun.trust``.
-
-    Raises:
-        UsageError: for an unknown choice, or weights that do not exist.
+    Field names are the keywords of ``wanrun.load``. The order is that of the command's help.
     """
 
-    allow_compile: bool = False
-    verify: str = "fast"
-    memory: str = "auto"
-    transfer: str = "auto"
-    loop: str | None = None
-    first_expert: str | None = None
-    text_encoder: str = "jax"
-    text_encoder_device: str | None = None
-    embeddings: str = "all"
-    weights: str | None = None
-    lazy: bool = False
-    retune: bool = False
-    tuned: bool = True
-    trial: bool = False
+    size: Annotated[
+        tuple[int, int] | None, option("(width, height) in pixels.", default="the first built")
+    ] = None
+    num_frames: Annotated[int | None, option("Frames of a video.", default="the first built")] = None
+    num_videos: Annotated[int, option("Videos per prompt, as built.")] = 1
+    guidance: Annotated[
+        bool | None, option("Whether classifier-free guidance is on.", default="as the model is published")
+    ] = None
+    num_references: Annotated[int, option("Reference images, as built.")] = 0
+    profile: Annotated[
+        str | None,
+        option("A built profile's name, instead of its shape.", default="the first built one that fits"),
+    ] = None
+    target: Annotated[
+        str | None,
+        option("A built target.", default="the one that matches this machine", section=LOADING),
+    ] = None
+    allow_compile: Annotated[
+        bool,
+        option("Compile programs without a fitting executable, into the user's cache.", section=LOADING),
+    ] = False
+    retune: Annotated[
+        bool,
+        option(
+            "Compile the programs on this machine too, and keep those that are faster in the user's cache, "
+            "for later runs.",
+            section=LOADING,
+        ),
+    ] = False
+    verify: Annotated[
+        Literal["fast", "sha256"],
+        option("Checksums of the weights to check while reading.", section=LOADING),
+    ] = "fast"
+    """'fast' checks every row's crc32c; 'sha256' also every parameter's sha256."""
+    memory: Annotated[
+        Literal["auto", "low"],
+        option(
+            "low: release the text encoder after the prompts are encoded, and hold one expert at a time.",
+            section=LOADING,
+        ),
+    ] = "auto"
+    """'auto' keeps everything loaded, and as much of two experts as fits."""
+    transfer: Annotated[
+        Literal["auto", "direct", "staged"],
+        option(
+            "staged: each device of a mesh is given some rows of large weights, and devices exchange the "
+            "rest; direct: each is given all that it needs.",
+            section=LOADING,
+        ),
+    ] = "auto"
+    """'auto' is 'staged' where the devices have their own memory or belong to several processes. CPU devices
+    of one process share the host's copy, which costs nothing."""
+    text_encoder: Annotated[
+        Literal["jax", "torch"], option("torch needs the torch extra.", section=LOADING)
+    ] = "jax"
+    """'jax' runs the artifact's programs; 'torch' runs the same weights with transformers."""
+    text_encoder_device: Annotated[
+        str | None,
+        option(
+            "cpu: run the artifact's CPU program of the text encoder beside an accelerator. With "
+            "--text-encoder torch, a device of torch.",
+            default="where the other programs run; with torch, cpu",
+            value="DEVICE",
+            section=LOADING,
+        ),
+    ] = None
+    embeddings: Annotated[
+        Literal["all", "artifact", "none"],
+        option(
+            "Neither read nor write the user's cache of prompt embeddings.", section=LOADING, sets="artifact"
+        ),
+    ] = field(default="all", name="no_embedding_cache")
+    """The stored prompt embeddings that may be used: the artifact's and the user's cache ('all'), the
+    'artifact' ones, or 'none'."""
+    weights: Annotated[
+        str | None,
+        option(
+            "Folder, or URL (gs, s3, http; the remote extra), of the weights.",
+            default="in the artifact",
+            value="URL",
+            section=LOADING,
+        ),
+    ] = None
+    """It holds the components instead of the artifact's ``weights`` folder."""
+    loop: Annotated[
+        str | None,
+        option("'step' or 'scan', the form of the denoising loop.", default="step if the profile has it"),
+    ] = None
+    first_expert: Annotated[
+        str | None, option("The transformer that is needed first.", default="the high-noise one")
+    ] = None
+    lazy: Annotated[bool, option("Load nothing before it is used.")] = False
+    tuned: Annotated[bool, option("Use what an earlier retune has kept.")] = True
+    trial: Annotated[
+        bool,
+        option(
+            "Use executables that were built elsewhere and have not been tried on this chip. It is for the "
+            "trial itself: see ``wanrun.trust``."
+        ),
+    ] = False
 
-    def __post_init__(self) -> None:
-        for name, choices in (
-            ("verify", VERIFY),
-            ("memory", MEMORY),
-            ("transfer", TRANSFER),
-            ("text_encoder", TEXT_ENCODERS),
-            ("embeddings", EMBEDDINGS),
-        ):
-            if getattr(self, name) not in choices:
+    def check(self) -> None:
+        """Checks the choices, and that the weights are there.
+
+        Raises:
+            UsageError: for an unknown choice, weights that do not exist, or a profile chosen in two ways.
+        """
+        for row in rows_of(LoadPolicy):
+            if row.choices and getattr(self, row.name) not in row.choices:
                 raise UsageError(
-                    f"{name} cannot be {getattr(self, name)!r}",
-                    expected="one of " + ", ".join(choices),
+                    f"{row.name} cannot be {getattr(self, row.name)!r}",
+                    expected="one of " + ", ".join(row.choices),
                 )
         if self.text_encoder == "jax" and self.text_encoder_device not in (None, "cpu"):
             raise UsageError(
-                f"{field('text_encoder_device')} cannot be {self.text_encoder_device!r}",
-                expected=f"cpu, or {field('text_encoder')} torch with a device of torch",
+                f"{named('text_encoder_device')} cannot be {self.text_encoder_device!r}",
+                expected=f"cpu, or {named('text_encoder')} torch with a device of torch",
             )
         if self.weights is not None:
             from wanrun.opened.location import weights_location
@@ -88,67 +154,3 @@ class LoadPolicy:
     def low_memory(self) -> bool:
         """Whether as little as possible is kept in memory."""
         return self.memory == "low"
-
-
-class PolicyChoices(TypedDict, total=False):
-    """The fields of ``LoadPolicy`` as keywords."""
-
-    allow_compile: bool
-    verify: str
-    memory: str
-    transfer: str
-    loop: str | None
-    first_expert: str | None
-    text_encoder: str
-    text_encoder_device: str | None
-    embeddings: str
-    weights: str | None
-    lazy: bool
-    retune: bool
-    tuned: bool
-    trial: bool
-
-
-class ShapeChoices(TypedDict, total=False):
-    """Keywords that choose a profile.
-
-    Attributes:
-        size: (width, height) in pixels; None: the first built profile's.
-        num_frames: frames; None: the first built profile's.
-        num_videos: videos per prompt, 1 by default.
-        guidance: whether classifier-free guidance is on; None: as the model is published.
-        num_references: reference images, 0 by default.
-        profile: a profile's name, instead of all others; None: the first built one that fits.
-    """
-
-    size: tuple[int, int] | None
-    num_frames: int | None
-    num_videos: int
-    guidance: bool | None
-    num_references: int
-    profile: str | None
-
-
-class ProfileChoices(ShapeChoices, total=False):
-    """Keywords that choose a profile and a target.
-
-    Attributes:
-        target: a target's name; None: the target that matches this machine.
-    """
-
-    target: str | None
-
-
-def choices_of(profile: Profile) -> ShapeChoices:
-    """Returns the keywords that choose a profile."""
-    return {
-        "size": (profile.width, profile.height),
-        "num_frames": profile.num_frames,
-        "num_videos": profile.num_videos,
-        "guidance": profile.guidance,
-        "num_references": profile.num_references,
-    }
-
-
-class LoadChoices(ProfileChoices, PolicyChoices, total=False):
-    """The keywords of ``wanrun.load`` that choose what is loaded, and how."""

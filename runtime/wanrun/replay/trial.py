@@ -12,8 +12,8 @@ from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, VerificationError, WanError
 from wanrun.executables.tolerance import TOLERANCES, relative_error
 from wanrun.files import check_digest, digest_found
-from wanrun.generation.pipeline import Pipeline, load
-from wanrun.opened.policy import choices_of
+from wanrun.generation.load import load
+from wanrun.generation.pipeline import Pipeline
 from wanrun.replay.golden import (
     MAX_GOLDEN_BYTES,
     NEGATIVE_PROMPT,
@@ -100,7 +100,7 @@ def _opened(artifact: Path, profile: Profile, target: str, weights: str | None) 
     """Opens the device and checks all files; nothing is loaded yet."""
     return load(
         artifact,
-        **choices_of(profile),
+        profile=profile.name,
         target=target,
         weights=weights,
         embeddings="none",

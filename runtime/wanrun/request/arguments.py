@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from wanrun.errors import UsageError, quoted, shortened
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
-from wanrun.opened.policy import LoadChoices, LoadPolicy, ProfileChoices
+from wanrun.opened.policy import LoadPolicy
 from wanrun.request.plain import as_plain
+from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings
 
 
@@ -71,28 +72,24 @@ def folder_of(artifact: object) -> Path:
     raise UsageError("artifact is no folder name", found=quoted(name))
 
 
-def sorted_out(given: Mapping[str, Any]) -> tuple[ProfileChoices, LoadPolicy]:
-    """Returns the choices of ``load``: those of a profile and target, and the policy of loading.
+def policy_of(given: Mapping[str, Any]) -> LoadPolicy:
+    """Makes the options of loading of the keywords of ``load``.
 
     Raises:
-        UsageError: for an unknown choice, or a value of a wrong type.
+        UsageError: for an unknown option, a value of a wrong type, or one of ``LoadPolicy.check``.
     """
-    kinds, choices = get_type_hints(LoadChoices), dict[str, Any]()
+    known, values = {row.name: row for row in rows_of(LoadPolicy)}, dict[str, Any]()
     for name, value in given.items():
-        if name not in kinds:
-            raise UsageError(f"unknown option {shortened(name)}", expected="one of " + ", ".join(kinds))
+        if name not in known:
+            raise UsageError(f"unknown option {shortened(name)}", expected="one of " + ", ".join(known))
+        row = known[name]
         try:
-            choices[name] = msgspec.convert(as_plain(value), kinds[name])
+            values[name] = msgspec.convert(as_plain(value), str if row.choices else row.type)
         except msgspec.ValidationError:
-            raise wrong_type(name, _in_words(kinds[name]), value) from None
-    wanted = {name: choices.pop(name) for name in ProfileChoices.__annotations__ if name in choices}
-    return cast("ProfileChoices", wanted), LoadPolicy(**choices)
-
-
-def _in_words(kind: Any) -> str:
-    """Returns a type of ``LoadChoices`` for messages, without None."""
-    words = {int: "an integer", bool: "True or False", str: "a string"}
-    return next((words[one] for one in (kind, *get_args(kind)) if one in words), "(width, height) in pixels")
+            raise wrong_type(name, row.kind, value) from None
+    policy = LoadPolicy(**values)
+    policy.check()
+    return policy
 
 
 def texts_of(prompts: object, name: str = "prompts") -> list[str]:

@@ -29,7 +29,7 @@ from wanrun.executables.tuning import (
     tuned_file,
     tuned_options,
 )
-from wanrun.generation.pipeline import load
+from wanrun.generation.load import load
 
 Program = Callable[..., Any]
 

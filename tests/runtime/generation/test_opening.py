@@ -26,7 +26,7 @@ PASSED = Verdict(outcome="passed", reason="", device_kind="cpu", platform_versio
 
 def opening(artifact: Path, lines: list[str], group: object = None, **policy: Any) -> Opening:
     group = cast(ProcessGroup, group)
-    return Opening(artifact, {}, LoadPolicy(**policy), Timings(), lines.append, lines.append, group)
+    return Opening(artifact, LoadPolicy(**policy), Timings(), lines.append, lines.append, group)
 
 
 @pytest.fixture
@@ -38,21 +38,21 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_profile_is_wanted_by_its_name(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
-    assert wanted_profile(manifest, toy_artifact, {"profile": PROFILE}).name == PROFILE
+    assert wanted_profile(manifest, toy_artifact, LoadPolicy(profile=PROFILE)).name == PROFILE
     with pytest.raises(ArtifactError, match=f"no profile is named 'x'; expected one of {PROFILE}"):
-        wanted_profile(manifest, toy_artifact, {"profile": "x"})
+        wanted_profile(manifest, toy_artifact, LoadPolicy(profile="x"))
     with pytest.raises(UsageError, match="profile is given beside num_videos; leave one of them out"):
-        wanted_profile(manifest, toy_artifact, {"profile": PROFILE, "num_videos": 1})
+        wanted_profile(manifest, toy_artifact, LoadPolicy(profile=PROFILE, num_videos=2))
 
 
 def test_without_guidance_in_any_profile_there_is_none(toy_artifact: Path) -> None:
     manifest = read_manifest(toy_artifact)
     (profile,) = manifest.profiles.values()
     plain = with_profiles(manifest, [msgspec.structs.replace(profile, guidance=False)])
-    assert not wanted_profile(plain, toy_artifact, {}).guidance
-    assert wanted_profile(manifest, toy_artifact, {}).guidance
+    assert not wanted_profile(plain, toy_artifact, LoadPolicy()).guidance
+    assert wanted_profile(manifest, toy_artifact, LoadPolicy()).guidance
     with pytest.raises(ArtifactError, match=r"guidance on; expected one of .*-nocfg; .* --guidance "):
-        wanted_profile(plain, toy_artifact, {"guidance": True})
+        wanted_profile(plain, toy_artifact, LoadPolicy(guidance=True))
 
 
 @pytest.mark.usefixtures("passing")
@@ -94,6 +94,6 @@ def test_several_processes_try_nothing(elsewhere: Path) -> None:
 
 def test_the_wanted_profile(elsewhere: Path) -> None:
     manifest = read_manifest(elsewhere)
-    assert wanted_profile(manifest, elsewhere, {}).name == PROFILE
+    assert wanted_profile(manifest, elsewhere, LoadPolicy()).name == PROFILE
     with pytest.raises(ArtifactError, match="no profile is built for 32x32"):
-        wanted_profile(manifest, elsewhere, {"size": (32, 32)})
+        wanted_profile(manifest, elsewhere, LoadPolicy(size=(32, 32)))

@@ -7,31 +7,24 @@ from pathlib import Path
 import pytest
 
 from wanrun.errors import UsageError
-from wanrun.opened.policy import EMBEDDINGS, MEMORY, TEXT_ENCODERS, TRANSFER, VERIFY, LoadPolicy
+from wanrun.opened.policy import LoadPolicy
+from wanrun.rows import Row, rows_of
 
 
-@pytest.mark.parametrize(
-    ("name", "choices"),
-    [
-        ("verify", VERIFY),
-        ("memory", MEMORY),
-        ("transfer", TRANSFER),
-        ("text_encoder", TEXT_ENCODERS),
-        ("embeddings", EMBEDDINGS),
-    ],
-)
-def test_choices(name: str, choices: tuple[str, ...]) -> None:
-    assert getattr(LoadPolicy(), name) == choices[0]
-    for choice in choices:
-        assert getattr(LoadPolicy(**{name: choice}), name) == choice
-    with pytest.raises(UsageError, match=f"{name} cannot be 'High'; expected one of {', '.join(choices)}$"):
-        LoadPolicy(**{name: "High"})
+@pytest.mark.parametrize("row", [row for row in rows_of(LoadPolicy) if row.choices], ids=lambda row: row.name)
+def test_choices(row: Row) -> None:
+    assert getattr(LoadPolicy(), row.name) == row.choices[0]
+    for choice in row.choices:
+        LoadPolicy(**{row.name: choice}).check()
+    choices = ", ".join(row.choices)
+    with pytest.raises(UsageError, match=f"{row.name} cannot be 'High'; expected one of {choices}$"):
+        LoadPolicy(**{row.name: "High"}).check()
 
 
 def test_weights_have_to_be_there(tmp_path: Path) -> None:
-    assert LoadPolicy(weights=str(tmp_path)).weights == str(tmp_path)
+    LoadPolicy(weights=str(tmp_path)).check()
     with pytest.raises(UsageError, match="missing"):
-        LoadPolicy(weights=str(tmp_path / "missing"))
+        LoadPolicy(weights=str(tmp_path / "missing")).check()
 
 
 def test_low_memory() -> None:

@@ -17,8 +17,8 @@ from wanrun.errors import UsageError
 from wanrun.generation import session
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Inputs
-from wanrun.opened.policy import LoadChoices
-from wanrun.request.arguments import array_of, folder_of, sorted_out, texts_of
+from wanrun.opened.policy import LoadPolicy
+from wanrun.request.arguments import array_of, folder_of, policy_of, texts_of
 
 PROMPT = "a fox in the snow"
 
@@ -81,7 +81,7 @@ def test_choices_of_another_type(name: str, expected: str, bad: list[Any]) -> No
 
 
 def test_every_choice_has_a_type() -> None:
-    for name in (*LoadChoices.__annotations__,):
+    for name in LoadPolicy.__struct_fields__:
         line = refusal(wanrun.load, "no such artifact", **{name: object()})
         assert line == f"{name} has the wrong type; expected {line.split('expected ')[1]}"
     assert refusal(wanrun.load, "a", sizes=(96, 64)).startswith(
@@ -99,9 +99,9 @@ def test_choices_of_numpy(tmp_path: Path) -> None:
         "lazy": np.False_,
         "weights": tmp_path,
     }
-    assert sorted_out(given) == sorted_out(plain)
-    assert sorted_out({"size": [np.int64(96), 64]})[0] == {"size": (96, 64)}
-    assert sorted_out({"size": None, "num_frames": None, "guidance": None, "target": None})[0]["size"] is None
+    assert policy_of(given) == policy_of(plain)
+    assert policy_of({"size": [np.int64(96), 64]}) == LoadPolicy(size=(96, 64))
+    assert policy_of({"size": None, "num_frames": None, "guidance": None, "target": None}) == LoadPolicy()
 
 
 @pytest.mark.parametrize("prompts", [PROMPT, b"a fox", [PROMPT, 5], [b"a fox"], 5, {PROMPT}, [None]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from helpers.pictures import picture
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.media.types import Inputs, Media
-from wanrun.opened.policy import LoadPolicy, PolicyChoices
 from wanrun.request.choice import asked_for, chosen_profile, media_asked_for
 from wanrun.request.options import choose_profile
 
@@ -181,7 +179,3 @@ def test_media_in_one_way(manifest: Manifest) -> None:
         media_asked_for(named, media, None)
     with pytest.raises(UsageError, match="image is given beside inputs"):
         media_asked_for(named, None, Inputs())
-
-
-def test_every_field_of_the_policy_is_a_keyword() -> None:
-    assert [field.name for field in fields(LoadPolicy)] == list(PolicyChoices.__annotations__)

@@ -14,7 +14,8 @@ from helpers.damage import PROFILE
 from helpers.elsewhere import TARGET, build_elsewhere, put_executable, put_golden
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.pipeline import Pipeline, load
+from wanrun.generation.load import load
+from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.jax_process import JaxFlags
 from wanrun.opened.policy import LoadPolicy
 from wanrun.text.beside import cpu_target
@@ -108,6 +109,6 @@ def test_jax_starts_both_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_option_has_a_meaning_for_each_encoder() -> None:
     assert LoadPolicy().text_encoder_device is None
-    assert LoadPolicy(text_encoder="torch", text_encoder_device="cuda:1").text_encoder_device == "cuda:1"
+    LoadPolicy(text_encoder="torch", text_encoder_device="cuda:1").check()
     with pytest.raises(UsageError, match="text_encoder_device cannot be 'cuda:1'; expected cpu, or text_enc"):
-        LoadPolicy(text_encoder_device="cuda:1")
+        LoadPolicy(text_encoder_device="cuda:1").check()

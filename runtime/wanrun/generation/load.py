@@ -1,0 +1,104 @@
+"""``wanrun.load``: opens an artifact and loads a profile of it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+from wanrun.generation.opening import Opening
+from wanrun.generation.pipeline import Pipeline
+from wanrun.media.types import Inputs
+from wanrun.opened.policy import LoadPolicy
+from wanrun.request.arguments import check_objects, folder_of, policy_of, texts_of
+from wanrun.terminal.status import Status, shown
+from wanrun.timing.timings import Timings
+
+if TYPE_CHECKING:
+    from wanrun.cluster.process_group import ProcessGroup
+
+Tell = Callable[[str], None]
+
+
+def _silent(message: str) -> None:
+    del message
+
+
+class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
+    """The keywords of ``load``: the options of loading, and what only Python can give.
+
+    Attributes:
+        prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
+            the text encoder is not read if all their embeddings are stored. None means any prompt.
+        inputs: the images and videos of the first generation, which are encoded meanwhile.
+        timings: where the times are recorded; None for new ones.
+        warn: gets messages about problems that do not stop the run.
+        report: gets messages about decisions: where two experts are kept.
+        group: the processes that share the target's mesh; None for this one alone. All of them make the
+            same calls in the same order; the user's cache of embeddings, which may differ, is not read.
+        progress: whether standard error says what loading and each generation wait for; None: in a notebook.
+    """
+
+    prompts: Sequence[str] | None = None
+    inputs: Inputs | None = None
+    timings: Timings | None = None
+    warn: Tell = _silent
+    report: Tell = _silent
+    group: ProcessGroup | None = None
+    progress: bool | None = None
+
+
+_Keywords = ParamSpec("_Keywords")
+_Load = Callable[Concatenate[str | os.PathLike[str], _Keywords], Pipeline]
+
+
+def _takes(
+    record: Callable[_Keywords, LoadKeywords],
+) -> Callable[[Callable[..., Pipeline]], _Load[_Keywords]]:
+    """Tells type checkers, and ``help``, that ``load`` takes the keywords of a record's constructor."""
+
+    def signed(function: Callable[..., Pipeline]) -> _Load[_Keywords]:
+        artifact, _ = inspect.signature(function).parameters.values()
+        defaults = zip(LoadKeywords.__struct_fields__, LoadKeywords.__struct_defaults__, strict=True)
+        keywords = [inspect.Parameter(name, artifact.KEYWORD_ONLY, default=value) for name, value in defaults]
+        function.__signature__ = inspect.Signature([artifact, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return signed
+
+
+@_takes(LoadKeywords)
+def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
+    """Opens an artifact, and loads one profile until its first step can run; the VAE is loaded later.
+
+    Args:
+        artifact: the artifact's folder.
+        keywords: the fields of ``LoadPolicy``, which say what is loaded, and how; and those of
+            ``LoadKeywords``.
+
+    Raises:
+        ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
+        UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
+            that cannot be had; in a fork of one that has loaded one; and if a group's requests differ.
+        ClusterError: if JAX cannot connect the processes of a group.
+    """
+    others = set(LoadKeywords.__struct_fields__) - set(LoadPolicy.__struct_fields__)
+    given = LoadKeywords(**{name: keywords.pop(name) for name in others & keywords.keys()})
+    check_objects(
+        inputs=given.inputs, timings=given.timings, group=given.group, warn=given.warn, report=given.report
+    )
+    folder, timings = folder_of(artifact), Timings() if given.timings is None else given.timings
+    prompts, policy = None if given.prompts is None else texts_of(given.prompts), policy_of(keywords)
+    opening = Opening(folder, policy, timings, given.warn, given.report, given.group)
+    shows = shown(given.progress)
+    with ExitStack() as undo, Status(lambda: timings.activities.running) if shows else nullcontext():
+        shared, profile = opening.open(prompts, given.inputs, undo)
+        pipeline = Pipeline(shared, profile, timings, shows)
+        undo.callback(pipeline.close)
+        pipeline.start(prompts, given.inputs)
+        if policy.retune:
+            pipeline.retune()
+        undo.pop_all()
+    return pipeline

@@ -1,0 +1,44 @@
+"""``wanrun.load``: type checkers and ``help`` know its keywords, which are those of the records."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wanrun
+from wanrun.errors import UsageError
+from wanrun.generation.load import LoadKeywords
+from wanrun.opened.policy import LoadPolicy
+
+
+def test_help_shows_every_keyword_with_its_default() -> None:
+    parameters = inspect.signature(wanrun.load).parameters
+    assert list(parameters) == ["artifact", *LoadKeywords.__struct_fields__]
+    assert parameters["verify"].default == "fast" and parameters["prompts"].default is None
+    assert set(LoadPolicy.__struct_fields__) < set(parameters)
+
+
+@pytest.mark.slow
+def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import wanrun\n"
+        'wanrun.load("a", verify="sha256", size=(96, 64), prompts=["a fox"])\n'
+        'wanrun.load("a", verify="md5")\n'
+        'wanrun.load("a", sizes=(96, 64))\n'
+    )
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert [line.split(":")[1] for line in errors] == ["3", "4"], done.stdout + done.stderr
+    assert "verify" in errors[0] and "sizes" in errors[1]
+
+
+def test_a_profile_is_chosen_in_one_way(toy_artifact: Path) -> None:
+    (name,) = wanrun.load(toy_artifact, lazy=True).manifest.profiles
+    with pytest.raises(UsageError, match="profile is given beside size; leave one of them out"):
+        wanrun.load(toy_artifact, profile=name, size=(96, 64))
