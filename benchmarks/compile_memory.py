@@ -21,12 +21,12 @@ from wanbuild.plan.published import published_manifest
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
+from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import Manifest
-from wanrun.executables.jax_cache import lower
-from wanrun.machine.jax_process import JaxFlags
+from wanrun.executables.lowering import lower
 
 SIZES = ((832, 480), (1280, 720))
 """The sizes for models that have no other published sizes."""
@@ -83,7 +83,11 @@ def main() -> None:
     parser.add_argument("--reference-images", type=int, default=0, help="of VACE")
     parser.add_argument("--program", action="append", help="repeatable; all where not given")
     options = parser.parse_args()
-    JaxFlags("cpu")  # held until the process ends
+    with pinned("cpu"):
+        _measure_all(options)
+
+
+def _measure_all(options: argparse.Namespace) -> None:
     target = resolve_target("cpu")
     for model in options.model or MEDIA_MODELS:
         manifest = published_manifest(MODELS[model][1])

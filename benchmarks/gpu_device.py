@@ -12,6 +12,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -186,17 +187,18 @@ class Programs:
         from checkpoints import MODELS
         from wanbuild.plan.published import manifest_of, published_manifest
         from wanbuild.programs.build_options import BuildOptions
+        from wanbuild.programs.jax_flags import pinned
         from wanbuild.targets.target import resolve_target
         from wanbuild.toy.configs import TOY_VARIANTS
         from wanbuild.variants.table import variants
-        from wanrun.machine.jax_process import JaxFlags
 
         toy = "wan2.1-t2v" if model == "toy" else None
         target = resolve_target("local")
         kernels = {**choice.kernels, **({"convolution": "direct"} if toy else {})}
         self.target = dataclasses.replace(target, kernels=msgspec.structs.replace(target.kernels, **kernels))
         self.device = target.device
-        self._flags = JaxFlags(target.platform)  # held until the process ends
+        self._flags = ExitStack()  # held until the process ends
+        self._flags.enter_context(pinned(target.platform))
         if toy:
             self._manifest = manifest_of(variants()[toy], TOY_VARIANTS[toy].configs)
         else:

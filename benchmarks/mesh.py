@@ -22,11 +22,11 @@ from wanbuild.plan.published import published_manifest
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
+from wanbuild.programs.jax_flags import pinned
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import jax_mesh, mesh_text, parse_mesh
-from wanrun.executables.jax_cache import lower
-from wanrun.machine.jax_process import JaxFlags
+from wanrun.executables.lowering import lower
 
 MESHES = (
     "data=2,context=4",
@@ -86,7 +86,7 @@ def main() -> None:
     width, height = map(int, options.size.split("x"))
     shape = Shape(width, height, options.frames, 1, guidance=True)
     manifest = published_manifest(MODELS[options.model][1])
-    with JaxFlags("cpu"):
+    with pinned("cpu"):
         print(f"{options.model} {options.size}x{options.frames}, guidance on, per device and step, in GB")
         print(f"{'mesh':<26}{'arguments':>10}{'temporaries':>12}{'masked':>9}  sent (formula)")
         for text in options.mesh or MESHES:

@@ -1,10 +1,12 @@
-"""Opens as many CPU devices as a target has: JAX's cache key depends on the number of all devices."""
+"""Opens as many CPU devices as a target has: JAX's name of an entry depends on the number of all devices."""
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
-from wanrun.machine.environment import forced_cpu_devices, open_devices
+from wanrun.machine.environment import open_devices
 
 if TYPE_CHECKING:
     import jax
@@ -23,7 +25,7 @@ def open_exactly(platform: str | None, count: int) -> list[jax.Device]:
         ArtifactError: if JAX cannot start the platform.
     """
     devices = open_devices(platform, count)
-    wanted = count if count > 1 else forced_cpu_devices()
+    wanted = count if count > 1 else _forced_cpu_devices()
     if devices[0].platform != "cpu" or len(devices) == wanted:
         return devices
     import jax
@@ -32,3 +34,10 @@ def open_exactly(platform: str | None, count: int) -> list[jax.Device]:
     backend.clear_backends()
     jax.config.update("jax_num_cpu_devices", wanted)
     return jax.devices("cpu")
+
+
+def _forced_cpu_devices() -> int:
+    """Returns the number of CPU devices that XLA's flags ask for; one without such a flag."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return int(count[1]) if count else 1

@@ -39,13 +39,11 @@ COMPILE_HERE = "run wanbuild compile on this CPU" + (
         ({"machine": "riscv64"}, "machine: expected riscv64, found"),
         ({"platform_version": "axon"}, "platform version: expected axon, found"),
         ({"device_kind": "TPU v9"}, "device kind: expected TPU v9, found cpu (run on that device"),
-        ({"device_count": 8}, "device count: expected 8, found 1 (make as many devices visible"),
         (
             {"cpu_features": ["avx", "warp_drive"]},
             f"CPU features: expected warp_drive, found a CPU without them ({COMPILE_HERE})",
         ),
         ({"variables": {"XLA_FLAGS": "--xla_x=1"}}, "variable XLA_FLAGS: expected '--xla_x=1', found ''"),
-        ({"zstandard": False}, "package zstandard: expected False, found True"),
     ],
 )
 @pytest.mark.usefixtures("no_weights_are_read")
@@ -66,7 +64,6 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
         packages={**packages, "jaxlib": "0.4.1", "jax": "0.4.2", "libtpu": "0.0.1"},
         cpu_features=["warp_drive"],
         device_kind="TPU v9",
-        device_count=8,
     )
     line = refused(artifact)
     install = f"(pip install -r {artifact / 'requirements.txt'}, or run wanbuild compile)"
@@ -75,7 +72,6 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
         f"package jax: expected 0.4.2, found {packages['jax']} {install}",
         "CPU features: expected warp_drive, found a CPU without them",
         "device kind: expected TPU v9, found cpu",
-        "device count: expected 8, found 1",
     ):
         assert mismatch in line
     assert "libtpu" not in line  # which no program of a CPU depends on
@@ -90,7 +86,6 @@ def test_every_fact_that_differs_is_in_one_line(refused: Refused, artifact: Path
             "--xla_force_host_platform_device_count=2",
             [
                 "variable XLA_FLAGS: expected '', found '--xla_force_host_platform_device_count=2'",
-                "device count: expected 1, found 2",
                 "package jaxlib: expected 0.4.1",
             ],
         ),
@@ -105,16 +100,6 @@ def test_drifted_flags(cli: Any, artifact: Path, tmp_path: Path, flags: str, mis
     line = cli.fails(3, *command, XLA_FLAGS=flags)
     assert line.count("expected") == len(mismatches)
     assert all(mismatch in line for mismatch in mismatches), line
-
-
-def test_flags_in_the_arguments(
-    refused: Refused, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["server.py", "--xla_warp_drive=1"])
-    line = refused(toy_artifact)
-    assert (
-        "this process's arguments: expected none for XLA, found --xla_warp_drive=1 (leave them out)" in line
-    )
 
 
 NO_CPU = r"there is no cpu device; found JAX_PLATFORMS='cuda'.*; unset JAX_PLATFORMS, or set it to cpu"

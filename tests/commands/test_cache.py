@@ -140,6 +140,50 @@ def test_variables_of_jax_change_nothing(first: Run, toy_artifact: Path, tmp_pat
     assert hostile.video == first.video
 
 
+ALONE = """
+import json, sys
+from pathlib import Path
+import jax
+from jax import export
+
+artifact, folder = map(Path, sys.argv[1:])
+manifest = json.loads((artifact / "manifest.json").read_text())
+target = manifest["targets"]["cpu"]
+((_, programs),) = manifest["program_sets"][target["program_set"]]["programs"].items()
+jax.config.update("jax_compilation_cache_dir", str(folder))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+seen = []
+jax.monitoring.register_event_listener(lambda event, **_: seen.append(event.rpartition("/")[2]))
+where = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+for name, program in programs.items():
+    exported = export.deserialize(bytearray((artifact / program["file"]).read_bytes()))
+    given = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=where) for one in exported.in_avals]
+    _, inputs = jax.tree.unflatten(exported.in_tree, given)
+
+    def call(**inputs):
+        return exported.call(**inputs)
+
+    call.__name__ = call.__qualname__ = name
+    donate = tuple(program["inputs"][index] for index in program["donate"])
+    options = {**target["options"], **target["program_options"].get(name, {})} or None
+    jax.jit(call, donate_argnames=donate, compiler_options=options).lower(**inputs).compile()
+print(len(programs), seen.count("cache_hits"), seen.count("cache_misses"))
+"""
+
+
+def test_jax_alone_loads_the_entries(toy_artifact: Path, tmp_path: Path) -> None:
+    """They are ordinary entries of JAX's compilation cache: that folder, JAX and nothing of ours."""
+    target = json.loads((toy_artifact / "manifest.json").read_text())["targets"]["cpu"]
+    folder = shutil.copytree(toy_artifact / target["folder"], tmp_path / "cache")
+    command = [sys.executable, "-c", ALONE, str(toy_artifact), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    programs, hits, misses = map(int, done.stdout.split())
+    assert (hits, misses) == (programs, 0) and programs == 8
+
+
 def test_another_seed_is_another_video(first: Run, toy_artifact: Path, tmp_path: Path) -> None:
     other = generate(toy_artifact, tmp_path / "run", seed=SEED + 1)
     assert other.cache == (USED, 0)

@@ -102,7 +102,7 @@ def test_what_is_right_is_used_and_remembered(
 def test_a_wrong_one_is_refused_or_compiled_around(
     make: Make, elsewhere: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_executable(elsewhere, "prepare", impostor(elsewhere, "prepare", tmp_path / "compiled"))
+    put_executable(elsewhere, "prepare", impostor(elsewhere, "prepare"))
     done = make(elsewhere)
     assert (done.code, done.err[0], len(done.err)) == (3, CHECKING, 2) and not (tmp_path / "o.npy").exists()
     error = f"error: the executables of target {TARGET} cannot be used on this chip; found the latents"

@@ -91,13 +91,12 @@ def entry_of(artifact: Path, name: str) -> bytes:
     return (artifact / target.folder / target.executables[PROFILE][name].file).read_bytes()
 
 
-def impostor(artifact: Path, name: str, folder: Path) -> bytes:
+def impostor(artifact: Path, name: str) -> bytes:
     """Compiles another program of the same signature: all its outputs are one number, made of all inputs.
 
     Args:
         artifact: its folder.
         name: the program.
-        folder: an empty one.
 
     Returns:
         The bytes of its entry in JAX's cache.
@@ -105,8 +104,8 @@ def impostor(artifact: Path, name: str, folder: Path) -> bytes:
     import jax
     import jax.numpy as jnp
 
-    from wanrun.executables.jax_cache import lower
-    from wanrun.machine.jax_process import JaxFlags, using_cache
+    from wanrun.executables.lowering import lower
+    from wanrun.executables.seam import compile_here
 
     record = programs_of(read_manifest(artifact), PROFILE, TARGET)[name]
     real = jax.export.deserialize(bytearray((artifact / record.file).read_bytes()))
@@ -119,11 +118,8 @@ def impostor(artifact: Path, name: str, folder: Path) -> bytes:
     _, given = jax.tree.unflatten(real.in_tree, real.in_avals)
     other.__name__ = name
     data = jax.export.export(jax.jit(other), platforms=["cpu"])(**given).serialize()
-    folder.mkdir()
-    with JaxFlags("cpu"), using_cache(folder):
-        lower(bytes(data), name, record.donated, jax.devices("cpu")[0]).compile()
-    (entry,) = folder.glob("*-cache")
-    return entry.read_bytes()
+    _, entry = compile_here(lower(bytes(data), name, record.donated, jax.devices("cpu")[0]))
+    return entry
 
 
 def with_breakpoints(entry: bytes) -> bytes:

@@ -32,7 +32,7 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices, parse_mesh
 from wanrun.artifact.programs import Kernels
 from wanrun.denoising.steps import velocity_table
-from wanrun.executables.jax_cache import lower
+from wanrun.executables.lowering import lower
 
 DEVICES, HEADS, HEAD_DIM = 8, 8, 12
 KERNELS = Kernels("cpu", "winograd", weight_bits=True, image_multiple=3)

@@ -68,7 +68,6 @@ class Opened:
         self._recording.close()
         self.executables.close()
         self.weights.close()
-        self.opened.device.close()
 
 
 class Watch:

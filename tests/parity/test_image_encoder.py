@@ -30,7 +30,7 @@ from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER, TOY_IMAGE_
 from wanbuild.toy.shapes_clip import image_encoder_shapes
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.errors import SourceError
-from wanrun.executables.jax_cache import lower
+from wanrun.executables.lowering import lower
 
 KIND = KINDS["image_encoder"]
 PREFIX = "vision_model."

@@ -16,6 +16,7 @@ from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
 from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
+from wanbuild.programs.jax_flags import pinned
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
@@ -24,10 +25,9 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
-from wanrun.executables.entries import check_entry, read_program
+from wanrun.executables.entries import read_entry, read_program
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.machine.environment import open_devices
-from wanrun.machine.jax_process import JaxFlags
 from wanrun.replay.golden import Golden, compare, read_golden, replayed
 from wanrun.text.embeddings import ArtifactEmbeddings
 
@@ -55,7 +55,7 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
     for target_name, target in manifest.targets.items():
         for entries in target.executables.values():
             for name, entry in entries.items():
-                check_entry(artifact, target, name, entry)
+                read_entry(artifact, target, name, entry)
         if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
             for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:
                 check_level(artifact / target.folder / file, level)
@@ -139,7 +139,7 @@ def start_jax() -> None:
     Raises:
         ArtifactError: if JAX has no device.
     """
-    with JaxFlags(platforms_of(["local"])):
+    with pinned(platforms_of(["local"])):
         open_devices()
 
 

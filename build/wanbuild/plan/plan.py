@@ -14,6 +14,7 @@ from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import Candidate, candidate, candidates, refusal, with_figures
 from wanbuild.plan.subject import Subject, read_subject
 from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, Chip
@@ -21,7 +22,6 @@ from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.mesh import Sizes, mesh_text, name_suffix, num_devices
 from wanrun.errors import UsageError, shortened
-from wanrun.machine.jax_process import JaxFlags
 from wanrun.request.options import has_guidance
 
 NEARLY = 1.2
@@ -132,7 +132,7 @@ def make_plan(
     """
     chip, count = parse_chip(request.target, chips)
     # Work is counted in jaxprs, for which JAX starts a platform too.
-    with JaxFlags(platforms_of([chip.name])):
+    with pinned(platforms_of([chip.name])):
         return _planned(subject, request, report, chip, count)
 
 

@@ -15,6 +15,7 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.instructions import beyond, record_level
+from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
@@ -29,7 +30,6 @@ from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
 from wanrun.executables.entries import read_program
 from wanrun.files import file_sha256, fsync_directory
-from wanrun.machine.jax_process import JaxFlags
 from wanrun.request.options import has_guidance
 from wanrun.terminal.status import Status
 from wanrun.terminal.temporary import temporary_folder
@@ -221,7 +221,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     """
     artifact = request.artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact), JaxFlags(platforms_of(request.targets)):
+    with build_lock(artifact), pinned(platforms_of(request.targets)):
         manifest = read_manifest(artifact)
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())

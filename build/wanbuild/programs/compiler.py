@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanbuild.programs.export import jax_options
+from wanbuild.programs.jax_flags import cache_in, jax_options
 from wanbuild.programs.too_large import TooLargeError, refused_bytes
 from wanbuild.targets.target import TargetSpec
-from wanrun.executables.jax_cache import lower
-from wanrun.machine.jax_process import using_cache
+from wanrun.executables.lowering import lower
 
 if TYPE_CHECKING:
     import jax.stages
@@ -55,8 +54,7 @@ def compile_into(
         TooLargeError: if the compiler refuses it for its size.
     """
     started = time.perf_counter()
-    # By default JAX only warns of a cache entry that it cannot write, and keeps its first part.
-    with using_cache(cache), jax_options(jax_raise_persistent_cache_errors=True):
+    with cache_in(cache):
         compiled = compiled_for(target, name, data, donate)
     seconds = time.perf_counter() - started
     memory: Any = compiled.memory_analysis()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.jax_flags import jax_options
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.export_age import today
@@ -49,21 +49,6 @@ def export_program(spec: ProgramSpec, platform: str) -> bytes:
     with jax_options(jax_traceback_in_locations_limit=0), spec.tracing():
         exporting = export.export(jax.jit(by_name, **placed), platforms=[platform], disabled_checks=allowed)
         return bytes(exporting(**arguments).serialize())
-
-
-@contextlib.contextmanager
-def jax_options(**options: Any) -> Iterator[None]:
-    """Sets JAX options that are not in the cache's key, and sets them back at the end."""
-    import jax
-
-    before = {name: jax.config.values[name] for name in options}
-    try:
-        for name, value in options.items():
-            jax.config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
 
 
 def describe(spec: ProgramSpec, components: Collection[str]) -> dict[str, Any]:

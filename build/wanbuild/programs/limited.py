@@ -113,8 +113,8 @@ def _end_with_parent() -> None:
 def _compile(cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]) -> Mapping[str, Any]:
     """Compiles a program in this process."""
     from wanbuild.programs.compiler import compile_into
+    from wanbuild.programs.jax_flags import pinned
     from wanbuild.targets.target import resolve_target
-    from wanrun.machine.jax_process import JaxFlags
 
-    with JaxFlags("cpu"):
+    with pinned("cpu"):
         return compile_into(Path(cache), resolve_target("cpu", mesh), name, data, donate)

@@ -12,6 +12,7 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import build_target
 from wanbuild.programs.export import used_sets
+from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
@@ -23,7 +24,6 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.entries import MAX_PROGRAM_BYTES
 from wanrun.files import digest_found
 from wanrun.machine.environment import built_elsewhere, device_mismatches, host_mismatches
-from wanrun.machine.jax_process import JaxFlags
 
 Report = Callable[[str], None]
 
@@ -47,7 +47,7 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact), JaxFlags(platforms_of(read_manifest(artifact).targets)):
+    with build_lock(artifact), pinned(platforms_of(read_manifest(artifact).targets)):
         manifest = read_manifest(artifact)
         specs = _buildable(artifact, manifest, report)
         for name, spec in specs.items():  # refuse an impossible profile before any is built

@@ -159,7 +159,7 @@ def attached_platform(root: Path = ROOT) -> str:
 
 
 def platforms_of(names: Iterable[str]) -> str:
-    """Returns the platforms that JAX has to start for targets of these names, as ``JaxFlags`` takes them."""
+    """Returns the platforms that JAX has to start for targets of these names, with commas between them."""
     attached = attached_platform() if any(name.endswith("local") for name in names) else "cpu"
     return "cpu" if attached == "cpu" else f"{attached},cpu"
 

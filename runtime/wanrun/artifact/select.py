@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 from wanrun.artifact.manifest import Manifest
@@ -13,7 +12,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, Mismatch, artifact_mismatch, shortened
 from wanrun.machine.cpu import level_rank
-from wanrun.machine.environment import built_elsewhere, has_other_keys, host_mismatches, unusable_devices
+from wanrun.machine.environment import built_elsewhere, host_mismatches, unusable_devices
 
 
 def select_profile(
@@ -125,11 +124,6 @@ class SelectedTarget:
     def built_elsewhere(self) -> bool:
         """Whether its executables were built without their chip, and have never run."""
         return built_elsewhere(self.target.environment)
-
-    @cached_property
-    def has_other_keys(self) -> bool:
-        """Whether JAX has another key here for its executables than where they were built."""
-        return has_other_keys(self.target.environment)
 
     @property
     def reason(self) -> str:

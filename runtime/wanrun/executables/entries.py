@@ -9,7 +9,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import canonical_json, check_digest, digest_found, read_bounded, sha256_of, user_cache
+from wanrun.files import canonical_json, check_digest, read_bounded, sha256_of, user_cache
 from wanrun.machine.environment import host_environment
 
 MAX_PROGRAM_BYTES = 2**30
@@ -42,15 +42,21 @@ def check_entries(artifact: Path, target: Target, profile: str) -> None:
             )
 
 
-def check_entry(artifact: Path, target: Target, name: str, entry: Executable) -> None:
-    """Checks a cache entry's digest before the entry is loaded, because it holds machine code.
+def read_entry(artifact: Path, target: Target, name: str, entry: Executable) -> bytes:
+    """Reads an executable's entry and checks its digest, because it holds machine code.
 
     Raises:
         ArtifactError: if the entry is missing or differs.
     """
     path = artifact / target.folder / entry.file
-    what, remedy = f"the executable of {name} is damaged: {path}", RECOMPILE
-    check_digest(digest_found(path, entry.nbytes), entry.sha256, what, remedy)
+    what = f"the executable of {name} is damaged: {path}"
+    try:
+        data = read_bounded(path, entry.nbytes)
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise ArtifactError(what, expected=f"sha256 {entry.sha256}", found=found, remedy=RECOMPILE) from None
+    check_digest(sha256_of(data), entry.sha256, what, RECOMPILE)
+    return data
 
 
 def read_program(artifact: Path, name: str, program: Program) -> bytes:

@@ -9,16 +9,14 @@ import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from wanrun.artifact.programs import Program
-from wanrun.artifact.targets import Executable
-from wanrun.executables.tolerance import levels_apart, most_levels, relative_error
-from wanrun.files import canonical_json, digest_found, read_bounded, replace_file, sha256_of
+from wanrun.artifact.manifest import NEEDED
+from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.staged import SPREAD
+from wanrun.executables.tolerance import TOLERANCES, levels_apart, most_levels, relative_error
 from wanrun.timing.timings import now
 
 CALLS = 5
@@ -27,57 +25,27 @@ CALLS = 5
 DRAWN = 65_537
 """Random values that are drawn; larger arrays repeat them."""
 
-MAX_RECORD_BYTES = 2**16
-
 AUTOTUNING = ("autotun", "triton_gemm")
 """Parts of the names of the compiler's options that are for where there is no chip to tune kernels on."""
 
 
-class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An executable that was compiled here and is faster than the artifact's.
+def is_tuned(name: str, program: Program) -> bool:
+    """Whether ``--retune`` compares a program.
 
-    Attributes:
-        file: its entry in the user's cache.
-        nbytes: the entry's size.
-        sha256: the entry's digest.
-        seconds: of one call.
-        built_seconds: of one call of the artifact's.
+    The bits of embeddings, which are cached, are those of the artifact's text encoder. Programs that spread
+    weights run once.
     """
+    return NEEDED[0] not in program.inputs and not name.startswith(SPREAD)
 
-    file: str
-    nbytes: int
-    sha256: str
-    seconds: float
-    built_seconds: float
+
+def tolerance_of(profile: Profile) -> float:
+    """Returns the relative error that is allowed between two executables of a profile's programs."""
+    return max(TOLERANCES[dtype] for dtype in (profile.options.dtype, profile.options.vae_dtype))
 
 
 def tuned_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a target's compiler options for a compilation on the chip, where autotuning is possible."""
     return {name: value for name, value in options.items() if not any(part in name for part in AUTOTUNING)}
-
-
-def tuned_file(overlay: Path, program: Program, entry: Executable) -> Path:
-    """Returns where the record of a program is kept; another executable of the artifact has another."""
-    facts = [program.sha256, program.inputs, program.donate, entry.sha256]
-    return overlay / f"tuned-{sha256_of(canonical_json(facts))}.json"
-
-
-def read_tuned(path: Path) -> Tuned | None:
-    """Returns the record of a program, if its entry is whole; None without one."""
-    try:
-        found = msgspec.json.decode(read_bounded(path, MAX_RECORD_BYTES), type=Tuned)
-    except (OSError, ValueError, RecursionError):
-        return None
-    if Path(found.file).name != found.file:
-        return None
-    return found if digest_found(path.parent / found.file, found.nbytes) == found.sha256 else None
-
-
-def keep_tuned(path: Path, file: str, entry: bytes, seconds: float, built_seconds: float) -> None:
-    """Writes an entry and its record."""
-    replace_file(path.parent / file, entry)
-    record = Tuned(file, len(entry), sha256_of(entry), seconds, built_seconds)
-    replace_file(path, msgspec.json.encode(record))
 
 
 @dataclass(frozen=True)

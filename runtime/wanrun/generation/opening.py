@@ -93,7 +93,6 @@ class Opening:
         if wants_cpu(policy.text_encoder, policy.text_encoder_device, selected):
             text, cpu = cpu_target(manifest, folder, profile), "cpu"
         device = open_device(selected, policy.allow_compile, timings, self.warn, self.group, cpu)
-        undo.callback(device.close)
         if not device.foreign:
             trust.check_device(profile, device_environment(device.devices))
         opened = OpenedArtifact(

@@ -54,4 +54,3 @@ class Shared:
         self.texts.close()
         self.executables.close()
         self.weights.close()
-        self.opened.device.close()

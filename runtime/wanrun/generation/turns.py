@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from wanrun.errors import UsageError
+from wanrun.machine.jax_process import own_options
 
 
 class Turns:
@@ -56,7 +57,8 @@ class Turns:
             with self._changed:
                 self._check_open()
                 self._calls[call] = threading.get_ident()
-            yield
+            with own_options():
+                yield
         finally:
             with self._changed:
                 self._calls.pop(call, None)

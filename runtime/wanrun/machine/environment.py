@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +17,13 @@ from wanrun.errors import ArtifactError, Mismatch, UsageError
 from wanrun.machine.address_space import check_address_space
 from wanrun.machine.attached import ROOT, WORDS, attached
 from wanrun.machine.cpu import cpu_features, highest_level
-from wanrun.machine.jax_process import JaxFlags
+from wanrun.machine.jax_process import starting
 
 if TYPE_CHECKING:
     import jax
 
-KEY_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""The environment variables in the compilation cache's key."""
+COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""The environment variables that change what is compiled, and how some compilers run it."""
 
 DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -38,7 +37,7 @@ DEVICE_REMEDIES: Mapping[str, str] = MappingProxyType(
 COMPILERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}
 )
-"""The packages that compile for a platform. Those of other platforms are not in its keys."""
+"""The packages that compile for a platform."""
 
 ENVIRONMENT_FACTS: Mapping[str, type] = MappingProxyType(
     {
@@ -65,7 +64,7 @@ def usable_cores() -> int:
 
 
 def package_versions(platform_name: str) -> dict[str, str]:
-    """Returns the versions of the packages in a platform's keys: JAX, and the platform's own compiler."""
+    """Returns the versions of the packages that compile and load executables."""
     compilers = filter(has_package, COMPILERS.get(platform_name, ()))
     return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *compilers)}
 
@@ -76,7 +75,7 @@ def host_environment(platform_name: str) -> dict[str, Any]:
         "platform": platform_name,
         "machine": platform.machine(),
         "packages": package_versions(platform_name),
-        "variables": {name: os.environ.get(name, "") for name in KEY_VARIABLES},
+        "variables": {name: os.environ.get(name, "") for name in COMPILER_VARIABLES},
         "zstandard": has_package("zstandard"),
     }
     if platform_name == "cpu":
@@ -112,23 +111,13 @@ def built_elsewhere(environment: Mapping[str, Any]) -> bool:
     return "topology" in environment
 
 
-def has_other_keys(environment: Mapping[str, Any]) -> bool:
-    """Whether JAX has another key here for a target's executables than where they were built.
-
-    The key holds the compiler's text about its device, which for a CPU is that of all its features: a CPU
-    with more of them has another one, and runs the same executable.
-    """
-    other_cpu = environment.get("cpu_features") not in (None, list(cpu_features()))
-    return built_elsewhere(environment) or "cpu_level" in environment or other_cpu
-
-
 def device_kinds(environment: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns JAX's names of the devices that a target was built for; a native one has one."""
     return tuple(dict.fromkeys([environment["device_kind"], *environment.get("device_kinds", ())]))
 
 
 def device_environment(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Returns the facts about the devices of a platform, all that JAX sees: they are in the cache's key."""
+    """Returns the facts about the devices of a platform, all that JAX sees."""
     first = devices[0]
     return {
         "device_kind": first.device_kind,
@@ -194,13 +183,8 @@ def host_mismatches(
             mismatches.append(
                 Mismatch(f"variable {name}", repr(expected), repr(actual), "set it as it was at build time")
             )
-    if arguments := xla_arguments():
-        mismatches.append(
-            Mismatch("this process's arguments", "none for XLA", " ".join(arguments), "leave them out")
-        )
-    if built["zstandard"] != found["zstandard"]:
-        command = install if built["zstandard"] else "pip uninstall zstandard"
-        mismatches.append(Mismatch("package zstandard", built["zstandard"], found["zstandard"], command))
+    if built["zstandard"] and not found["zstandard"]:  # which entries are compressed with
+        mismatches.append(Mismatch("package zstandard", True, False, install))
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
         remedy = "run wanbuild compile on this CPU"
@@ -215,52 +199,37 @@ def device_mismatches(
 ) -> list[Mismatch]:
     """Compares a target's environment with the devices, and returns a mismatch for each fact that differs.
 
-    Of a target that was built without its chip, JAX's names of the device are compared, and whether there are
-    enough. The compiler says another platform_version without a device.
+    JAX's names of the device are compared, and whether there are enough. Of a target that was compiled on its
+    device, the compiler's text about itself has to be the same; without a device it says another one.
 
     Args:
         built: the target's environment.
         devices: all that JAX sees.
         needed: the devices of the target's mesh.
     """
-    found = device_environment(devices)
-    if not built_elsewhere(built):
-        wrong = [(name, built[name]) for name in DEVICE_REMEDIES if built[name] != found[name]]
-    else:
-        kinds = device_kinds(built)
-        wrong = [("device_kind", " or ".join(kinds))] if found["device_kind"] not in kinds else []
-        wrong += [("device_count", f"at least {needed}")] if found["device_count"] < needed else []
+    found, kinds = device_environment(devices), device_kinds(built)
+    wrong = [("device_kind", " or ".join(kinds))] if found["device_kind"] not in kinds else []
+    wrong += [("device_count", f"at least {needed}")] if found["device_count"] < needed else []
+    if not built_elsewhere(built) and found["platform_version"] != built["platform_version"]:
+        wrong.append(("platform_version", built["platform_version"]))
     return [
         Mismatch(name.replace("_", " "), expected, found[name], DEVICE_REMEDIES[name])
         for name, expected in wrong
     ]
 
 
-def forced_cpu_devices() -> int:
-    """Returns the number of CPU devices that XLA's flags ask for; one without such a flag."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    count = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
-    return int(count[1]) if count else 1
-
-
 def unusable_devices(built: Mapping[str, Any], needed: int = 1) -> list[Mismatch]:
     """Returns the mismatches of devices, for an error that lists those of the host too.
 
-    Arguments as of ``device_mismatches``.
-
-    XLA ends the process if it does not know a flag. So if the flags differ from those of the build, XLA is
-    not started, and only the number of CPU devices that the flags ask for is compared.
+    Arguments as of ``device_mismatches``. XLA ends the process if it does not know a flag. So if the flags
+    differ from those of the build, XLA is not started, and nothing is said of devices.
     """
-    platform_name = built["platform"]
     if any(os.environ.get(name, "") != value for name, value in built["variables"].items()):
-        found = forced_cpu_devices()
-        if platform_name != "cpu" or found == built["device_count"]:
-            return []
-        return [Mismatch("device count", built["device_count"], found, DEVICE_REMEDIES["device_count"])]
+        return []
     try:
-        return device_mismatches(built, open_devices(platform_name), needed)
+        return device_mismatches(built, open_devices(built["platform"]), needed)
     except ArtifactError as error:
-        return [Mismatch("platform", platform_name, error.found, str(error.remedy))]
+        return [Mismatch("platform", built["platform"], error.found, str(error.remedy))]
 
 
 @contextlib.contextmanager
@@ -302,23 +271,28 @@ def _raised_by(error: BaseException, package: str) -> bool:
     return bool(name.partition(".")[0] == package)
 
 
-def open_devices(platform_name: str | None = None, count: int = 1, alone: bool = True) -> list[jax.Device]:
-    """Returns the devices of a platform; JAX starts the platform with the flags of ``JaxFlags``.
+def open_devices(
+    platform_name: str | None = None, count: int = 1, alone: bool = True, beside: str | None = None
+) -> list[jax.Device]:
+    """Returns the devices of a platform, which JAX starts alone; it does so once in a process.
 
     Args:
-        platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers, with its own flags.
+        platform_name: 'cpu', 'cuda' or 'tpu'; None for the platform that JAX prefers.
         count: devices that are needed in this process. A CPU has as many as JAX is told of before it starts.
         alone: whether this process's devices are all. Else the other processes' are returned too, in the
             order of the processes, and a CPU has exactly ``count`` in each.
+        beside: another platform that JAX starts too.
 
     Raises:
+        UsageError: in a fork of a process that has used JAX.
         ArtifactError: if JAX cannot start the platform, or another one that JAX_PLATFORMS names.
     """
     try:
         with importing_jax():
             import jax
 
-        with JaxFlags(platform_name) if platform_name is not None else contextlib.nullcontext():
+        platforms = [name for name in (platform_name, beside) if name is not None]
+        with starting(*platforms) if platforms else contextlib.nullcontext():
             if (count > 1 or not alone) and platform_name in (None, "cpu"):
                 with contextlib.suppress(RuntimeError):  # JAX has started, and has what it has
                     jax.config.update("jax_num_cpu_devices", count)
@@ -334,8 +308,3 @@ def open_devices(platform_name: str | None = None, count: int = 1, alone: bool =
             asked = platform_name or "cpu"
             remedy = f"unset JAX_PLATFORMS, or set it to {'cpu' if asked in named.split(',') else asked}"
         raise ArtifactError(f"there is no {kind}", found=reason or "none", remedy=remedy) from None
-
-
-def xla_arguments() -> list[str]:
-    """Returns the arguments of this process that XLA reads as flags; they are in the cache's key."""
-    return [argument for argument in sys.argv[1:] if argument.startswith("--xla")]

@@ -11,7 +11,6 @@ from wanrun.artifact.mesh import jax_mesh, num_devices
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import Mismatch, UsageError, artifact_mismatch
 from wanrun.machine.environment import device_mismatches, importing_jax, open_devices
-from wanrun.machine.jax_process import JaxFlags
 from wanrun.timing.timings import Timings
 
 if TYPE_CHECKING:
@@ -27,14 +26,12 @@ class OpenDevice:
     Args:
         device: the device, or the first of the mesh that is this process's.
         foreign: whether the target's executables do not fit the device, so that programs are compiled here.
-        flags: the JAX flags, held while the device is open.
         mesh: the mesh; None for one device.
         group: the processes whose devices the mesh has; None for this one alone.
     """
 
     device: jax.Device
     foreign: bool
-    flags: JaxFlags
     mesh: jax.sharding.Mesh | None = None
     group: ProcessGroup | None = None
 
@@ -57,10 +54,6 @@ class OpenDevice:
             return jax.sharding.SingleDeviceSharding(self.device)
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
-    def close(self) -> None:
-        """Releases JAX's flags; the device itself belongs to the process."""
-        self.flags.release()
-
 
 def open_device(
     selected: SelectedTarget,
@@ -70,7 +63,7 @@ def open_device(
     group: ProcessGroup | None = None,
     beside: str | None = None,
 ) -> OpenDevice:
-    """Imports jax, sets its flags and compares the devices with the target's.
+    """Imports jax, starts the target's platform and compares the devices with the target's.
 
     Args:
         selected: the chosen target.
@@ -93,29 +86,24 @@ def open_device(
     with timings.phase("import", "jax"), importing_jax():
         importlib.import_module("jax.export")
     platform = selected.target.environment["platform"]
-    flags = JaxFlags(platform, beside)
-    try:
-        with timings.phase("device"):
-            if group is not None:
-                start_jax(group)
-            devices = open_devices(platform, count, alone=group is None)
-        mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices, needed)
-        if mismatches and not allow_compile:
-            raise artifact_mismatch(f"target {selected.name}", mismatches)
-        mesh = jax_mesh(selected.mesh, devices)
-        ours = devices if mesh is None else list(mesh.local_devices)
-        if group is not None and len(ours) != count:
-            raise UsageError(
-                "the mesh's devices are not shared evenly by the processes",
-                expected=f"{count} in each",
-                found=f"{len(ours)} in process {group.process}",
-                remedy="start one process per host, and as many as the mesh needs",
-            )
-    except BaseException:
-        flags.release()
-        raise
+    with timings.phase("device"):
+        if group is not None:
+            start_jax(group)
+        devices = open_devices(platform, count, alone=group is None, beside=beside)
+    mismatches: Sequence[Mismatch] = device_mismatches(selected.target.environment, devices, needed)
+    if mismatches and not allow_compile:
+        raise artifact_mismatch(f"target {selected.name}", mismatches)
+    mesh = jax_mesh(selected.mesh, devices[:needed])
+    ours = devices if mesh is None else list(mesh.local_devices)
+    if group is not None and len(ours) != count:
+        raise UsageError(
+            "the mesh's devices are not shared evenly by the processes",
+            expected=f"{count} in each",
+            found=f"{len(ours)} in process {group.process}",
+            remedy="start one process per host, and as many as the mesh needs",
+        )
     foreign = bool(mismatches or selected.mismatches or selected.refusal)
     if foreign:
         reasons = "; ".join(filter(None, map(str, [*selected.mismatches, *mismatches, selected.refusal])))
         warn(f"the artifact's executables are not used, its programs are compiled here: {reasons}")
-    return OpenDevice(ours[0], foreign, flags, mesh, group)
+    return OpenDevice(ours[0], foreign, mesh, group)

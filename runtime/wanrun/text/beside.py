@@ -66,8 +66,7 @@ def opened_beside(opened: OpenedArtifact, selected: SelectedTarget) -> OpenedArt
     devices = open_devices("cpu")
     if mismatches := device_mismatches(selected.target.environment, devices):
         raise artifact_mismatch(f"target {selected.name}, for the text encoder,", mismatches)
-    device = OpenDevice(devices[0], False, opened.device.flags)
-    return replace(opened, selected=selected, device=device, check_trust=trust_all)
+    return replace(opened, selected=selected, device=OpenDevice(devices[0], False), check_trust=trust_all)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from wanrun.artifact.parameters import Tree, nest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.staged import spread_name
 from wanrun.executables.store import Executables
+from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.timings import now
 from wanrun.weights.buffers import Memory
@@ -159,7 +160,7 @@ class WeightStore:
         with self._lock:
             if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
                 raise CancelledError
-        with self._opened.recorder.phase("transfer", name):
+        with self._opened.recorder.phase("transfer", name), own_options():
             weights = self._put_weights(name, tree)
         with self._lock:  # a device with its own memory needs no host copy any more
             if name not in self._kept and self._hosts.get(name) is host:

@@ -17,7 +17,7 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.targets.target import resolve_target
-from wanrun.executables.jax_cache import lower
+from wanrun.executables.lowering import lower
 
 SHAPE = Shape(width=144, height=80, num_frames=5, num_videos=1, guidance=True)
 

@@ -13,7 +13,7 @@ from helpers.damage import PROFILE, executable, flip, own, program
 from helpers.manifests import programs_of
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.executables.entries import check_entries, check_entry, overlay_folder, read_program
+from wanrun.executables.entries import check_entries, overlay_folder, read_entry, read_program
 
 
 def test_a_good_artifact_is_taken(toy_artifact: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_good_artifact_is_taken(toy_artifact: Path) -> None:
     target = manifest.targets["cpu"]
     check_entries(toy_artifact, target, PROFILE)
     for name, entry in target.executables[PROFILE].items():
-        check_entry(toy_artifact, target, name, entry)
+        read_entry(toy_artifact, target, name, entry)
     programs = programs_of(manifest, PROFILE)
     for name, item in programs.items():
         exported = jax.export.deserialize(bytearray(read_program(toy_artifact, name, item)))
@@ -53,7 +53,7 @@ def test_a_damaged_executable_is_refused(artifact: Path) -> None:
     with pytest.raises(
         ArtifactError, match=rf"the executable of prepare is damaged: {file}; expected sha256"
     ):
-        check_entry(artifact, target, "prepare", entry)
+        read_entry(artifact, target, "prepare", entry)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(
         ArtifactError, match=r"prepare for profile .* is damaged: .*; expected \d+ bytes; found \d+ bytes"
@@ -63,7 +63,7 @@ def test_a_damaged_executable_is_refused(artifact: Path) -> None:
     with pytest.raises(ArtifactError, match=f"prepare for profile {PROFILE} is missing: {file}"):
         check_entries(artifact, target, PROFILE)
     with pytest.raises(ArtifactError, match=r"is damaged: .*; found No such file"):
-        check_entry(artifact, target, "prepare", entry)
+        read_entry(artifact, target, "prepare", entry)
 
 
 def test_the_overlay_is_of_an_artifact_a_target_and_a_kind_of_host(

@@ -20,7 +20,7 @@ from wanbuild.programs.spec import program
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
-from wanrun.executables.jax_cache import lower
+from wanrun.executables.lowering import lower
 from wanrun.executables.signature import check_signature
 from wanrun.executables.store import LoadedProgram, read_program
 

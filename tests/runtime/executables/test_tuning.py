@@ -14,19 +14,16 @@ import numpy as np
 import pytest
 
 from helpers.manifests import plain_program
-from wanrun.artifact.targets import Executable
 from wanrun.executables import tuning
 from wanrun.executables.entries import overlay_path
-from wanrun.executables.store import Executables, LoadedProgram, is_tuned
+from wanrun.executables.store import Executables, LoadedProgram
 from wanrun.executables.tuning import (
     CALLS,
     Contest,
     Outcome,
     difference,
     drawn_like,
-    keep_tuned,
-    read_tuned,
-    tuned_file,
+    is_tuned,
     tuned_options,
 )
 from wanrun.generation.load import load
@@ -112,23 +109,6 @@ def test_what_is_drawn_has_the_shape_of_what_is_given() -> None:
         assert np.array_equal(drawn_like(same), same)
 
 
-def test_a_record(tmp_path: Path) -> None:
-    program, entry = plain_program(sha256="1"), Executable("entry", 3, "0")
-    path = tuned_file(tmp_path, program, entry)
-    assert path != tuned_file(tmp_path, program, Executable("entry", 3, "1"))
-    assert read_tuned(path) is None
-    keep_tuned(path, "jit-cache", b"bytes", 1.0, 2.0)
-    record = read_tuned(path)
-    assert record is not None and (record.file, record.nbytes, record.seconds) == ("jit-cache", 5, 1.0)
-    (tmp_path / "jit-cache").write_bytes(b"other")
-    assert read_tuned(path) is None
-    path.write_bytes(b"{")
-    assert read_tuned(path) is None
-    keep_tuned(path, "jit-cache", b"bytes", 1.0, 2.0)
-    path.write_bytes(path.read_bytes().replace(b"jit-cache", b"../entry"))  # outside
-    assert read_tuned(path) is None
-
-
 def test_autotuning_is_not_turned_off_on_the_chip() -> None:
     options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": "False", "xla_tpu_x": "true"}
     assert tuned_options(options) == {"xla_tpu_x": "true"}
@@ -166,15 +146,15 @@ def test_a_later_run_takes_what_was_kept(
         folder = overlay_path(opened.manifest, "cpu")
         said = f"retuned prepare: 1 s a call here, 2 s as it was built; kept in {folder}"
         assert lines.pop() == said and len(list(folder.iterdir())) == 2
-        data = (opened.folder / opened.programs(profile)["prepare"].file).read_bytes()
         executables, second = prepare(retune=False)
-        arguments = profile, "prepare", data, opened.programs(profile)["prepare"]
-        assert executables._from_tuned(*arguments) is not None
+        program = opened.programs(profile)["prepare"]
+        arguments = profile, "prepare", executables._read(profile, "prepare", program), program
+        assert executables._tuned(*arguments) is not None
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             assert np.allclose(a, b, rtol=1e-5, atol=1e-6)
-        (kept,) = folder.glob("*-cache")
+        (kept,) = folder.glob("*.executable")
         kept.write_bytes(b"damaged")
-        assert executables._from_tuned(*arguments) is None
+        assert executables._tuned(*arguments) is None
         prepare(retune=False)  # with the artifact's
         assert lines == [] and opened.policy.tuned
 

@@ -50,7 +50,7 @@ def test_right_ones_pass(outcome: Callable[[], Verdict]) -> None:
 def test_another_program_of_the_same_signature(
     outcome: Callable[[], Verdict], elsewhere: Path, tmp_path: Path, name: str, reason: str
 ) -> None:
-    put_executable(elsewhere, name, impostor(elsewhere, name, tmp_path / "compiled"))
+    put_executable(elsewhere, name, impostor(elsewhere, name))
     verdict = outcome()
     assert not verdict.passed and verdict.keep
     assert verdict.reason.startswith(reason) and "wanbuild" not in verdict.reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jax
 import msgspec
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
-from wanrun.machine.jax_process import JaxFlags
 from wanrun.opened.policy import LoadPolicy
 from wanrun.text.beside import cpu_target
 
@@ -75,7 +73,7 @@ def test_without_a_cpu_target(elsewhere: Path) -> None:
     ("facts", "reason"),
     [
         ({"cpu_features": ["warp_drive"]}, "CPU features: expected warp_drive"),
-        ({"device_count": 8}, "device count: expected 8, found 1"),
+        ({"device_kind": "TPU v9"}, "device kind: expected TPU v9, found cpu"),
     ],
 )
 def test_a_cpu_target_of_another_machine(both: Path, facts: dict[str, Any], reason: str) -> None:
@@ -95,16 +93,6 @@ def test_the_nearest_cpu_target_is_taken(both: Path) -> None:
     )
     manifest = manifest.changed(targets={**manifest.targets, "a": other})
     assert cpu_target(manifest, both, profile).name == "cpu"
-
-
-def test_jax_starts_both_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAX_PLATFORMS")
-    before = jax.config.values["jax_platforms"]
-    with JaxFlags("tpu", "cpu"):
-        assert jax.config.values["jax_platforms"] == "tpu,cpu"
-    with JaxFlags("cpu", "cpu"):
-        assert jax.config.values["jax_platforms"] == "cpu"
-    assert jax.config.values["jax_platforms"] == before
 
 
 def test_the_option_has_a_meaning_for_each_encoder() -> None:

@@ -1,0 +1,141 @@
+"""Hands a checked executable to JAX, or takes one from it: the one place that replaces a function of JAX's.
+
+``jax.stages.Lowered.compile`` asks ``jax._src.compiler.compile_or_get_cached`` for the executable. That
+function is replaced while one thread loads or compiles one program, for this thread alone. Neither JAX's key
+of the program nor the folder of JAX's cache matters then. So no flag of the process is changed, and the bytes
+that were checked are those that are loaded. JAX has no public function for this; BUILD_NOTES.md lists the
+versions that were tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from wanrun.errors import ArtifactError
+from wanrun.machine.jax_process import REPLACING
+
+if TYPE_CHECKING:
+    import jax.stages
+
+    Executable = Any
+
+
+@contextlib.contextmanager
+def replaced(module: Any, name: str, here: Callable[..., Any]) -> Iterator[None]:
+    """Replaces a function of a module for this thread; other threads go on with the module's own.
+
+    One thread at a time; others wait, so that each puts back what it has found.
+
+    Args:
+        module: the module.
+        name: the function's name.
+        here: what this thread calls instead. It gets the module's own function, then the arguments.
+    """
+    thread = threading.get_ident()
+    with REPLACING:
+        own = getattr(module, name)
+
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return own(*args, **kwargs)
+            return here(own, *args, **kwargs)
+
+        setattr(module, name, chosen)
+        try:
+            yield
+        finally:
+            setattr(module, name, own)
+
+
+def _through(
+    lowered: jax.stages.Lowered, executable: Callable[[Any, Any, Any, Any, Any], Executable]
+) -> jax.stages.Compiled:
+    """Compiles a lowered program with an executable that is not asked of JAX.
+
+    Args:
+        lowered: the program, which was not compiled before.
+        executable: returns it; takes the backend, the module, its options, its callbacks and its devices.
+
+    Raises:
+        ArtifactError: if this JAX does not ask where it is replaced. It may have compiled then.
+    """
+    from jax._src import compiler
+
+    asked: list[str] = []
+
+    def instead(
+        own: Any, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, where: Any, *_: Any
+    ) -> Executable:
+        del own, devices
+        asked.append("once")
+        return executable(backend, module, options, callbacks, where)
+
+    with replaced(compiler, "compile_or_get_cached", instead):
+        compiled = lowered.compile()
+    if len(asked) != 1:
+        raise ArtifactError(
+            "JAX did not ask for the executable where wanrun hands it over",
+            expected="jax 0.10.2 to 0.12",
+            found=f"{len(asked)} questions",
+            remedy="install the jax that the target was built with",
+        )
+    return compiled
+
+
+def load(name: str, lowered: jax.stages.Lowered, entry: bytes) -> jax.stages.Compiled:
+    """Loads a program's executable from an entry of JAX's compilation cache; compiles nothing.
+
+    Args:
+        name: the program, for messages.
+        lowered: the program, as it was lowered for the entry.
+        entry: the entry's bytes, which were checked: they hold machine code.
+
+    Raises:
+        ArtifactError: if the entry is none, or not for this device or this JAX; and as ``_through``.
+    """
+    from jax._src import compilation_cache
+
+    def deserialized(backend: Any, module: Any, options: Any, callbacks: Any, where: Any) -> Executable:
+        del module, callbacks
+        try:
+            whole = compilation_cache.decompress_executable(entry)
+            executable, _ = compilation_cache.extract_executable_and_time(whole)
+            return backend.deserialize_executable(executable, where, options)
+        except MemoryError:
+            raise
+        except Exception as error:  # zlib's, zstandard's, and XLA's, which is a RuntimeError or a ValueError
+            if "RESOURCE_EXHAUSTED" in str(error):  # which says nothing of the entry
+                raise
+            raise ArtifactError(
+                f"JAX cannot load the executable of {name}",
+                expected="one for this device and this version of JAX",
+                found=" ".join(str(error).split())[:300] or type(error).__name__,
+                remedy="run wanbuild compile here, or pass --allow-compile",
+            ) from error
+
+    return _through(lowered, deserialized)
+
+
+def compile_here(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:
+    """Compiles a program in this process, and returns its executable and the entry that ``load`` takes.
+
+    JAX's own compilation cache is neither read nor written.
+    """
+    from jax._src import compilation_cache, compiler
+
+    made: list[bytes] = []
+
+    def built(backend: Any, module: Any, options: Any, callbacks: Any, where: Any) -> Executable:
+        start = time.monotonic()
+        executable = compiler.backend_compile_and_load(backend, module, where, options, callbacks)
+        seconds = int(time.monotonic() - start)
+        whole = compilation_cache.combine_executable_and_time(executable.serialize(), seconds)
+        made.append(compilation_cache.compress_executable(whole))
+        return executable
+
+    compiled = _through(lowered, built)
+    return compiled, made[0]

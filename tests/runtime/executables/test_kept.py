@@ -1,0 +1,55 @@
+"""What was compiled here is found again, if it is whole and was made for the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from helpers.manifests import plain_program
+from wanrun.executables.kept import drop, keep, kept_file, read_kept
+
+
+def file(folder: Path, *others: str, options: Any = None, sha256: str = "1") -> Path:
+    return kept_file(
+        folder, "tuned", plain_program(sha256=sha256), options or {}, jax.devices("cpu"), *others
+    )
+
+
+def test_a_record(tmp_path: Path) -> None:
+    path = file(tmp_path)
+    assert read_kept(path) is None
+    keep(path, b"bytes", 1.0, 2.0)
+    assert read_kept(path) == b"bytes"
+    assert sorted(one.suffix for one in tmp_path.iterdir()) == [".executable", ".json"]
+    drop(path)
+    drop(path)
+    assert read_kept(path) is None and list(tmp_path.iterdir()) == []
+
+
+def test_each_fact_has_a_file_of_its_own(tmp_path: Path) -> None:
+    files = [
+        file(tmp_path),
+        file(tmp_path, "digest"),
+        file(tmp_path, options={"xla_x": True}),
+        file(tmp_path, sha256="2"),
+        kept_file(tmp_path, "compiled", plain_program(sha256="1"), {}, jax.devices("cpu")),
+        kept_file(tmp_path, "tuned", plain_program(sha256="1"), {}, 2 * jax.devices("cpu")),
+    ]
+    assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize("damaged", ["entry", "record", "no entry", "other record"])
+def test_damage_is_as_if_nothing_was_kept(tmp_path: Path, damaged: str) -> None:
+    path = file(tmp_path)
+    keep(path, b"bytes")
+    entry = path.with_suffix(".executable")
+    if damaged == "entry":
+        entry.write_bytes(b"other")
+    elif damaged == "no entry":
+        entry.unlink()
+    else:
+        path.write_bytes(b"{" if damaged == "record" else b'{"sha256": 1}')
+    assert read_kept(path) is None

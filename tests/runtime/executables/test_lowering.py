@@ -1,0 +1,47 @@
+"""Programs are lowered without SciPy, and one that JAX does not take is one error."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+from jax import export
+
+from helpers.opened import LIMIT_SECONDS
+from wanrun.executables import lowering
+from wanrun.executables.lowering import UnreadableProgramError, lower
+
+
+def test_another_thread_may_import_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src.export import _export
+
+    asked: list[int] = []
+    monkeypatch.setattr(
+        _export, "_ensure_backends_initialized", lambda platforms: asked.append(threading.get_ident())
+    )
+    replaced = _export._ensure_backends_initialized
+    with lowering._without_lapack(), ThreadPoolExecutor(1) as pool:
+        _export._ensure_backends_initialized(("cpu",))
+        assert asked == []
+        pool.submit(_export._ensure_backends_initialized, ("cpu",)).result(LIMIT_SECONDS)
+    assert len(asked) == 1
+    assert _export._ensure_backends_initialized is replaced
+
+
+def test_a_program_that_jax_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no program at all, and what JAX 0.11.1 and newer say of an old one."""
+    device = jax.devices("cpu")[0]
+    for data in (b"", b"no program", bytes(200)):
+        with pytest.raises(UnreadableProgramError, match="program prepare cannot be read; expected one that"):
+            lower(data, "prepare", (), device)
+
+    def expired(data: bytearray) -> None:
+        raise ValueError("Exported seems to be older than the window. See https://docs.jax.dev/#guarantees.")
+
+    monkeypatch.setattr(export, "deserialize", expired)
+    with pytest.raises(UnreadableProgramError) as caught:
+        lower(b"", "prepare", (), device)
+    assert caught.value.found == "Exported seems to be older than the window"
+    assert caught.value.exit_code == 3 and isinstance(caught.value.__cause__, ValueError)
