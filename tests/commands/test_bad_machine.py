@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from helpers.damage import (
+    PROFILE,
     Refused,
     edit_environment,
     executable,
@@ -18,11 +19,13 @@ from helpers.damage import (
     own,
 )
 from helpers.fake_pipeline import Fake, run_here
+from helpers.manifests import programs_of
 from wanbuild.targets.topology import COMPILERS
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
 from wanrun.errors import UsageError
 from wanrun.executables.entries import overlay_folder
+from wanrun.executables.kept import keep, kept_file
 from wanrun.machine.cpu import cpu_features, highest_level
 from wanrun.machine.environment import has_package
 from wanrun.terminal.console import run
@@ -207,8 +210,10 @@ def test_a_mismatch_may_be_compiled_around(
     # The slowest program is in the overlay already, so that this test compiles only the others.
     decode = executable(artifact, "decode_video")
     edit_environment(artifact, cpu_features=["warp_drive"])
-    overlay = overlay_folder(read_manifest(artifact), "cpu")
-    shutil.copy(decode, overlay / decode.name)
+    manifest = read_manifest(artifact)
+    overlay, program = overlay_folder(manifest, "cpu"), programs_of(manifest, PROFILE)["decode_video"]
+    options = manifest.targets["cpu"].options_of("decode_video")
+    keep(kept_file(overlay, "compiled", program, options, jax.devices("cpu")), decode.read_bytes())
     before = sorted(path for path in artifact.rglob("*"))
 
     warnings, timings = _generate(artifact, tmp_path / "first.npy", capsys, "--allow-compile")

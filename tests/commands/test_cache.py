@@ -167,7 +167,7 @@ for name, program in programs.items():
 
     call.__name__ = call.__qualname__ = name
     donate = tuple(program["inputs"][index] for index in program["donate"])
-    options = {**target["options"], **target["program_options"].get(name, {})} or None
+    options = {**target.get("options", {}), **target.get("program_options", {}).get(name, {})} or None
     jax.jit(call, donate_argnames=donate, compiler_options=options).lower(**inputs).compile()
 print(len(programs), seen.count("cache_hits"), seen.count("cache_misses"))
 """

@@ -80,9 +80,8 @@ def under_other_keys(artifact: Path) -> None:
 
 
 def test_a_cpu_with_more_features_than_the_one_that_built(artifact_copy: Path, toy_artifact: Path) -> None:
+    """JAX has another key there, which nobody asks for."""
     under_other_keys(artifact_copy)
-    with pytest.raises(ArtifactError, match="the compilation cache has no entry"):
-        latents(artifact_copy)
     edit_environment(artifact_copy, cpu_features=list(environment.cpu_features()[1:]))
     assert np.array_equal(latents(artifact_copy)[0], latents(toy_artifact)[0])
 

@@ -83,21 +83,21 @@ def cache_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def jax_options(**options: Any) -> Iterator[None]:
-    """Sets options of JAX while a block runs, then sets back all that this has changed.
+    """Sets options of JAX while a block runs, then sets them back.
 
-    Setting one option may change others, as the transfer guard does. Options that this JAX lacks are left
-    out.
+    Setting one option may change others, as the transfer guard does: they are set back too. Options that this
+    JAX lacks are left out.
     """
     import jax
 
-    before = dict(jax.config.values)
+    before, changed = dict(jax.config.values), list[str]()
     try:
         for name, value in options.items():
             if name in before and before[name] != value:
                 jax.config.update(name, value)
+            changed = [name for name, found in jax.config.values.items() if before[name] != found]
         yield
     finally:
         # Options that change others come first.
-        changed = [name for name, value in jax.config.values.items() if before[name] != value]
         for name in sorted(changed, key=lambda name: name not in options):
             jax.config.update(name, before[name])

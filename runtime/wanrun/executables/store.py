@@ -108,6 +108,8 @@ class Executables:
             ArtifactError: if a program is missing or damaged; if an executable is, unless compiling is on.
         """
         programs = self._opened.programs(profile)
+        if not self._opened.policy.allow_compile:
+            self._check_trust(profile)
         if names is not None:
             programs = {name: programs[name] for name in names}
         for name, program in programs.items():
@@ -162,10 +164,14 @@ class Executables:
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
+        self._check_trust(profile)
+        return read_entry(self._opened.folder, self._target, name, entry)
+
+    def _check_trust(self, profile: Profile) -> None:
+        """Checks that a profile's executables may be used on this chip: see ``wanrun.trust``."""
         if profile.name not in self._trusted:
             self._opened.check_trust(profile)
             self._trusted.add(profile.name)
-        return read_entry(self._opened.folder, self._target, name, entry)
 
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,40 +12,26 @@ import pytest
 from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError, Mismatch
 from wanrun.opened import device as device_module
-from wanrun.opened.device import OpenDevice, open_device
+from wanrun.opened.device import open_device
 from wanrun.timing.timings import Timings
 
 CPU = Mismatch("the CPU", "a", "b", "use another machine")
 KIND = Mismatch("the device kind", "v5e", "v6e", "build for it")
-THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 TARGET = cast(Any, SimpleNamespace(environment={"platform": "cpu"}))
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Opens the device of a target; returns what came of it, the warnings and the phases."""
-    devices: list[OpenDevice] = []
 
     def call(host: Sequence[Mismatch] = (), device: Sequence[Mismatch] = (), allow: bool = False) -> Any:
         monkeypatch.setattr(device_module, "device_mismatches", lambda *facts: list(device))
         warnings: list[str] = []
         timings = Timings()
         selected = SelectedTarget("local", TARGET, tuple(host))
-        devices.append(open_device(selected, allow, timings, warnings.append))
-        return devices[-1], warnings, timings
+        return open_device(selected, allow, timings, warnings.append), warnings, timings
 
-    yield call
-    for device in devices:
-        device.close()
-
-
-@pytest.fixture
-def threshold() -> Iterator[float]:
-    """One of JAX's flags as a user may have set it."""
-    before = jax.config.values[THRESHOLD]
-    jax.config.update(THRESHOLD, 7.0)
-    yield 7.0
-    jax.config.update(THRESHOLD, before)
+    return call
 
 
 def test_a_device_that_fits(opened: Any) -> None:
@@ -56,18 +42,10 @@ def test_a_device_that_fits(opened: Any) -> None:
     assert phases >= {("import", "jax"), ("device", None)}
 
 
-def test_jax_s_flags_are_ours_while_it_is_open(opened: Any, threshold: float) -> None:
-    found, _, _ = opened()
-    assert jax.config.values[THRESHOLD] == 0
-    found.close()
-    assert jax.config.values[THRESHOLD] == threshold
-
-
-def test_another_device_is_refused_with_every_fact(opened: Any, threshold: float) -> None:
+def test_another_device_is_refused_with_every_fact(opened: Any) -> None:
     message = r"target local was not built for this machine: the device kind: .*the CPU"
     with pytest.raises(ArtifactError, match=message):
         opened(device=[KIND, CPU])
-    assert jax.config.values[THRESHOLD] == threshold
 
 
 @pytest.mark.parametrize(("host", "device"), [([CPU], []), ([], [KIND]), ([CPU], [KIND])])

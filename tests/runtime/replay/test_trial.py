@@ -60,7 +60,7 @@ def test_bytes_that_are_no_executable(outcome: Callable[[], Verdict], elsewhere:
     put_executable(elsewhere, "prepare", b"no executable")
     verdict = outcome()
     assert not verdict.passed and verdict.keep
-    assert verdict.reason.startswith("JAX cannot load the executable of prepare on this device: ")
+    assert verdict.reason.startswith("JAX cannot load the executable of prepare; ")
 
 
 def test_a_record_that_differs(
