@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_later_run_takes_what_was_kept(
         weights = pipeline.component_weights("transformer")
 
         def prepare(retune: bool) -> tuple[Executables, Any]:
-            policy = replace(opened.policy, retune=retune)
+            policy = msgspec.structs.replace(opened.policy, retune=retune)
             executables = Executables(replace(opened, policy=policy))
             (loading,) = executables.request(profile, ["prepare"])
             program: LoadedProgram = loading.result()
