@@ -61,7 +61,6 @@ def diffusers(
         their names with ``_seconds``; ``step_seconds`` of the second and later steps; ``peak_rss_bytes``.
     """
     from processes import clean_environment, measure
-    from wanbuild.variants.table import variants
 
     arguments = {
         "checkpoint": str(checkpoint),
@@ -73,7 +72,6 @@ def diffusers(
         "decode": decode,
         "compiled": compiled,
         "threads": threads,
-        "pipeline": variants()[variant].reference_class if media else "WanPipeline",
         "variant": variant,
         "media": {name: str(path) for name, path in media.items()},
         "guidance_scale": guidance_scale,
@@ -117,40 +115,25 @@ class Stopwatch:
         setattr(owner, name, timed)
 
 
-def _read_media(files: Mapping[str, str]) -> dict[str, Any]:
-    """Reads images as Pillow images, and videos as lists of them."""
-    from PIL import Image
-
-    def read(path: Path) -> Any:
-        if path.is_dir():
-            return [read(frame) for frame in sorted(path.iterdir())]
-        with Image.open(path) as image:
-            return image.convert("RGB")
-
-    return {name: read(Path(path)) for name, path in files.items()}
-
-
 def _run_diffusers(arguments: dict[str, Any]) -> None:
     started = time.monotonic()
     import diffusers
     import torch
 
-    pipeline_class = getattr(diffusers, arguments["pipeline"])  # imports the class
+    diffusers.WanPipeline  # noqa: B018  imports what all pipelines share
     imported = time.monotonic()
-    if arguments["threads"]:
-        torch.set_num_threads(arguments["threads"])
-    pipe = pipeline_class.from_pretrained(
-        arguments["checkpoint"], dtype=getattr(torch, arguments["dtype"]), local_files_only=True
-    )
-    pipe.vae.to(torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    if arguments["compiled"]:
-        pipe.transformer.compile()
-    loaded = time.monotonic()
-    from wanbuild.variants.table import variants
+    from wanbuild.check.reference_pipeline import Reference, open_media
     from wanrun.media.types import Media
     from wanrun.timing.timings import peak_rss_bytes
 
+    begun = time.monotonic()
+    if arguments["threads"]:
+        torch.set_num_threads(arguments["threads"])
+    reference = Reference(Path(arguments["checkpoint"]), arguments["variant"], arguments["dtype"])
+    pipe = reference.pipe if arguments["media"] else reference.text_pipeline()
+    if arguments["compiled"]:
+        pipe.transformer.compile()
+    loaded = time.monotonic()
     text, reading, encoding, face, decoding = (Stopwatch() for _ in range(5))
     text.watch(pipe, "encode_prompt")
     encoding.watch(pipe.vae, "encode")
@@ -169,7 +152,7 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
         result = {
             "interpreter_seconds": started - arguments["spawned"],
             "import_seconds": imported - started,
-            "load_seconds": loaded - imported,
+            "load_seconds": loaded - begun,
             "text_seconds": text.seconds,
             "read_media_seconds": reading.seconds,
             "encode_media_seconds": encoding.seconds,
@@ -192,20 +175,17 @@ def _run_diffusers(arguments: dict[str, Any]) -> None:
     width, height = arguments["size"]
     prompt, negative_prompt = arguments["prompts"]
     with reading.running():
-        media = _read_media(arguments["media"])
-    numbers: dict[str, Any] = {
-        "prompt": prompt,
-        "negative_prompt": negative_prompt,
-        "height": height,
-        "width": width,
-        "num_frames": arguments["frames"],
-        "num_inference_steps": arguments["steps"],
-        "guidance_scale": arguments["guidance_scale"],
-    }
-    if media:
-        numbers = variants()[arguments["variant"]].reference_arguments(Media(**media), numbers)
-    pipe(
-        **numbers,
+        files = {name: open_media(path) for name, path in arguments["media"].items()}
+    reference.call(
+        pipe,
+        Media(**files) if files else None,
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        height=height,
+        width=width,
+        num_frames=arguments["frames"],
+        num_inference_steps=arguments["steps"],
+        guidance_scale=arguments["guidance_scale"],
         output_type="np" if arguments["decode"] else "latent",
         callback_on_step_end=on_step,
     )

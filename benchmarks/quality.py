@@ -227,7 +227,7 @@ def videos(exam: Exam, choice: Choice, artifact: Path | None) -> Iterator[np.nda
     if artifact is None:
         reference = checkpoint.Reference(exam.variant)
         for text, seed, _ in exam.captions:
-            yield reference.generate(text, seed, STEPS, image_seed=seed).frames
+            yield reference.generate(text, seed, STEPS, image_seed=seed).levels[0]
         return
     settings = {"num_steps": STEPS, **choice.options}
     guided = settings.get("guidance_scale", 2.0) > 1

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from diffusers.utils import load_image
 
 from helpers.fake_pipeline import write_lines
 from helpers.reference_models import relative_error
-from helpers.torch_threads import one_thread
-from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, within_one_level
-from wanbuild.check.reference_pipeline import Made, load_reference, run_reference
-from wanbuild.variants.table import variants
+from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, generate, within_one_level
+from wanbuild.check.reference_pipeline import Made, Reference, open_media
 from wanrun.artifact.manifest import read_manifest
 from wanrun.media.types import MEDIA_KINDS, Media
 
@@ -51,16 +47,6 @@ class Case:
         return {"prompt": PROMPT, "steps": self.steps, "seed": self.seed, **media, **self.options}
 
 
-def opened(source: Any) -> Any:
-    """What the reference is given for a file, a folder of frames, or several files."""
-    if isinstance(source, tuple):
-        return tuple(opened(file) for file in source)
-    if not Path(source).is_dir():
-        return load_image(str(source))
-    files = sorted(Path(source).iterdir(), key=lambda file: int(file.stem.removeprefix("frame")))
-    return [load_image(str(file)) for file in files]
-
-
 class MediaPath:
     """A toy's artifact and the reference, which make the same cases.
 
@@ -86,8 +72,7 @@ class MediaPath:
         self._commands, self._folder, self.cases = commands, folder, cases
         self._width, self._height, self._frames = size
         self._scale = 3.0 if guidance else 1.0
-        self._variant = variants()[read_manifest(self.artifact).model.variant]
-        self.pipe = load_reference(checkpoint, self._variant.reference_class)
+        self.reference = Reference(checkpoint, read_manifest(self.artifact).model.variant)
         self._ran: set[str] = set()
         self._made: dict[str, Made] = {}
 
@@ -133,31 +118,28 @@ class MediaPath:
 
     def run(self, case: Case, **media: Any) -> Made:
         """The reference's run of a case; media are given in place of the case's."""
-        given = {name: opened(value) for name, value in case.media.items() if name in MEDIA_KINDS}
+        given = {name: open_media(value) for name, value in case.media.items() if name in MEDIA_KINDS}
         settings = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
-        arguments: dict[str, Any] = {
-            "prompt": PROMPT,
-            "negative_prompt": NEGATIVE,
-            "width": self._width,
-            "height": self._height,
-            "num_frames": self._frames,
-            "num_inference_steps": case.steps,
-            "guidance_scale": self._scale,
-            # torch's own, from which the reference takes the noise of a scheduler's steps too.
-            "generator": torch.manual_seed(case.seed),
-        }
-        if given or media:
-            everything = Media(**{**given, **media}, **settings)
-            arguments = self._variant.reference_arguments(everything, arguments)
-        with one_thread():
-            return run_reference(self.pipe, **{**arguments, **case.reference})
+        scheduler = {key: value for key, value in case.options.items() if key in ("solver", "flow_shift")}
+        return generate(
+            self.reference,
+            media=Media(**{**given, **media}, **settings) if given or media else None,
+            seed=case.seed,
+            width=self._width,
+            height=self._height,
+            num_frames=self._frames,
+            num_inference_steps=case.steps,
+            guidance_scale=self._scale,
+            **scheduler,
+            **case.reference,
+        )
 
     def check(self, name: str, loop: str, record: Callable[[str, object], None]) -> None:
         """Holds a case against the reference."""
         expected = self.theirs(name)
         latents, frames = self.ours(name, loop)
         error = relative_error(latents, expected.latents)
-        share = within_one_level(frames, np.round(expected.frames[0] * 255).astype(np.uint8))
+        share = within_one_level(frames, expected.levels[0])
         record("latents_relative_error", error)
         print(f"{name}: latents {error:.1e}, {share:.2%} of uint8 within one level", flush=True)
         assert latents.dtype == np.float32 and frames.dtype == np.uint8

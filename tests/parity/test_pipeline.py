@@ -13,8 +13,8 @@ import torch
 
 from helpers.artifacts import shared
 from helpers.reference_models import relative_error
-from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, reference, within_one_level
-from wanbuild.check.reference_pipeline import load_reference
+from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, generate, within_one_level
+from wanbuild.check.reference_pipeline import Reference
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 
 @pytest.fixture(scope="module")
-def pipe(toy_checkpoint: Path) -> Any:
-    return load_reference(toy_checkpoint, "WanPipeline")
+def reference(toy_checkpoint: Path) -> Reference:
+    return Reference(toy_checkpoint, "wan2.1-t2v")
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,14 @@ def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return shared(tmp_path_factory, "bfloat16-artifact", build)
 
 
-@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_whole_path(
-    pipe: Any, toy_artifact: Path, cli: Any, commands: Any, tmp_path: Path, solver: str
+    reference: Reference, toy_artifact: Path, cli: Any, commands: Any, tmp_path: Path, solver: str
 ) -> None:
     """Once as a user runs it: in a process of its own."""
     wanrun = cli if solver == "unipc" else commands
     arguments = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 6, "guidance_scale": 4.0}
-    # torch's own generator, from which the reference takes the noise of lcm's steps.
-    expected = reference(pipe, solver=solver, generator=torch.manual_seed(7), **arguments)
+    expected = generate(reference, solver=solver, seed=7, **arguments)
     wanrun.succeeds(
         *("wanrun", "--artifact", toy_artifact, "--prompt", PROMPT, "--negative-prompt", NEGATIVE),
         *("--steps", 6, "--guidance-scale", 4, "--seed", 7, "--solver", solver),
@@ -68,18 +67,18 @@ def test_whole_path(
     )
     assert relative_error(np.load(tmp_path / "latents.npy"), expected.latents) < LATENTS
     video = np.load(tmp_path / "video.npy")
-    assert within_one_level(video, expected.frames[0]) >= 0.999
+    assert within_one_level(video, expected.levels[0]) >= 0.999
     assert video.std() > 20  # a constant video would agree with anything
 
 
 def test_without_guidance_two_videos(
-    pipe: Any, without_guidance: Path, commands: Any, tmp_path: Path
+    reference: Reference, without_guidance: Path, commands: Any, tmp_path: Path
 ) -> None:
     arguments = {"height": 80, "width": 32, "num_frames": 13, "num_inference_steps": 3, "guidance_scale": 1.0}
     arguments |= {"num_videos_per_prompt": 2}
     noise = np.random.default_rng(3).standard_normal((2, 16, 4, 10, 4)).astype(np.float32)
     np.save(tmp_path / "noise.npy", noise)
-    expected = reference(pipe, latents=torch.from_numpy(noise), **arguments)
+    expected = generate(reference, latents=torch.from_numpy(noise), **arguments)
     commands.succeeds(
         *("wanrun", "--artifact", without_guidance, "--prompt", PROMPT, "--guidance-scale", 1, "--steps", 3),
         *("--num-videos", 2, "--size", "32*80", "--frames", 13, "--latents", tmp_path / "noise.npy"),
@@ -88,17 +87,17 @@ def test_without_guidance_two_videos(
     )
     assert relative_error(np.load(tmp_path / "latents.npy"), expected.latents) < LATENTS
     for index in range(2):
-        assert within_one_level(np.load(tmp_path / f"video-{index}.npy"), expected.frames[index]) >= 0.999
+        assert within_one_level(np.load(tmp_path / f"video-{index}.npy"), expected.levels[index]) >= 0.999
     timing = json.loads((tmp_path / "timing.json").read_text())
     assert timing["cache_misses"] == 0 and timing["cache_hits"] == 4
 
 
-def test_two_videos_of_lcm(pipe: Any, without_guidance: Path, commands: Any, tmp_path: Path) -> None:
+def test_two_videos_of_lcm(
+    reference: Reference, without_guidance: Path, commands: Any, tmp_path: Path
+) -> None:
     """Both are in each array of noise, the initial one and those of the steps."""
     arguments = {"height": 80, "width": 32, "num_frames": 13, "num_inference_steps": 3, "guidance_scale": 1.0}
-    expected = reference(
-        pipe, solver="lcm", num_videos_per_prompt=2, generator=torch.manual_seed(5), **arguments
-    )
+    expected = generate(reference, solver="lcm", num_videos_per_prompt=2, seed=5, **arguments)
     commands.succeeds(
         *("wanrun", "--artifact", without_guidance, "--prompt", PROMPT, "--guidance-scale", 1, "--steps", 3),
         *("--num-videos", 2, "--size", "32*80", "--frames", 13, "--seed", 5, "--solver", "lcm"),

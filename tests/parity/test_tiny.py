@@ -16,6 +16,7 @@ from helpers.artifacts import build_artifact, shared
 from helpers.reference_models import relative_error
 from helpers.torch_threads import one_thread
 from helpers.whole_path import LATENTS
+from wanbuild.check.reference_pipeline import Made
 
 PROMPTS: Mapping[str, int] = {
     "a red star moves to the right on a speckled brown ground": 3,
@@ -56,7 +57,7 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
 
 
 @pytest.fixture(scope="module")
-def theirs(variant: str) -> Mapping[str, checkpoint.Video]:
+def theirs(variant: str) -> Mapping[str, Made]:
     reference = checkpoint.Reference(variant)
     with one_thread():
         return {prompt: reference.generate(prompt, seed, STEPS) for prompt, seed in PROMPTS.items()}
@@ -66,13 +67,13 @@ def theirs(variant: str) -> Mapping[str, checkpoint.Video]:
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_whole_path(
     ours: Mapping[str, wanrun.Result],
-    theirs: Mapping[str, checkpoint.Video],
+    theirs: Mapping[str, Made],
     variant: str,
     prompt: str,
     record_property: Any,
 ) -> None:
     error = relative_error(ours[prompt].latents, theirs[prompt].latents)
-    made, expected = ours[prompt].frames[0], theirs[prompt].frames
+    made, expected = ours[prompt].frames[0], theirs[prompt].levels[0]
     levels = np.abs(made.astype(int) - expected).max()
     record_property("latents_relative_error", error)
     scores = judge(made, prompt).score, judge(expected, prompt).score

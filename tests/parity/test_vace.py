@@ -90,7 +90,8 @@ def test_two_experts(
     for name in cases:
         for loop in LOOPS:
             made.check(name, loop, record_property)
-    made.pipe.transformer, made.pipe.transformer_2 = made.pipe.transformer_2, made.pipe.transformer
+    pipe = made.reference.pipe
+    pipe.transformer, pipe.transformer_2 = pipe.transformer_2, pipe.transformer
     made.forget()
     with pytest.raises(AssertionError):
         made.check("masked video", LOOPS[0], record_property)

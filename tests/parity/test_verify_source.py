@@ -152,7 +152,7 @@ def test_several_videos_that_the_reference_cannot_make(
     manifest = read_manifest(artifact)
     two = msgspec.structs.replace(next(iter(manifest.profiles.values())), index=0, num_videos=2)
     without_profiles(manifest).changed(profiles={two.name: two}).write(artifact)
-    monkeypatch.setattr(reference, "load_reference", lambda *_: pytest.fail("the reference is loaded"))
+    monkeypatch.setattr(reference, "Reference", lambda *_: pytest.fail("the reference is loaded"))
     code, checks, error = verify(artifact, checkpoint)
     assert (code, checks) == (2, {})
     assert "1 video(s) of wan2.1-vace at a time" in error and two.name in error

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.yardstick import first_frame
-from wanbuild.check.reference_pipeline import load_reference, run_reference
+from wanbuild.check import reference_pipeline
 from wanbuild.variants.table import variants
 from wanrun import Media
 
@@ -27,19 +24,6 @@ def media(variant: str, text: str, seed: int = 0) -> Media | None:
     return Media(image=first_frame(text, seed)) if variant.endswith("-i2v") else None
 
 
-@dataclass(frozen=True)
-class Video:
-    """What the reference has made.
-
-    Args:
-        latents: float32 (1, 16, T, H, W), normalised.
-        frames: uint8 (FRAMES, HEIGHT, WIDTH, 3), rounded to the nearest.
-    """
-
-    latents: np.ndarray
-    frames: np.ndarray
-
-
 class Reference:
     """diffusers' pipeline of a tiny checkpoint, float32, on the CPU.
 
@@ -49,10 +33,10 @@ class Reference:
 
     def __init__(self, variant: str) -> None:
         self._name, self._variant = variant, variants()[variant]
-        self._pipe = load_reference(FOLDER / variant, self._variant.reference_class)
+        self._reference = reference_pipeline.Reference(FOLDER / variant, variant)
 
-    def generate(self, text: str, seed: int, num_steps: int, image_seed: int = 0) -> Video:
-        """Makes a video with the guidance that is the variant's default.
+    def generate(self, text: str, seed: int, num_steps: int, image_seed: int = 0) -> reference_pipeline.Made:
+        """Makes a video of (FRAMES, HEIGHT, WIDTH) with the guidance that is the variant's default.
 
         Args:
             text: the caption.
@@ -60,20 +44,15 @@ class Reference:
             num_steps: of UniPC.
             image_seed: of the first frame, if one is given.
         """
-        import torch  # only here: naming the checkpoints needs no torch
-
-        arguments: dict[str, Any] = {
-            "prompt": text,
-            "negative_prompt": "",
-            "width": WIDTH,
-            "height": HEIGHT,
-            "num_frames": FRAMES,
-            "num_inference_steps": num_steps,
-            "guidance_scale": self._variant.guidance_scale,
-            "generator": torch.manual_seed(seed),
-            **self._variant.options,  # the second expert's guidance
-        }
-        if given := media(self._name, text, image_seed):
-            arguments = self._variant.reference_arguments(given, arguments)
-        made = run_reference(self._pipe, **arguments)
-        return Video(made.latents, np.round(made.frames[0] * 255).astype(np.uint8))
+        return self._reference.run(
+            media(self._name, text, image_seed),
+            seed=seed,
+            prompt=text,
+            negative_prompt="",
+            width=WIDTH,
+            height=HEIGHT,
+            num_frames=FRAMES,
+            num_inference_steps=num_steps,
+            guidance_scale=self._variant.guidance_scale,
+            **dict[str, Any](self._variant.options),  # the second expert's guidance
+        )

@@ -16,12 +16,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.check.embed import open_profile
-from wanbuild.check.reference_pipeline import (
-    Made,
-    load_reference,
-    run_reference,
-    text_pipeline,
-)
+from wanbuild.check.reference_pipeline import Made, Reference
 from wanbuild.components import KINDS
 from wanbuild.hub.repository import locate_source
 from wanbuild.models.params import bind
@@ -129,8 +124,8 @@ def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
 class _Comparison:
     """Compares one profile of an artifact with one pipeline of the reference."""
 
-    def __init__(self, pipeline: Pipeline, pipe: Any) -> None:
-        self._ours, self._pipe = pipeline, pipe
+    def __init__(self, pipeline: Pipeline, reference: Reference) -> None:
+        self._ours, self._reference, self._pipe = pipeline, reference, reference.pipe
         self._trials = trials(pipeline.manifest, pipeline.profile)
         self._profile = pipeline.profile
         self._transformers = transformers(pipeline.manifest)
@@ -276,32 +271,24 @@ class _Comparison:
 
     def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
         """Runs a trial with the reference; options as for ``Pipeline.generate``."""
-        import torch
-
-        pipe = self._pipe if trial.media is not None else text_pipeline(self._pipe)
 
         def prompts(text: str) -> str | list[str]:
             """Returns one prompt per video, as the reference needs with image tokens; VACE takes no list."""
             count = self._profile.num_videos
             return text if count == 1 else [text] * count
 
-        arguments: dict[str, Any] = {
-            "prompt": prompts(PROMPT),
-            "negative_prompt": prompts(NEGATIVE_PROMPT),
-            "height": self._profile.height,
-            "width": self._profile.width,
-            "num_frames": self._profile.num_frames,
-            "num_inference_steps": steps,
-            "guidance_scale": GUIDANCE_SCALE if self._profile.guidance else 1.0,
-            "generator": torch.Generator("cpu").manual_seed(SEED),
-        }
-        if trial.media is not None:
-            arguments = _variant(self._ours.manifest).reference_arguments(trial.media, arguments)
-        if "guidance_scale_2" in options:
-            arguments["guidance_scale_2"] = options["guidance_scale_2"]
-        if "boundary" in options:
-            pipe.register_to_config(boundary_ratio=options["boundary"])
-        return run_reference(pipe, **arguments)
+        return self._reference.run(
+            trial.media,
+            seed=SEED,
+            prompt=prompts(PROMPT),
+            negative_prompt=prompts(NEGATIVE_PROMPT),
+            height=self._profile.height,
+            width=self._profile.width,
+            num_frames=self._profile.num_frames,
+            num_inference_steps=steps,
+            guidance_scale=GUIDANCE_SCALE if self._profile.guidance else 1.0,
+            **options,
+        )
 
     def _expert_options(self, steps: int) -> tuple[dict[str, Any], str]:
         """Returns options with which every expert runs if the steps suffice, and a note for the table.
@@ -375,9 +362,9 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
             found=f"{profile.name}, of {profile.num_videos}",
             remedy="compare an artifact that is compiled with --num-videos 1 first",
         )
-    pipe = load_reference(_readable_source(manifest, source), variant.reference_class)
+    reference = Reference(_readable_source(manifest, source), variant.name)
     with open_profile(artifact, profile) as pipeline:
-        comparison = _Comparison(pipeline, pipe)
+        comparison = _Comparison(pipeline, reference)
         report(f"{profile.name}, {profile.options.dtype} against diffusers in float32")
         report(f"{'component':<27} {'error':>10} {'limit':>10}")
         checks = [comparison.text(), *comparison.image(), *comparison.experts()]

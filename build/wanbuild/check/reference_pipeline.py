@@ -1,12 +1,13 @@
-"""Runs diffusers' pipelines as the reference, and records their results and the calls of transformers.
+"""diffusers' pipelines as the reference: loads one, runs it, records what its transformers were given.
 
-Needs the test extra (torch, diffusers, transformers). Everything runs in float32 on the CPU.
+Needs the test extra (torch, diffusers, transformers). Everything runs on the CPU.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError
+from wanrun.media.types import Media
 
 
 @dataclass(frozen=True)
@@ -50,45 +53,167 @@ class Made:
     frames: np.ndarray
     calls: Sequence[ModelCall]
 
+    @property
+    def levels(self) -> np.ndarray:
+        """The frames in uint8 (B, F, H, W, 3), rounded to the nearest level."""
+        return np.round(self.frames * 255).astype(np.uint8)
 
-def load_reference(source: Path, class_name: str) -> Any:
-    """Loads the reference pipeline of a checkpoint, float32, on the CPU.
+    def count(self, transformer: str) -> int:
+        """Returns how often a transformer was called."""
+        return sum(call.transformer == transformer for call in self.calls)
+
+
+class Reference:
+    """diffusers' pipeline of a checkpoint.
 
     Args:
         source: the checkpoint's folder, in the diffusers layout.
-        class_name: the pipeline's class, ``Variant.reference_class``.
+        variant: the checkpoint's variant.
+        dtype: torch's dtype of everything but the VAE, which is float32, as diffusers' documentation says.
+
+    Attributes:
+        pipe: the pipeline.
 
     Raises:
-        UsageError: if the reference is not installed.
+        UsageError: if diffusers or torch is not installed.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
+
+    def __init__(self, source: Path, variant: str, dtype: str = "float32") -> None:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        try:
+            import diffusers
+            import torch
+        except ImportError as error:
+            raise UsageError(
+                f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
+            ) from None
+        self._variant = variants()[variant]
+        pipeline_class = getattr(diffusers, self._variant.reference_class)
+        self.pipe = pipeline_class.from_pretrained(
+            str(source), dtype=getattr(torch, dtype), local_files_only=True
+        )
+        self.pipe.vae.to(torch.float32)
+        self.pipe.set_progress_bar_config(disable=True)
+
+    def text_pipeline(self) -> Any:
+        """Returns a pipeline of the same modules that makes a video from text alone."""
         import diffusers
-        import torch
-    except ImportError as error:
-        raise UsageError(
-            f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
-        ) from None
-    pipeline_class = getattr(diffusers, class_name)
-    pipe = pipeline_class.from_pretrained(str(source), dtype=torch.float32, local_files_only=True)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+
+        if type(self.pipe).__name__ != "WanImageToVideoPipeline":
+            return self.pipe
+        names = ("tokenizer", "text_encoder", "vae", "scheduler", "transformer", "transformer_2")
+        text: Any = diffusers.WanPipeline(
+            **{name: getattr(self.pipe, name) for name in names},
+            boundary_ratio=self.pipe.config.boundary_ratio,
+            expand_timesteps=self.pipe.config.expand_timesteps,
+        )
+        text.set_progress_bar_config(disable=True)
+        return text
+
+    def run(
+        self,
+        media: Media | None = None,
+        *,
+        seed: int | None = None,
+        solver: str | None = None,
+        flow_shift: float | None = None,
+        boundary: float | None = None,
+        timesteps: Sequence[float] | None = None,
+        **arguments: Any,
+    ) -> Made:
+        """Makes a video; the pipeline is left as it was.
+
+        Args:
+            media: images and videos; None: text alone.
+            seed: of torch's own generator, from which the noise of a scheduler's steps comes too. None: it is
+                left as it is.
+            solver: one of ``schedulers``; None: the checkpoint's scheduler as it is, unless a shift is given.
+            flow_shift: instead of the checkpoint's.
+            boundary: instead of the checkpoint's boundary_ratio.
+            timesteps: explicit ones, which the pipeline has no option for; of ``euler`` or ``lcm``.
+            arguments: of the pipeline's call, by its names.
+        """
+        pipe = self.pipe if media is not None else self.text_pipeline()
+        last: list[np.ndarray] = []
+
+        def keep(pipe: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
+            last[:] = [state["latents"].numpy().copy()]
+            return {}
+
+        if seed is not None:
+            import torch
+
+            arguments["generator"] = torch.manual_seed(seed)
+        if timesteps is not None:
+            arguments["num_inference_steps"] = len(timesteps)
+        changed = _changed(pipe, solver, flow_shift, boundary, timesteps)
+        with changed, _recorded(pipe) as calls:
+            frames = self.call(pipe, media, output_type="np", callback_on_step_end=keep, **arguments)
+        (latents,) = last
+        if getattr(pipe.config, "expand_timesteps", False) and media is not None and media.image:
+            latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the held frame
+        return Made(latents, np.asarray(frames), calls)
+
+    def call(self, pipe: Any, media: Media | None, **arguments: Any) -> Any:
+        """Calls a pipeline with media under the names that it has for them; returns its frames."""
+        if media is not None:
+            arguments = self._variant.reference_arguments(media, arguments)
+        return pipe(**arguments).frames
 
 
-def text_pipeline(pipe: Any) -> Any:
-    """Returns a pipeline of the same modules that makes a video from text alone."""
+def schedulers() -> Mapping[str, Callable[[Any, float], Any]]:
+    """Returns the reference's scheduler, from a checkpoint's config and a shift, by our solvers' names."""
     import diffusers
 
-    if type(pipe).__name__ != "WanImageToVideoPipeline":
-        return pipe
-    names = ("tokenizer", "text_encoder", "vae", "scheduler", "transformer", "transformer_2")
-    text: Any = diffusers.WanPipeline(
-        **{name: getattr(pipe, name) for name in names},
-        boundary_ratio=pipe.config.boundary_ratio,
-        expand_timesteps=pipe.config.expand_timesteps,
-    )
-    text.set_progress_bar_config(disable=True)
-    return text
+    return {
+        "unipc": lambda config, shift: diffusers.UniPCMultistepScheduler.from_config(
+            config, flow_shift=shift
+        ),
+        "dpm++": lambda config, shift: diffusers.DPMSolverMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift
+        ),
+        "euler": lambda config, shift: diffusers.FlowMatchEulerDiscreteScheduler(shift=shift),
+        "lcm": lambda config, shift: diffusers.FlowMatchLCMScheduler(shift=shift),
+    }
+
+
+def open_media(source: Any) -> Any:
+    """Returns a file as a Pillow image, a folder of numbered frames as a list of them, a tuple as a tuple."""
+    from diffusers.utils import load_image
+
+    if isinstance(source, tuple):
+        return tuple(open_media(file) for file in source)
+    if not Path(source).is_dir():
+        return load_image(str(source))
+    files = sorted(Path(source).iterdir(), key=lambda file: int(file.stem.removeprefix("frame")))
+    return [load_image(str(file)) for file in files]
+
+
+@contextmanager
+def _changed(
+    pipe: Any,
+    solver: str | None,
+    flow_shift: float | None,
+    boundary: float | None,
+    timesteps: Sequence[float] | None,
+) -> Iterator[None]:
+    """Gives the pipeline another scheduler and boundary while the context is open."""
+    scheduler, ratio = pipe.scheduler, getattr(pipe.config, "boundary_ratio", None)
+    if solver not in (None, "unipc") or flow_shift is not None:
+        shift = scheduler.config.flow_shift if flow_shift is None else flow_shift
+        make = schedulers()[solver or "unipc"]
+        pipe.scheduler = make(scheduler.config, shift if timesteps is None else 1.0)
+    if timesteps is not None:
+        own = pipe.scheduler.set_timesteps
+        pipe.scheduler.set_timesteps = functools.partial(own, timesteps=list(timesteps))
+    if boundary is not None:
+        pipe.register_to_config(boundary_ratio=boundary)
+    try:
+        yield
+    finally:
+        pipe.scheduler = scheduler
+        if boundary is not None:
+            pipe.register_to_config(boundary_ratio=ratio)
 
 
 @contextmanager
@@ -112,24 +237,3 @@ def _recorded(pipe: Any) -> Iterator[list[ModelCall]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def run_reference(pipe: Any, **arguments: Any) -> Made:
-    """Runs a pipeline of the reference.
-
-    Args:
-        pipe: the pipeline of ``load_reference``.
-        arguments: the arguments of its call, see ``Variant.reference_arguments``.
-    """
-    last: list[np.ndarray] = []
-
-    def keep(pipe: Any, step: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
-        last[:] = [state["latents"].numpy().copy()]
-        return {}
-
-    with _recorded(pipe) as calls:
-        frames = pipe(**arguments, output_type="np", callback_on_step_end=keep).frames
-    (latents,) = last
-    if getattr(pipe.config, "expand_timesteps", False) and "image" in arguments:
-        latents[:, :, :1] = calls[-1].latents[:, :, :1]  # the held frame
-    return Made(latents, np.asarray(frames), calls)
