@@ -7,9 +7,11 @@ cloud.google.com/tpu/docs with the system architecture of each version.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
@@ -79,13 +81,13 @@ class Chip:
     device_kind: str
     memory_bytes: int
     bf16: float
-    fp8: float
     float32: float
     matrix_unit: int
     bandwidth: float
     link: float
     host_link: float
     kernels: Kernels
+    fp8: float = 0
     topologies: Mapping[int, str] | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
@@ -107,22 +109,14 @@ class Chip:
 MAX_GPUS = 8
 """GPUs of one host."""
 
-_PLANE = MappingProxyType(
-    {1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-)
-_CUBE = MappingProxyType(
-    {
-        1: "1x1x1",
-        2: "1x2x1",
-        4: "2x2x1",
-        8: "2x2x2",
-        16: "2x2x4",
-        32: "2x4x4",
-        64: "4x4x4",
-        128: "4x4x8",
-        256: "4x8x8",
-    }
-)
+
+def _topologies(*names: str) -> Mapping[int, str]:
+    """Returns topologies by their number of chips."""
+    return MappingProxyType({math.prod(map(int, name.split("x"))): name for name in names})
+
+
+_PLANE = _topologies("1x1", "1x2", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBE = _topologies("1x1x1", "1x2x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
 _PAIRS = MappingProxyType({1: "1x1x1", **{2 * count: name for count, name in _CUBE.items() if count < 256}})
 """Topologies by number of devices, of a chip with two devices."""
 
@@ -147,19 +141,6 @@ _VAE_EFFORT = MappingProxyType(
 float32 in six passes, in two forms of megabytes of code, and takes minutes."""
 
 
-def _splash(image_multiple: int, blocks: tuple[int, int, int] = (1024, 1024, 512)) -> Kernels:
-    """Kernels of a TPU; blocks are queries, keys, and keys that are computed at once."""
-    return Kernels(
-        "splash",
-        "direct",
-        weight_bits=False,
-        image_multiple=image_multiple,
-        attention_blocks=blocks,
-        float32_precision="highest",
-        pieces_alike=True,
-    )
-
-
 CUDNN = Kernels("cudnn", "direct", weight_bits=False, image_multiple=1, float32_precision="highest")
 """Kernels of an NVIDIA GPU."""
 
@@ -168,196 +149,163 @@ _CUBLAS = MappingProxyType({"xla_gpu_enable_triton_gemm": "False"})
 tuned on the GPU: without one, XLA takes tiles of 16 x 8."""
 
 
+def _tpu(name: str, device_kind: str, *, bf16: float, matrix_unit: int, **others: Any) -> Chip:
+    """Returns a TPU; ``others`` are fields of ``Chip``."""
+    kernels = Kernels(
+        "splash",
+        "direct",
+        weight_bits=False,
+        image_multiple=matrix_unit,
+        attention_blocks=(1024, 1024, 512),  # queries, keys, and keys that are computed at once
+        float32_precision="highest",
+        pieces_alike=True,
+    )
+    fields = {"options": _OVERLAP, "program_options": _VAE_EFFORT, "float32": bf16 / PASSES, **others}
+    return Chip(name, "tpu", device_kind, bf16=bf16, matrix_unit=matrix_unit, kernels=kernels, **fields)
+
+
+def _gpu(name: str, device_kind: str, **others: Any) -> Chip:
+    """Returns an NVIDIA GPU; ``others`` are fields of ``Chip``."""
+    return Chip(name, "cuda", device_kind, matrix_unit=16, kernels=CUDNN, options=_CUBLAS, **others)
+
+
 def _table(*chips: Chip) -> Mapping[str, Chip]:
     return MappingProxyType({chip.name: chip for chip in chips})
 
 
 CHIPS = _table(
-    Chip(
-        name="v4",
-        platform="tpu",
-        device_kind="TPU v4",
+    _tpu(
+        "v4",
+        "TPU v4",
         memory_bytes=32 * GIB,
         bf16=275 * TERA,
-        fp8=0,
-        float32=275 / PASSES * TERA,
         matrix_unit=128,
         bandwidth=1228 * GIGA,
         link=6 * 45 * GIGA,
         host_link=8 * GIGA,
-        kernels=_splash(128),
         topologies=_CUBE,
         host_chips=4,
-        options=_OVERLAP,
-        program_options=_VAE_EFFORT,
     ),
-    Chip(
-        name="v5e",
-        platform="tpu",
-        device_kind="TPU v5 lite",
+    _tpu(
+        "v5e",
+        "TPU v5 lite",
         memory_bytes=16 * GIB,
         bf16=197 * TERA,
-        fp8=0,
-        float32=197 / PASSES * TERA,
         matrix_unit=128,
         bandwidth=819 * GIGA,
         link=4 * 45 * GIGA,
         host_link=8 * GIGA,
-        kernels=_splash(128),
         topologies=_PLANE,
-        options=_OVERLAP,
-        program_options=_VAE_EFFORT,
         also=("TPU v5e",),
     ),
-    Chip(
-        name="v5p",
-        platform="tpu",
-        device_kind="TPU v5",
+    _tpu(
+        "v5p",
+        "TPU v5",
         memory_bytes=95 * GIB,
         bf16=459 * TERA,
-        fp8=0,
-        float32=459 / PASSES * TERA,
         matrix_unit=128,
         bandwidth=2765 * GIGA,
         link=6 * 90 * GIGA,
         host_link=16 * GIGA,
-        kernels=_splash(128),
         topologies=_CUBE,
         host_chips=4,
-        options=_OVERLAP,
-        program_options=_VAE_EFFORT,
         also=("TPU v5p",),
     ),
-    Chip(
-        name="v6e",
-        platform="tpu",
-        device_kind="TPU v6 lite",
+    _tpu(
+        "v6e",
+        "TPU v6 lite",
         memory_bytes=32 * GIB,
         bf16=918 * TERA,
-        fp8=0,
-        float32=918 / PASSES * TERA,
         matrix_unit=256,
         bandwidth=1640 * GIGA,
         link=4 * 90 * GIGA,
         host_link=16 * GIGA,
-        kernels=_splash(256),
         topologies=_PLANE,
-        options=_OVERLAP,
-        program_options=_VAE_EFFORT,
         also=("TPU v6e",),
     ),
-    Chip(
-        name="v7x",
-        platform="tpu",
-        device_kind="TPU7x",
+    _tpu(
+        "v7x",
+        "TPU7x",
         memory_bytes=96 * GIB,
         bf16=1153 * TERA,
         fp8=2307 * TERA,
-        float32=1153 / PASSES * TERA,
         matrix_unit=256,
         bandwidth=3690 * GIGA,
         link=3 * 90 * GIGA,
         host_link=16 * GIGA,
-        kernels=_splash(256),
         topologies=_PAIRS,
         host_chips=4,
         options=_OVERLAP | _SMALL_TILES,
-        program_options=_VAE_EFFORT,
     ),
-    Chip(
-        name="a100",
-        platform="cuda",
-        device_kind="NVIDIA A100-SXM4-80GB",
+    _gpu(
+        "a100",
+        "NVIDIA A100-SXM4-80GB",
         memory_bytes=80 * GIB,
         bf16=312 * TERA,
-        fp8=0,
         float32=19.5 * TERA,
-        matrix_unit=16,
         bandwidth=2039 * GIGA,
         link=300 * GIGA,
         host_link=25 * GIGA,
-        kernels=CUDNN,
-        options=_CUBLAS,
         gpu=GpuFacts((8, 0), 108, 64, 2048, shared=164 * KIB, cache=40 * MIB, clock=1.41),
     ),
-    Chip(
-        name="l40s",
-        platform="cuda",
-        device_kind="NVIDIA L40S",
+    _gpu(
+        "l40s",
+        "NVIDIA L40S",
         memory_bytes=45 * GIB,
         bf16=362 * TERA,
         fp8=733 * TERA,
         float32=91.6 * TERA,
-        matrix_unit=16,
         bandwidth=864 * GIGA,
         link=25 * GIGA,
         host_link=25 * GIGA,
-        kernels=CUDNN,
-        options=_CUBLAS,
         gpu=GpuFacts((8, 9), 142, 128, 1536, shared=100 * KIB, cache=96 * MIB, clock=2.52),
     ),
-    Chip(
-        name="h100",
-        platform="cuda",
-        device_kind="NVIDIA H100 80GB HBM3",
+    _gpu(
+        "h100",
+        "NVIDIA H100 80GB HBM3",
         memory_bytes=80 * GIB,
         bf16=989 * TERA,
         fp8=1979 * TERA,
         float32=67 * TERA,
-        matrix_unit=16,
         bandwidth=3350 * GIGA,
         link=450 * GIGA,
         host_link=50 * GIGA,
-        kernels=CUDNN,
-        options=_CUBLAS,
         gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
     ),
-    Chip(
-        name="h200",
-        platform="cuda",
-        device_kind="NVIDIA H200",
+    _gpu(
+        "h200",
+        "NVIDIA H200",
         memory_bytes=140 * GIB,
         bf16=989 * TERA,
         fp8=1979 * TERA,
         float32=67 * TERA,
-        matrix_unit=16,
         bandwidth=4800 * GIGA,
         link=450 * GIGA,
         host_link=50 * GIGA,
-        kernels=CUDNN,
-        options=_CUBLAS,
         gpu=GpuFacts((9, 0), 132, 128, 2048, shared=228 * KIB, cache=50 * MIB, clock=1.98),
     ),
-    Chip(
-        name="b200",
-        platform="cuda",
-        device_kind="NVIDIA B200",
+    _gpu(
+        "b200",
+        "NVIDIA B200",
         memory_bytes=179 * GIB,
         bf16=2250 * TERA,
         fp8=4500 * TERA,
         float32=75 * TERA,
-        matrix_unit=16,
         bandwidth=7700 * GIGA,
         link=900 * GIGA,
         host_link=50 * GIGA,
-        kernels=CUDNN,
-        options=_CUBLAS,
         gpu=GpuFacts((10, 0), 148, 128, 2048, shared=228 * KIB, cache=126 * MIB, clock=1.965),
     ),
-    Chip(
-        name="rtx4090",
-        platform="cuda",
-        device_kind="NVIDIA GeForce RTX 4090",
+    _gpu(
+        "rtx4090",
+        "NVIDIA GeForce RTX 4090",
         memory_bytes=24 * GIB,
         bf16=165 * TERA,
         fp8=330 * TERA,
         float32=82.6 * TERA,
-        matrix_unit=16,
         bandwidth=1008 * GIGA,
         link=12 * GIGA,
         host_link=25 * GIGA,
-        kernels=CUDNN,
-        options=_CUBLAS,
         gpu=GpuFacts((8, 9), 128, 128, 1536, shared=100 * KIB, cache=72 * MIB, clock=2.52),
     ),
 )
