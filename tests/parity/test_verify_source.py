@@ -34,7 +34,7 @@ LATENTS = 1e-5
 ALL = ["text_encoder", "transformer", "vae encode", "vae decode", "final latents", "video"]
 
 
-def with_trials(*names: str) -> list[str]:
+def with_samples(*names: str) -> list[str]:
     """The checks of a model that is tried in several ways."""
     return [*ALL[:-2], *(f"{check} ({name})" for name in names for check in ALL[-2:])]
 
@@ -107,18 +107,18 @@ def test_swapped_experts(
 def test_a_timestep_per_token(ti2v_artifact: Path, ti2v_checkpoint: Path, verify: Verify) -> None:
     """From text alone and from an image."""
     code, checks, _ = verify(ti2v_artifact, ti2v_checkpoint)
-    assert code == 0 and list(checks) == sorted(with_trials("text", "image"))
-    assert all(checks[f"final latents ({trial})"]["error"] < LATENTS for trial in ("text", "image"))
+    assert code == 0 and list(checks) == sorted(with_samples("text", "image"))
+    assert all(checks[f"final latents ({sample})"]["error"] < LATENTS for sample in ("text", "image"))
 
 
 @pytest.mark.parametrize(
     ("variant", "expected"),
     [
         ("wan2.1-flf2v", [*ALL, "image_encoder"]),
-        ("wan2.2-i2v", [*with_trials("first image", "both images"), "transformer_2"]),
-        ("wan2.1-vace", with_trials("no video", "video")),
-        ("wan2.2-vace", [*with_trials("no video", "video"), "transformer_2"]),
-        ("wan2.2-animate", [*with_trials("animate", "replace"), "image_encoder"]),
+        ("wan2.2-i2v", [*with_samples("first image", "both images"), "transformer_2"]),
+        ("wan2.1-vace", with_samples("no video", "video")),
+        ("wan2.2-vace", [*with_samples("no video", "video"), "transformer_2"]),
+        ("wan2.2-animate", [*with_samples("animate", "replace"), "image_encoder"]),
     ],
 )
 def test_with_images_and_videos(media_toy: Toys, verify: Verify, variant: str, expected: list[str]) -> None:
@@ -163,4 +163,4 @@ def test_another_seed(ti2v_artifact: Path, verify: Verify, tmp_path: Path) -> No
     write_toy(other, "wan2.2-ti2v", seed=1)
     code, checks, error = verify(ti2v_artifact, other, "--steps", 1)
     assert (code, checks) == (1, {})
-    assert failed(error) == with_trials("text", "image")
+    assert failed(error) == with_samples("text", "image")

@@ -90,11 +90,11 @@ def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Sample:
     """The media of one whole video.
 
     Args:
-        name: its name in the table; empty for the only trial.
+        name: its name in the table; empty for the only sample.
         media: the sample media; None for text alone.
         inputs: the same media in the form that the artifact takes.
     """
@@ -108,16 +108,16 @@ def _variant(manifest: Manifest) -> Variant:
     return variant_named(manifest.model.variant, Path("the artifact"))
 
 
-def trials(manifest: Manifest, profile: Profile) -> list[Trial]:
-    """Returns a trial for each way of using a model: in each mode, without and with the optional media.
+def samples(manifest: Manifest, profile: Profile) -> list[Sample]:
+    """Returns a sample for each way of using a model: in each mode, without and with the optional media.
 
-    The last trial has all of the media.
+    The last sample has all of the media.
     """
     made = []
     for name, options in _variant(manifest).ways:
         media = sample_media(manifest, profile, **options, seed=SEED)
         inputs = None if media is None else load_media(manifest, profile, media)
-        made.append(Trial(name, media, inputs))
+        made.append(Sample(name, media, inputs))
     return made
 
 
@@ -126,7 +126,7 @@ class _Comparison:
 
     def __init__(self, pipeline: Pipeline, reference: Reference) -> None:
         self._ours, self._reference, self._pipe = pipeline, reference, reference.pipe
-        self._trials = trials(pipeline.manifest, pipeline.profile)
+        self._samples = samples(pipeline.manifest, pipeline.profile)
         self._profile = pipeline.profile
         self._transformers = transformers(pipeline.manifest)
         self._text_dtype = self._coarser(["dtype"], ["text_encoder"])
@@ -157,7 +157,7 @@ class _Comparison:
         """Compares the image tokens, for a model with an image encoder."""
         import torch
 
-        media, inputs = self._trials[-1].media, self._trials[-1].inputs
+        media, inputs = self._samples[-1].media, self._samples[-1].inputs
         if "image_encoder" not in self._ours.manifest.components or media is None or inputs is None:
             return []
         images = [image for image in (media.image, media.last_image) if image is not None]
@@ -172,10 +172,10 @@ class _Comparison:
         return [self._transformer(name) for name in self._transformers]
 
     def _transformer(self, name: str) -> Check:
-        trial, single = self._trials[-1], len(self._transformers) == 1
+        sample, single = self._samples[-1], len(self._transformers) == 1
         # The wanted expert runs all steps: no timestep is below boundary 0, and all are below boundary 2.
         boundary = None if single else 2.0 * (name != self._transformers[0])
-        calls = self._run(trial, 2, {} if boundary is None else {"boundary": boundary}).calls
+        calls = self._run(sample, 2, {} if boundary is None else {"boundary": boundary}).calls
         outputs = [call for call in calls if call.transformer == name][len(calls) // 2 :]
         guided = outputs[0].output
         if len(outputs) == 2:
@@ -183,9 +183,9 @@ class _Comparison:
         latents = outputs[0].latents[:, : self._ours.latents_shape[1]]
         timestep = float(outputs[0].timestep.max())  # a held frame's timestep is zero
         velocity = self._ours.velocity(
-            latents, self._prompts, timestep, GUIDANCE_SCALE, transformer=name, inputs=trial.inputs
+            latents, self._prompts, timestep, GUIDANCE_SCALE, transformer=name, inputs=sample.inputs
         )
-        held = int(self._ours.manifest.model.expand_timesteps and trial.media is not None)
+        held = int(self._ours.manifest.model.expand_timesteps and sample.media is not None)
         error = relative_error(velocity[:, :, held:], guided[:, :, held:])
         return Check(name, error, self._limits["component"])
 
@@ -237,13 +237,13 @@ class _Comparison:
         return Check(name, float(error), LIMITS[dtype]["frames"], note)
 
     def videos(self, steps: int) -> list[Check]:
-        """Compares the whole path from prompt to frames, from the same seed, for every trial."""
-        return [check for trial in self._trials for check in self._video(trial, steps)]
+        """Compares the whole path from prompt to frames, from the same seed, for every sample."""
+        return [check for sample in self._samples for check in self._video(sample, steps)]
 
-    def _video(self, trial: Trial, steps: int) -> list[Check]:
+    def _video(self, sample: Sample, steps: int) -> list[Check]:
         options, note = self._expert_options(steps)
         guidance = GUIDANCE_SCALE if self._profile.guidance else 1.0
-        made = self._run(trial, steps, options)
+        made = self._run(sample, steps, options)
         scheduler = self._scheduler  # as in the reference: the checkpoint's, not the artifact's defaults
         ours = self._ours.generate(
             PROMPT,
@@ -253,10 +253,10 @@ class _Comparison:
             guidance_scale=guidance,
             flow_shift=scheduler.flow_shift,
             solver=scheduler.solver,
-            inputs=trial.inputs,
+            inputs=sample.inputs,
             **options,
         )
-        error, suffix = relative_error(ours.latents, made.latents), f" ({trial.name})" if trial.name else ""
+        error, suffix = relative_error(ours.latents, made.latents), f" ({sample.name})" if sample.name else ""
         return [
             Check(f"final latents{suffix}", error, self._limits["latents"], note),
             self._frames(f"video{suffix}", ours.frames, made.frames, self._video_dtype),
@@ -269,8 +269,8 @@ class _Comparison:
         variant = variant_named(manifest.model.variant, self._ours.artifact)
         return read_scheduler(manifest.configs["scheduler"], default_shift=variant.flow_shift)
 
-    def _run(self, trial: Trial, steps: int, options: Mapping[str, Any]) -> Made:
-        """Runs a trial with the reference; options as for ``Pipeline.generate``."""
+    def _run(self, sample: Sample, steps: int, options: Mapping[str, Any]) -> Made:
+        """Runs a sample with the reference; options as for ``Pipeline.generate``."""
 
         def prompts(text: str) -> str | list[str]:
             """Returns one prompt per video, as the reference needs with image tokens; VACE takes no list."""
@@ -278,7 +278,7 @@ class _Comparison:
             return text if count == 1 else [text] * count
 
         return self._reference.run(
-            trial.media,
+            sample.media,
             seed=SEED,
             prompt=prompts(PROMPT),
             negative_prompt=prompts(NEGATIVE_PROMPT),
