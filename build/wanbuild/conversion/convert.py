@@ -262,10 +262,10 @@ def _write_components(
             )
             for name, plan in plans.items()
         }
-        tasks = [task for writer in writers.values() for task in writer.tasks()]
-        tasks.sort(key=lambda task: -task.nbytes)
+        pieces = [piece for writer in writers.values() for piece in writer.pieces()]
+        pieces.sort(key=lambda piece: -piece.nbytes)
         with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(task.run) for task in tasks]
+            futures = [pool.submit(piece.run) for piece in pieces]
             try:
                 for future in as_completed(futures):
                     future.result()

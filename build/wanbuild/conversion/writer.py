@@ -69,7 +69,7 @@ class WrittenComponent:
 
 
 @dataclass(frozen=True)
-class Task:
+class Piece:
     """A part of the work for one thread.
 
     Args:
@@ -177,14 +177,14 @@ def component_layouts(assignments: Sequence[Assignment]) -> dict[str, ArrayLayou
 
 @dataclass
 class _Work:
-    """The shared state of one component's tasks."""
+    """The shared state of one component's pieces."""
 
     rows: dict[tuple[str, int], list[_Row]] = field(default_factory=dict)
     source_crc32c: dict[str, str] = field(default_factory=dict)
 
 
 class ComponentWriter:
-    """Writes one component's checkpoint: run every task of ``tasks``, in any order, then ``finish``.
+    """Writes one component's checkpoint: run every piece of ``pieces``, in any order, then ``finish``.
 
     Args:
         folder: the checkpoint's folder, to be created.
@@ -209,24 +209,24 @@ class ComponentWriter:
         self._permuting = threading.BoundedSemaphore(PERMUTED_AT_ONCE)
         self._work = _Work()
 
-    def tasks(self) -> list[Task]:
-        """Creates the folders and returns the work, one task per source tensor or small chunk file.
+    def pieces(self) -> list[Piece]:
+        """Creates the folders and returns the work, one piece per source tensor or small chunk file.
 
-        A task's ``run`` raises SourceError if a source tensor has a value that is not finite or cannot be
+        A piece's ``run`` raises SourceError if a source tensor has a value that is not finite or cannot be
         read, and OSError if a file cannot be written.
         """
-        tasks = []
+        pieces = []
         for item in self._assignments:
             layout = self._layouts[item.path]
             (self._folder / array_folder(item.path)).mkdir(parents=True)
-            # One task per layer file; each source tensor is read by one task, in order.
+            # One piece per layer file; each source tensor is read by one piece, in order.
             step = 1 if item.stacked else layout.chunks
             for first in range(0, layout.chunks, step):
-                tasks.append(self._task(item, layout, range(first, first + step)))
-        return tasks
+                pieces.append(self._piece(item, layout, range(first, first + step)))
+        return pieces
 
     def finish(self) -> WrittenComponent:
-        """Writes the checkpoint's metadata; every task must have run."""
+        """Writes the checkpoint's metadata; every piece must have run."""
         for name, content in metadata_files(self._layouts).items():
             (self._folder / name).write_bytes(content)
         parameters = {}
@@ -243,7 +243,7 @@ class ComponentWriter:
             Component(f"weights/{self._folder.name}", parameters), self._work.source_crc32c
         )
 
-    def _task(self, item: Assignment, layout: ArrayLayout, chunks: range) -> Task:
+    def _piece(self, item: Assignment, layout: ArrayLayout, chunks: range) -> Piece:
         rows = range(chunks.start * layout.rows_per_chunk, chunks.stop * layout.rows_per_chunk)
         fills = [item.fills[row] for row in rows] if item.stacked else item.fills
         nbytes = sum(self._source.entry(fill.key).nbytes for fill in fills)
@@ -256,7 +256,7 @@ class ComponentWriter:
             else:
                 self._write_files(item, layout, chunks)
 
-        return Task(nbytes, run)
+        return Piece(nbytes, run)
 
     def _write_files(self, item: Assignment, layout: ArrayLayout, chunks: range) -> None:
         """Writes these chunk files of a parameter; reads each source tensor once, from start to end."""

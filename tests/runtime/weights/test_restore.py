@@ -90,8 +90,8 @@ def write_component(
         axes = (LAYERS if path in stacked else None, *(None,) * (value.ndim - 1))
         assignments.append(Assignment(path, value.shape, value.dtype, axes, fills))
     writer = ComponentWriter(root / "weights" / "model", assignments, Arrays(rows))
-    for task in writer.tasks():
-        task.run()
+    for piece in writer.pieces():
+        piece.run()
     return writer.finish().component
 
 
