@@ -40,6 +40,6 @@ def test_every_published_key_is_used_once(component: str, config: Config) -> Non
     for item in assignments:
         assert len(item.fills) == (item.shape[0] if item.stacked else 1)
         for fill in item.fills:
-            assert math.prod(shapes[fill.key]) == math.prod(item.fill_shape)
+            assert math.prod(shapes[fill.key]) == math.prod(item.shape[item.stacked :])
     filled = sum(math.prod(item.shape) for item in assignments)
     assert filled == sum(map(math.prod, shapes.values()))

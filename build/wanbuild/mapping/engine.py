@@ -48,11 +48,6 @@ class Assignment:
         """Whether axis 0 is the layer axis."""
         return self.axes[0] == LAYERS
 
-    @property
-    def fill_shape(self) -> tuple[int, ...]:
-        """Shape that one source tensor fills, after its transform."""
-        return self.shape[1:] if self.stacked else self.shape
-
 
 def _transformed_shape(shape: tuple[int, ...], transform: str) -> tuple[int, ...] | None:
     """Returns the shape after a transform; None if the transform does not fit the rank."""

@@ -7,8 +7,7 @@ wan/modules), and of the diffusers classes with the same weights.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from types import MappingProxyType
 
@@ -149,42 +148,23 @@ class Templates:
         return None
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The look-up tables of the names.
-
-    Args:
-        originals: original name -> diffusers name.
-        diffusers: diffusers name -> itself.
-    """
-
-    originals: Templates
-    diffusers: Templates
-
-    def find(self, name: str) -> str | None:
-        return self.originals.find(name) or self.diffusers.find(name)
-
-
-def _names(rows: Sequence[tuple[str, str]], more: Iterable[str]) -> _Names:
-    """Builds the look-up tables of the rows and of diffusers names without a row."""
-    news = (*(new for _, new in rows), *more)
-    return _Names(Templates(rows), Templates((new, new) for new in news))
-
-
 def _with_kinds(name: str) -> tuple[str, str]:
     return f"{name}.weight", f"{name}.bias"
 
 
 @cache
-def _modules() -> _Names:
-    return _names(MODULES, [half for _, halves in FUSED for half in halves])
+def _originals() -> Templates:
+    """Finds the diffusers name of an original parameter."""
+    rows = [pair for a, b in MODULES for pair in zip(_with_kinds(a), _with_kinds(b), strict=True)]
+    return Templates([*rows, *PARAMETERS])
 
 
 @cache
-def _parameters() -> _Names:
-    rows = [pair for a, b in MODULES for pair in zip(_with_kinds(a), _with_kinds(b), strict=True)]
-    halves = [name for _, halves in FUSED for half in halves for name in _with_kinds(half)]
-    return _names([*rows, *PARAMETERS], halves)
+def _diffusers() -> Templates:
+    """Finds a diffusers name itself."""
+    modules = [*(new for _, new in MODULES), *(half for _, halves in FUSED for half in halves)]
+    names = [name for module in modules for name in _with_kinds(module)]
+    return Templates((name, name) for name in (*names, *(new for _, new in PARAMETERS)))
 
 
 @cache
@@ -194,30 +174,6 @@ def _fused() -> Templates:
         for original, parts in FUSED
         for kind in ("weight", "bias")
     )
-
-
-def diffusers_module(name: str) -> str | None:
-    """Returns the diffusers path of a module, e.g. ``blocks.3.attn1.to_q`` for ``blocks.3.self_attn.q``.
-
-    Args:
-        name: an original or diffusers module path, without a prefix and without ``.weight``.
-
-    Returns:
-        The diffusers path; a diffusers path is returned unchanged. None for any other name.
-    """
-    return _modules().find(name)
-
-
-def diffusers_parameter(name: str) -> str | None:
-    """Returns a parameter's diffusers name, e.g. ``blocks.3.scale_shift_table`` for ``blocks.3.modulation``.
-
-    Args:
-        name: an original or diffusers parameter name, without a prefix.
-
-    Returns:
-        The diffusers name; a diffusers name is returned unchanged. None for any other name.
-    """
-    return _parameters().find(name)
 
 
 def common_prefix(keys: Iterable[str]) -> str:
@@ -251,16 +207,15 @@ def diffusers_names(keys: Iterable[str], where: str = "the transformer") -> dict
     """
     keys = tuple(keys)
     prefix = common_prefix(keys)
-    names = _parameters()
     constants = Templates((name, name) for name in CONSTANTS)
     bare = {key: key[len(prefix) :] for key in keys}
-    renamed = {key: names.originals.find(name) for key, name in bare.items()}
+    renamed = {key: _originals().find(name) for key, name in bare.items()}
     # Names that are the same in both do not identify the naming.
     if not any(new is not None and new != bare[key] for key, new in renamed.items()):
         return bare
     other = [key for key, new in renamed.items() if new is None]
     problems = []
-    if theirs := [key for key in other if names.diffusers.find(bare[key])]:
+    if theirs := [key for key in other if _diffusers().find(bare[key])]:
         problems.append(f"has diffusers names among the original ones: {listed(theirs)}")
     explained = {*theirs, *fused_names(keys), *(key for key in other if constants.find(bare[key]))}
     if unknown := [key for key in other if key not in explained]:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import check_h264
-from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import metadata_sidecar
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
@@ -128,26 +127,6 @@ def check_encoder(videos: Iterable[Path]) -> None:
     """Raises UsageError if one of these videos needs ffmpeg, and no ffmpeg writes H.264."""
     if any(video.suffix.lower() == ".mp4" for video in videos):
         check_h264()
-
-
-def check_output(path: Path, overwrite: bool, count: int = 1) -> list[Path]:
-    """Checks before the first step that the results can be written.
-
-    Args:
-        path: the requested output path.
-        overwrite: whether existing files may be replaced.
-        count: the number of videos.
-
-    Returns:
-        The path of each video, as ``video_paths``.
-
-    Raises:
-        UsageError: if the suffix is unknown, the folder is missing or not writable, or a file is in the way.
-    """
-    videos = video_paths(path, count)
-    check_folder(path.parent)
-    check_free(videos, overwrite)
-    return videos
 
 
 def check_file(path: Path | None, option: str, overwrite: bool) -> None:

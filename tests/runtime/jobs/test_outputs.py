@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.jobs.outputs import check_new_folder, check_output, expand, numbered, slug
+from wanrun.jobs.outputs import check_folder, check_free, check_new_folder, expand, numbered, slug
+from wanrun.media.video_paths import video_paths
 
 
 def fill(pattern: str, index: int = 3, total: int = 12, seed: int = 7, prompt: str = "A red fox!") -> str:
@@ -91,15 +92,23 @@ def test_a_slug_is_a_safe_part_of_a_name(prompt: str) -> None:
     assert text[0] != "-" != text[-1]
 
 
+def checked(path: Path, overwrite: bool = False, count: int = 1) -> list[Path]:
+    """The paths of videos, checked as before the first step."""
+    videos = video_paths(path, count)
+    check_folder(path.parent)
+    check_free(videos, overwrite)
+    return videos
+
+
 def test_output_names(tmp_path: Path) -> None:
     path = tmp_path / "my.clip.mp4"
-    assert check_output(path, overwrite=False) == [path]
-    assert [p.name for p in check_output(path, overwrite=False, count=3)] == [
+    assert checked(path) == [path]
+    assert [p.name for p in checked(path, count=3)] == [
         "my.clip-0.mp4",
         "my.clip-1.mp4",
         "my.clip-2.mp4",
     ]
-    assert check_output(tmp_path / "A.MP4", overwrite=False) == [tmp_path / "A.MP4"]
+    assert checked(tmp_path / "A.MP4") == [tmp_path / "A.MP4"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +120,7 @@ def test_output_refusals(tmp_path: Path) -> None:
 
     def refusal(name: str, overwrite: bool = False, count: int = 1) -> str:
         with pytest.raises(UsageError) as caught:
-            check_output(tmp_path / name, overwrite, count)
+            checked(tmp_path / name, overwrite, count)
         return str(caught.value)
 
     listed = "ends in .mp4, .gif, .webp, .png, .npy"
@@ -123,15 +132,15 @@ def test_output_refusals(tmp_path: Path) -> None:
     assert "old-1.gif exists" in refusal("old.gif", count=2)
     assert "new.npy.json exists" in refusal("new.npy")
     assert "folder.mp4 is a folder" in refusal("folder.mp4", overwrite=True)
-    assert check_output(tmp_path / "old.mp4", overwrite=True) == [tmp_path / "old.mp4"]
-    assert check_output(tmp_path / "new.npy", overwrite=True) == [tmp_path / "new.npy"]
+    assert checked(tmp_path / "old.mp4", overwrite=True) == [tmp_path / "old.mp4"]
+    assert checked(tmp_path / "new.npy", overwrite=True) == [tmp_path / "new.npy"]
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests may run as root, who may write anywhere: answer for the system.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UsageError, match="is not writable; choose another --output"):
-        check_output(tmp_path / "a.mp4", overwrite=False)
+        checked(tmp_path / "a.mp4")
 
 
 def test_a_folder_that_can_be_made(tmp_path: Path) -> None:
