@@ -25,7 +25,6 @@ from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec, resolve_target
 from wanbuild.variants.table import variants
-from wanrun.artifact.manifest import Manifest
 from wanrun.executables.lowering import lower
 
 SIZES = ((832, 480), (1280, 720))
@@ -36,13 +35,9 @@ MEDIA_MODELS = ("i2v-14b", "flf2v-14b", "vace-14b", "animate-14b", "5b")
 COLUMNS = ("arguments", "temporaries", "outputs", "compile", "operations", "StableHLO")
 
 
-def program_specs(builder: ProgramBuilder, manifest: Manifest) -> Iterator[ProgramSpec]:
+def program_specs(builder: ProgramBuilder) -> Iterator[ProgramSpec]:
     """Yields the programs of one generation, except the text encoder's, which all models share."""
-    if "image_encoder" in manifest.components:
-        yield builder.encode_image()
-    if manifest.model.task.inputs:
-        yield builder.encode_video()
-    yield from (builder.prepare(), builder.denoise_step(), builder.decode_video())
+    yield from (spec for spec in builder.programs() if spec.role not in ("text", "scan"))
 
 
 def measure(spec: ProgramSpec, target: TargetSpec) -> dict[str, float]:
@@ -96,7 +91,7 @@ def _measure_all(options: argparse.Namespace) -> None:
             name = f"{shape.width}x{shape.height}x{shape.num_frames}"
             print(f"{f'{model} {name}':<28}" + "".join(f"{column:>12}" for column in COLUMNS), flush=True)
             record: dict[str, Any] = {}
-            for spec in program_specs(builder, manifest):
+            for spec in program_specs(builder):
                 if options.program and spec.name not in options.program:
                     continue
                 record[spec.name] = found = measure(spec, target)

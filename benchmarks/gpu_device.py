@@ -262,7 +262,7 @@ def step(rows: Rows, arguments: Arguments) -> None:
         what = "step {} {}x{}x{}".format(model, *size)
         with rows.attempt(what):
             builder = programs.builder(*size)
-            spec, before = builder.denoise_step(), builder.prepare()
+            spec, before = builder.first("step"), builder.first("prepare")
             compiled, prepare = programs.compile(spec), programs.compile(before)
             abstract = dict(zip(before.inputs, before.arguments, strict=True))
             if weights is None:

@@ -25,9 +25,7 @@ from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import MANIFEST, read_manifest
-from wanrun.denoising.steps import LOOP_PROGRAMS
-
-FORMS = tuple(LOOP_PROGRAMS)
+from wanrun.artifact.programs import FORMS, with_role
 
 
 def ensure_artifact(folder: Path, options: argparse.Namespace) -> Path:
@@ -64,7 +62,10 @@ def measure(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
                 if form == "step":
                     overhead.append(timings.loop_overhead_seconds or 0.0)
         profile = pipeline.profile.name
-    statistics_of = read_manifest(artifact).targets["cpu"].statistics[profile]
+    manifest = read_manifest(artifact)
+    target = manifest.targets["cpu"]
+    statistics_of = target.statistics[profile]
+    programs = manifest.programs(target, manifest.profiles[profile])
     return {
         "model": options.model,
         "profile": profile,
@@ -73,7 +74,11 @@ def measure(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
         "scan_form_seconds": steps["scan"],
         "scan_over_step": statistics.median(b / a for a, b in zip(steps["step"], steps["scan"], strict=True)),
         "python_overhead_seconds": statistics.median(overhead),
-        "temporary_bytes": {f: statistics_of[p]["temporary_bytes"] for f, p in LOOP_PROGRAMS.items()},
+        "temporary_bytes": {
+            form: statistics_of[name]["temporary_bytes"]
+            for form in FORMS
+            for name in with_role(programs, form)[:1]
+        },
         "bitwise_equal": bool(np.array_equal(latents["step"], latents["scan"])),
     }
 

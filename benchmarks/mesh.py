@@ -46,7 +46,7 @@ def measure(manifest: Manifest, shape: Shape, text: str) -> dict[str, Any]:
     sizes = parse_mesh(text)
     target = resolve_target("cpu", {"data": DEVICES})
     builder = ProgramBuilder(manifest, shape, BuildOptions(), target.kernels, sizes, target.devices)
-    spec = builder.denoise_step()
+    spec = builder.first("step")
     where = jax_mesh(sizes, target.devices) or target.devices[0]
     lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, where)
     started = time.perf_counter()

@@ -58,9 +58,9 @@ def test_not_an_artifact(refused: Refused, tmp_path: Path, toy_checkpoint: Path)
         (b'{"format": "other", "format_version": 1}', "found other"),
         (
             b'{"format": "wan-artifact", "format_version": 1}',
-            "expected 3; found 1; convert and compile it again",
+            "expected 4; found 1; convert and compile it again",
         ),
-        (b'{"format": "wan-artifact", "format_version": 3}', "is damaged"),
+        (b'{"format": "wan-artifact", "format_version": 4}', "is damaged"),
     ],
 )
 def test_a_manifest_that_cannot_be_used(refused: Refused, tmp_path: Path, content: bytes, part: str) -> None:

@@ -22,7 +22,7 @@ from helpers.artifacts import shared
 from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.programs import builder as programs
+from wanbuild.programs import kinds as programs
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compile import CompileRequest, compile_artifact
@@ -169,7 +169,7 @@ def test_mean_and_std_stay_in_float32(
             BuildOptions(vae_dtype=dtype),
             resolve_target("cpu").kernels,
         )
-        builder.decode_video().function({}, latents)
+        builder.named("decode_video").function({}, latents)
         z = np.asarray(seen.z[0])
         assert (z.dtype, seen.dtype) == (np.float32, jnp.dtype(dtype))
         # Three roundings of float32: 1 / std, the quotient, the sum.

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
+
+from wanbuild.programs.kinds import PROGRAMS
+from wanrun.artifact.programs import aval_text, with_role
 
 Arrays = Mapping[str, Any]
+
+ROLES: Mapping[str, str] = MappingProxyType({row.name: row.role for row in PROGRAMS})
 
 
 @dataclass
@@ -18,22 +24,26 @@ class FakeProgram:
         inputs: names in order, weights among them.
         arrays: dtype and shape of the inputs that are arrays.
         compute: of the inputs by name.
+        role: when it runs; by default as a program of its name does.
+        place: its place among those of its role.
     """
 
     inputs: tuple[str, ...]
     arrays: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     compute: Callable[..., Arrays] = dict
     sha256: str = "digest"
+    role: str = ""
+    place: int = 0
 
     @property
     def avals(self) -> Mapping[str, Any]:
-        return {"inputs": dict.fromkeys(self.arrays)}
+        return {"inputs": {name: aval_text(dtype, *shape) for name, (dtype, shape) in self.arrays.items()}}
 
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
         return self.arrays[name]
 
 
-class FakePrograms:
+class FakePrograms(Mapping[str, FakeProgram]):
     """Programs by name.
 
     Attributes:
@@ -43,16 +53,24 @@ class FakePrograms:
 
     def __init__(self, **programs: FakeProgram) -> None:
         self.programs = programs
+        for name, program in programs.items():
+            program.role = program.role or ROLES[name]
         self.calls: list[tuple[str, Any]] = []
 
     def __contains__(self, name: object) -> bool:
         return name in self.programs
+
+    def __len__(self) -> int:
+        return len(self.programs)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.programs)
 
     def __getitem__(self, name: str) -> FakeProgram:
         return self.programs[name]
+
+    def with_role(self, *roles: str) -> tuple[str, ...]:
+        return with_role(cast(Any, self.programs), *roles)
 
     def bound(self, name: str) -> Callable[..., Arrays]:
         def call(**arguments: Any) -> Arrays:

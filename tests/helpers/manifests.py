@@ -16,7 +16,7 @@ from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.targets import Executable, Requirements, Target
-from wanrun.artifact.task import HeldFrame, Input, Modes, Order, Task, Windows
+from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
 
 
 def plain_manifest(**fields: Any) -> Manifest:
@@ -94,7 +94,9 @@ def programs_of(manifest: Manifest, profile: str, target: str = "cpu") -> Mappin
 
 def plain_program(**fields: Any) -> Program:
     """A program of nothing but these fields."""
-    return Program(**{"file": "f", "sha256": "", "inputs": (), "donate": (), "avals": {}, **fields})
+    return Program(
+        **{"file": "f", "sha256": "", "inputs": (), "donate": (), "avals": {}, "role": "step", **fields}
+    )
 
 
 EXPORTED = datetime.date(2026, 11, 1)
@@ -174,6 +176,7 @@ def full_manifest() -> Manifest:
         inputs=("transformer", "latents"),
         donate=(1,),
         avals={"inputs": {"latents": "float32[1,16,3,8,12]"}, "outputs": {"latents": "float32[1,16,3,8,12]"}},
+        place=1,
     )
     programs = msgspec.structs.replace(
         program_set({profile.name: {"denoise_step": program}}),
@@ -239,7 +242,6 @@ def full_model() -> Model:
         modes=Modes(names=("animate", "replace"), array="mode"),
         windows=Windows(frames_of="video", overlaps=(1, 5), carried={"previous": "last_frames"}),
         held=HeldFrame(condition="condition", latents="held", mask="frame_mask"),
-        order=Order(once=("encode_image",), window=("encode_video",)),
     )
     processor = ImageProcessor(
         shortest_edge=32, crop=32, resample=3, rescale_factor=0.5, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)

@@ -92,7 +92,7 @@ class Comparison:
 
 def unrounded(builder: ProgramBuilder) -> ProgramSpec:
     """The decoder of a profile with its result in float32: uint8 would hide a small difference."""
-    module, weights = builder._modules["vae"], builder._weights["vae"]
+    module, weights = builder.modules["vae"], builder.weights["vae"]
     (latents,) = (
         dict(zip(spec.inputs, spec.arguments, strict=True))["latents"]
         for spec in builder.programs()
@@ -103,7 +103,7 @@ def unrounded(builder: ProgramBuilder) -> ProgramSpec:
         return {"video": bind(module, vae).decode(latents[None], 1, algorithm="winograd")}
 
     plain = jax.ShapeDtypeStruct(latents.shape, latents.dtype)
-    return program("decode", decode, {"vae": weights, "latents": plain}, mesh=builder._mesh)
+    return program("decode", decode, {"vae": weights, "latents": plain}, mesh=builder.mesh)
 
 
 def values(tree: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from wanbuild.programs.denoiser import HISTORY, solver_step
 from wanbuild.programs.export import describe, export_program
 from wanbuild.programs.spec import ProgramSpec, program
-from wanrun.artifact.programs import Program
+from wanrun.artifact.programs import Program, Role, with_role
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.executables.store import LoadedProgram, lower
 
@@ -101,6 +101,9 @@ class SmallPrograms:
     def __getitem__(self, name: str) -> Program:
         return self.records[name]
 
+    def with_role(self, *roles: str) -> tuple[str, ...]:
+        return with_role(self.records, *roles)
+
     def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
         self.bound_names.append((name, components.get("transformer")))
         if name == "prepare":
@@ -118,10 +121,13 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     records, compiled = {}, {}
     for spec in _specs(dtype):
         donate = spec.donate_argnums
-        records[spec.name] = Program("p", "", spec.inputs, donate, describe(spec, {"transformer"}))
+        form: Role = "step" if spec.name.endswith("step") else "scan"
+        place = int(spec.name in CHEAP.values())
+        avals = describe(spec, {"transformer"})
+        records[spec.name] = Program("p", "", spec.inputs, donate, avals, form, place)
         lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, jax.devices("cpu")[0])
         compiled[spec.name] = LoadedProgram(lowered.compile(), spec.inputs)
-    records["prepare"] = Program("p", "", ("transformer", "embeddings"), (), {})
+    records["prepare"] = Program("p", "", ("transformer", "embeddings"), (), {}, "prepare")
     return records, compiled
 
 

@@ -70,7 +70,7 @@ class Toy:
     def step(self, multiple: int = 1, cached: bool = True) -> np.ndarray:
         """Latents after a step, with what ``prepare`` gives computed before it, or within it."""
         builder = self.builder(multiple)
-        prepare, step = builder.prepare(), builder.denoise_step()
+        prepare, step = builder.named("prepare"), builder.named("denoise_step")
         before, during = self.arguments(prepare), self.arguments(step)
 
         def take(prepared: Any) -> Any:
@@ -107,7 +107,7 @@ def test_the_cache_is_what_a_step_would_compute(toy_of: Callable[[str], Toy], va
 @pytest.mark.parametrize("variant", VARIANTS_WITH_TOKENS)
 def test_padded_image_tokens(toy_of: Callable[[str], Toy], variant: str, multiple: int) -> None:
     toy = toy_of(variant)
-    padded = toy.builder(multiple).prepare()
+    padded = toy.builder(multiple).named("prepare")
     cache = jax.eval_shape(padded.function, *padded.arguments)["kv"]["blocks"]
     assert cache["image_k"].shape[2] == cache["image_mask"].shape[1] == multiple  # it is padded
     assert relative_error(toy.step(multiple), toy.step()) < SAME

@@ -114,7 +114,7 @@ def samples(manifest: Manifest, profile: Profile) -> list[Sample]:
     The last sample has all of the media.
     """
     made = []
-    for name, options in _variant(manifest).ways:
+    for name, options in _variant(manifest).usages:
         media = sample_media(manifest, profile, **options, seed=SEED)
         inputs = None if media is None else load_media(manifest, profile, media)
         made.append(Sample(name, media, inputs))

@@ -17,6 +17,7 @@ from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.wiring import check_all_wiring
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
@@ -114,9 +115,11 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
         building: whether the caller builds, and removes unlisted files itself.
 
     Raises:
-        ArtifactError: for a file that is damaged or does not belong there.
+        ArtifactError: for a file that is damaged or does not belong there, and for programs that do not fit
+            together.
     """
     check_spelling(artifact, manifest)
+    check_all_wiring(manifest)
     if not building:
         check_unlisted(artifact, manifest, report)
     check_files(artifact, manifest, report)

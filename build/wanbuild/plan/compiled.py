@@ -15,6 +15,7 @@ from wanbuild.programs.export import export_program
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
+from wanrun.artifact.programs import FORMS, Role
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Compiled:
 
     Args:
         name: its name.
+        role: its role.
         seconds: that the compiler took.
         figures: its bytes.
     """
 
     name: str
+    role: Role
     seconds: float
     figures: Figures
 
@@ -35,7 +38,7 @@ class Compiled:
 def programs(generation: Generation, target: TargetSpec) -> Iterator[ProgramSpec]:
     """Yields the programs for a target; the loop first, as it is most likely to be too large."""
     builder = ProgramBuilder(generation.manifest, generation.shape, generation.options, *target.programs_for)
-    yield from sorted(generation.specs(builder), key=lambda spec: not spec.name.startswith("denoise"))
+    yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in FORMS)
 
 
 def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpec) -> Compiled:
@@ -50,7 +53,7 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
     except TooLargeError as error:
         weights = sum(generation.weights(name, target.mesh) for name in _components(generation, spec))
         figures = Figures(weights, 0, max(0, error.nbytes - weights), refused=True)
-        return Compiled(spec.name, time.perf_counter() - started, figures)
+        return Compiled(spec.name, spec.role, time.perf_counter() - started, figures)
     memory: Any = compiled.memory_analysis()
     figures = Figures(
         arguments=memory.argument_size_in_bytes,
@@ -58,7 +61,7 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
     )
-    return Compiled(spec.name, time.perf_counter() - started, figures)
+    return Compiled(spec.name, spec.role, time.perf_counter() - started, figures)
 
 
 def _components(generation: Generation, spec: ProgramSpec) -> list[str]:

@@ -17,28 +17,31 @@ from wanbuild.plan.prediction import Share, Time, predicted, transfer_seconds
 from wanbuild.plan.work import Work, work_of
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.kinds import step
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices
-from wanrun.artifact.staged import spread_name
+from wanrun.artifact.programs import FORMS, Role
 
 ENCODERS = ("text_encoder", "image_encoder")
 """Components that every device runs whole, unless features are cut along ``tensor``."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """A program of a generation.
+class Runs:
+    """A program of a generation, and how often it runs.
 
     Args:
         name: the program's name.
-        component: the component whose weights it takes.
-        times: how often it runs for one prompt.
+        role: its role.
+        component: the component whose weights it takes; None for no weights.
+        times: how often it runs for one prompt; 0 for a step beside the full one, which only a rule chooses.
     """
 
     name: str
-    component: str
+    role: Role
+    component: str | None
     times: int
 
 
@@ -71,21 +74,28 @@ class Generation:
         return tuple(name for name in TRANSFORMERS if name in self.components)
 
     @functools.cached_property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[Runs, ...]:
         """The programs in the order in which they run, without those that only bring weights."""
-        names, first = self._counted.keys(), self.experts[0]
-        loop = self.options.loop == "scan"
-        calls = (
-            Call("encode_text", "text_encoder", 2 if self.shape.guidance else 1),
-            Call("encode_image", "image_encoder", 1),
-            Call("encode_video", "vae", 1),
-            Call("prepare", first, len(self.experts)),
-            Call("denoise_loop", first, len(self.experts))
-            if loop
-            else Call("denoise_step", first, self.steps),
-            Call("decode_video", "vae", self.shape.num_videos),
-        )
-        return tuple(call for call in calls if call.name in names)
+        experts = len(self.experts)
+        times: dict[Role, int] = {
+            "text": 2 if self.shape.guidance else 1,
+            "prepare": experts,
+            "step": self.steps,
+            "scan": experts,
+            "decode": self.shape.num_videos,
+        }
+        calls = []
+        for name, spec in self._counted.items():
+            if spec.role != "spread":
+                count = 0 if spec.role in FORMS and spec.place else times.get(spec.role, 1)
+                component = next((key for key in spec.inputs if key in self.components), None)
+                calls.append(Runs(name, spec.role, component, count))
+        return tuple(calls)
+
+    @functools.cached_property
+    def loop(self) -> Runs:
+        """The full program of the form of the loop that is planned."""
+        return next(call for call in self.calls if call.role in FORMS)
 
     @functools.cached_property
     def _counted(self) -> Mapping[str, ProgramSpec]:
@@ -101,23 +111,21 @@ class Generation:
 
     def specs(self, builder: ProgramBuilder) -> Iterator[ProgramSpec]:
         """Yields the programs of the generation that a builder makes: one form of the loop, one of text."""
-        yield builder.encode_text(self.manifest.tokenizer.max_length)
-        if "image_encoder" in self.components:
-            yield builder.encode_image()
-        if self.manifest.model.task.inputs:
-            yield builder.encode_video()
-        yield builder.prepare()
-        yield builder.denoise_loop() if self.options.loop == "scan" else builder.denoise_step()
-        yield builder.decode_video()
-        yield from builder.spreads()
+        specs, form = builder.programs(), "scan" if self.options.loop == "scan" else "step"
+        longest = max(spec.place for spec in specs if spec.role == "text")
+        left_out = {"step", "scan"} - {form}
+        for spec in specs:
+            if spec.role not in left_out and (spec.role != "text" or spec.place == longest):
+                yield spec
 
     @functools.cached_property
     def work(self) -> Mapping[str, Work]:
         """The work of every call by program; of a loop, that of its steps."""
-        work = {name: work_of(spec) for name, spec in self._counted.items() if name != "denoise_loop"}
-        if self.options.loop == "scan":
-            work["denoise_loop"] = Work()
-            work["denoise_loop"].add(work_of(self.builder.denoise_step()), self.steps / len(self.experts))
+        work = {
+            name: Work() if spec.role == "scan" else work_of(spec) for name, spec in self._counted.items()
+        }
+        if self.loop.role == "scan":  # its number of steps is an input
+            work[self.loop.name].add(work_of(step(self.builder)), self.steps / len(self.experts))
         return work
 
     @functools.cached_property
@@ -132,30 +140,31 @@ class Generation:
         """Returns the bytes of a component's weights that lie on each device of a mesh."""
         return device_bytes(self.manifest.components[component], PARAMETERS, jax_sizes(sizes))
 
-    def share(self, call: Call, sizes: Sizes) -> Share:
+    def share(self, call: Runs, sizes: Sizes) -> Share:
         """Returns what one device of a mesh does of a program.
 
         The VAE's exchange of neighbouring columns is left out: it takes a hundredth of the VAE's time.
         """
-        component = self.manifest.components[call.component]
-        whole = component.nbytes
+        if call.component is None:
+            return Share(1 / num_devices(sizes))
+        whole = self.manifest.components[call.component].nbytes
         used = self.weights(call.component, {"tensor": sizes.get("tensor", 1)})
         fsdp, count = sizes.get("fsdp", 1), num_devices(sizes)
         gathered = used * (fsdp - 1) / fsdp
         if call.component == "vae":
             columns = self.builder.latent_shape[2]
             return Share(products=-(-columns // count) / columns, weights=used, whole_weights=whole)
-        if call.component in ENCODERS or call.name == "prepare":
-            # ``prepare`` uses a small part of the transformer, and every device computes it.
-            sent = gathered if call.name != "prepare" else 0.0
-            small = (0, 0) if call.name == "prepare" else (used, whole)
-            return Share(1 / sizes.get("tensor", 1), small[0], small[1], sent)
-        times = self.steps / len(self.experts) if call.name == "denoise_loop" else 1
+        if call.role == "prepare":
+            # It uses a small part of the transformer, and every device computes it.
+            return Share(1 / sizes.get("tensor", 1))
+        if call.component in ENCODERS:
+            return Share(1 / sizes.get("tensor", 1), used, whole, gathered)
+        times = self.steps / len(self.experts) if call.role == "scan" else 1
         computed = self.step.tokens_of(sizes) / (self.step.batch * self.step.tokens * sizes.get("tensor", 1))
         sent = sum(self.step.sent(sizes).values())
         return Share(computed, used * times, whole * times, sent * times)
 
-    def time(self, call: Call, sizes: Sizes) -> Time:
+    def time(self, call: Runs, sizes: Sizes) -> Time:
         """Returns the time of one call of a program on a mesh."""
         return predicted(self.work[call.name], self.chip, self.share(call, sizes))
 
@@ -176,10 +185,6 @@ class Generation:
     def _beside(self) -> dict[str, tuple[int, int]]:
         """Bytes of the cache of keys and values, and of other inputs and outputs, by program."""
         return {name: _beside(spec, self.components) for name, spec in self._counted.items()}
-
-    def is_spread(self, name: str) -> bool:
-        """Returns whether a program only brings weights to the devices of a mesh."""
-        return name in map(spread_name, self.components)
 
     def config(self, component: str) -> Any:
         """Returns a component's parsed config."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.plan.generation import Generation
+from wanbuild.plan.generation import Generation, Runs
 from wanrun.artifact.mesh import Sizes, num_devices
+from wanrun.artifact.programs import FORMS
 from wanrun.machine.memory import DEVICE_MARGIN
 
 HELD: Mapping[str, str] = MappingProxyType(
@@ -122,16 +123,20 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     """
     figures = {}
     for call in generation.calls:
-        if call.name.startswith("denoise"):
-            temporaries = _step_bytes(generation, sizes)
-        elif call.component == "vae":
-            temporaries = _vae_bytes(generation, sizes, decoder=call.name == "decode_video")
-        else:
-            temporaries = _gathered_bytes(generation, call.component, sizes)
-        beside = generation.beside_bytes(call.name, sizes)
-        arguments = generation.weights(call.component, sizes) + beside
-        figures[call.name] = Figures(arguments, 0, int(temporaries))
+        weights = 0 if call.component is None else generation.weights(call.component, sizes)
+        arguments = weights + generation.beside_bytes(call.name, sizes)
+        figures[call.name] = Figures(arguments, 0, int(_temporary_bytes(generation, call, sizes)))
     return figures
+
+
+def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
+    if call.component is None:  # it computes a little of what it is given
+        return 0.0
+    if call.role in FORMS:
+        return _step_bytes(generation, sizes)
+    if call.component == "vae":
+        return _vae_bytes(generation, sizes, decoder=call.role == "decode")
+    return _gathered_bytes(generation, call.component, sizes)
 
 
 def _step_bytes(generation: Generation, sizes: Sizes) -> float:

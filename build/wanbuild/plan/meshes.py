@@ -63,7 +63,7 @@ def with_figures(generation: Generation, one: Candidate, figures: Mapping[str, F
 
 def step_seconds(generation: Generation, sizes: Sizes) -> float:
     """Returns the seconds of a denoising step."""
-    (loop,) = (call for call in generation.calls if call.name.startswith("denoise"))
+    loop = generation.loop
     return generation.time(loop, sizes).seconds * loop.times / generation.steps
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wanbuild.plan.generation import Call
+from wanbuild.plan.generation import Runs
 from wanbuild.plan.memory import HELD
 from wanbuild.plan.meshes import Candidate, shape_text
 from wanbuild.plan.plan import Plan
@@ -56,7 +56,7 @@ def _columns(cells: Sequence[str]) -> str:
     return "".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in sized).rstrip()
 
 
-def _row(plan: Plan, call: Call) -> str:
+def _row(plan: Plan, call: Runs) -> str:
     figures, time = plan.chosen.figures[call.name], plan.generation.time(call, plan.chosen.sizes)
     compiled = plan.compiled.get(call.name)
     return _columns(
@@ -77,7 +77,7 @@ def _row(plan: Plan, call: Call) -> str:
 def _spreads(plan: Plan) -> Iterator[str]:
     """Yields a line for each program that brings weights."""
     for name, one in plan.compiled.items():
-        if plan.generation.is_spread(name):
+        if one.role == "spread":
             figures = one.figures
             sizes = _gigabytes(figures.arguments), _gigabytes(figures.temporaries), _size(figures.code)
             short = name.replace("transformer", "trans.").replace("_encoder", "")
@@ -181,7 +181,7 @@ def _mesh_json(one: Candidate) -> dict[str, Any]:
     return {"mesh": dict(one.sizes), "step_seconds": one.step, "video_seconds": one.video, "memory": memory}
 
 
-def _program_json(plan: Plan, call: Call) -> dict[str, Any]:
+def _program_json(plan: Plan, call: Runs) -> dict[str, Any]:
     figures, compiled = plan.chosen.figures[call.name], plan.compiled.get(call.name)
     time = plan.generation.time(call, plan.chosen.sizes)
     return {

@@ -9,11 +9,10 @@ import msgspec
 
 from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
-from wanrun.artifact.programs import Profile, ProfileOptions
-from wanrun.denoising.steps import LOOP_PROGRAMS
+from wanrun.artifact.programs import FORMS, Profile, ProfileOptions
 from wanrun.errors import UsageError
 
-LOOPS = ("both", *LOOP_PROGRAMS)
+LOOPS = ("both", *FORMS)
 """The choices for the forms of the denoising loop that a profile has."""
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.programs.build_options import BuildOptions, Shape
-from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compile_into
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.programs.instructions import beyond, record_level
@@ -19,6 +18,7 @@ from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
+from wanbuild.programs.wiring import check_all_wiring
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
@@ -225,10 +225,7 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         manifest = read_manifest(artifact)
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
-        shapes = list(request.shapes(manifest))
-        for shape in shapes:  # refuse a bad shape before anything is built
-            ProgramBuilder(manifest, shape, request.options, *targets[0].programs_for)
-        wanted = [profile_of(manifest, shape, request.options) for shape in shapes]
+        wanted = [profile_of(manifest, shape, request.options) for shape in request.shapes(manifest)]
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)
         remove_unlisted(artifact, manifest)
@@ -257,6 +254,7 @@ def build_target(
         tool={**manifest.tool, "name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
+    check_all_wiring(changed)
     write_requirements(artifact, targets)
     changed.write(artifact)
     return changed

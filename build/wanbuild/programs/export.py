@@ -94,6 +94,9 @@ def with_programs(
         target: the target to export for.
         wanted: the profiles to export.
 
+    Raises:
+        UsageError: for a shape that cannot be built, or parts of a model that do not fit together.
+
     Returns:
         A manifest that lists the programs, and the key of the target's program set.
     """
@@ -114,8 +117,9 @@ def with_programs(
     programs = dict(own.programs)
     built = manifest.targets[target.name].executables if target.name in manifest.targets else {}
     names = dict.fromkeys([*(p.name for p in wanted), *(name for name in built if name not in programs)])
-    for name in names:
-        programs[name] = _export_profile(artifact, manifest, profiles[name], target)
+    builders = {name: _builder(manifest, profiles[name], target) for name in names}
+    for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
+        programs[name] = _export_profile(artifact, manifest, name, builder, target.platform)
     exported = {**own.exported, **dict.fromkeys(names, today())}
     sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported)
     changed = _changed_programs(manifest.program_sets, sets)
@@ -137,16 +141,20 @@ def used_sets(program_sets: Mapping[str, ProgramSet], targets: Mapping[str, Targ
     return {key: programs for key, programs in program_sets.items() if key in used}
 
 
+def _builder(manifest: Manifest, profile: Profile, target: TargetSpec) -> ProgramBuilder:
+    shape, options = Shape.of(profile), BuildOptions.of(profile.options)
+    return ProgramBuilder(manifest, shape, options, *target.programs_for)
+
+
 def _export_profile(
-    artifact: Path, manifest: Manifest, profile: Profile, target: TargetSpec
+    artifact: Path, manifest: Manifest, name: str, builder: ProgramBuilder, platform: str
 ) -> dict[str, Program]:
     """Exports every program of a profile to a file whose name has the digest of its content."""
     programs: dict[str, Program] = {}
-    folder = artifact / "programs" / profile.name
+    folder, specs = artifact / "programs" / name, builder.programs()
     folder.mkdir(parents=True, exist_ok=True)
-    shape, options = Shape.of(profile), BuildOptions.of(profile.options)
-    for spec in ProgramBuilder(manifest, shape, options, *target.programs_for).programs():
-        data = export_program(spec, target.platform)
+    for spec in specs:
+        data = export_program(spec, platform)
         digest = sha256_of(data)
         file = folder / f"{spec.name}-{digest[:12]}.stablehlo"
         if digest_found(file, len(data)) != digest:  # a killed build leaves the old one whole
@@ -157,6 +165,8 @@ def _export_profile(
             inputs=spec.inputs,
             donate=spec.donate_argnums,
             avals=describe(spec, manifest.components),
+            role=spec.role,
+            place=spec.place,
         )
     fsync_directory(folder)
     fsync_directory(folder.parent)

@@ -11,7 +11,7 @@ import jax
 
 from wanbuild.models.forms import Forms, tracing_with
 from wanbuild.programs.shardings import arrays_placed
-from wanrun.artifact.programs import Kernels
+from wanrun.artifact.programs import Kernels, Role
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class ProgramSpec:
         mesh: the mesh of devices that run it; None for one device.
         results: the abstract outputs with their shardings, where those are not what ``arrays_placed`` says.
         kernels: the implementations that the program is traced with.
+        role: when the runtime runs it.
+        place: its place among the programs of its role.
     """
 
     name: str
@@ -37,6 +39,8 @@ class ProgramSpec:
     mesh: jax.sharding.Mesh | None = None
     results: Mapping[str, Any] | None = None
     kernels: Kernels | None = None
+    role: Role = "step"
+    place: int = 0
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

@@ -32,8 +32,8 @@ def is_staged(layout: ArrayLayout) -> bool:
 
 def spread(
     name: str, component: Component, weights: Any, rules: Mapping[str, Any], mesh: jax.sharding.Mesh
-) -> ProgramSpec | None:
-    """Returns the program that spreads a component's large parameters; None if it has none.
+) -> ProgramSpec:
+    """Returns the program that spreads a component's large parameters, of which it has some.
 
     Its input ``rows`` is a dict by path: a parameter, padded along axis 0 to a whole number of rows per
     device, and cut along that axis over all devices. Its output ``weights`` is a dict by path too: the same
@@ -48,8 +48,6 @@ def spread(
     """
     flat = dict(flatten(weights))
     staged = {path: one for path, one in component.parameters.items() if is_staged(one.layout)}
-    if not staged:
-        return None
     by_row = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     rows = {
         path: jax.ShapeDtypeStruct(padded_shape(one.layout, mesh.size), flat[path].dtype, sharding=by_row)

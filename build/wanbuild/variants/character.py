@@ -27,8 +27,8 @@ from wanbuild.variants.variant import (
     WITH_IMAGES,
     Field,
     Inputs,
+    Usage,
     Variant,
-    Way,
     a_video,
     an_image,
     takes,
@@ -130,7 +130,7 @@ class Character(Variant):
         return given
 
     @property
-    def ways(self) -> Sequence[Way]:
+    def usages(self) -> Sequence[Usage]:
         return [(mode, {"mode": mode}) for mode in MODES.names]
 
 

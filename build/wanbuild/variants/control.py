@@ -13,7 +13,7 @@ import numpy as np
 
 from wanbuild.models.vae import FRAMES_PER_LATENT
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, Source, signed, still
-from wanbuild.variants.variant import TEXT_TO_VIDEO, Components, Field, Variant, Way, a_video, takes
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Components, Field, Usage, Variant, a_video, takes
 from wanrun.artifact.task import Input
 from wanrun.media.types import Media
 
@@ -95,7 +95,7 @@ class Control(Variant):
         return given
 
     @property
-    def ways(self) -> Sequence[Way]:
+    def usages(self) -> Sequence[Usage]:
         return [("no video", {"without": ("video", "mask")}), ("video", {})]
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.variants.conditioner import Arrays, Conditioner, still
-from wanbuild.variants.variant import TEXT_TO_VIDEO, Variant, Way, an_image, takes
+from wanbuild.variants.variant import TEXT_TO_VIDEO, Usage, Variant, an_image, takes
 from wanrun.artifact.task import HeldFrame
 
 
@@ -44,7 +44,7 @@ class FirstFrame(Variant):
         return "WanImageToVideoPipeline"
 
     @property
-    def ways(self) -> Sequence[Way]:
+    def usages(self) -> Sequence[Usage]:
         return [("text", {"without": ("image",)}), ("image", {})]
 
 

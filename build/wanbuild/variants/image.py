@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.variants.conditioner import FLAG, Arrays, Conditioner, mask_channels, over_pixels, signed
-from wanbuild.variants.variant import TWO_EXPERTS, WITH_IMAGES, Variant, Way, an_image, takes
+from wanbuild.variants.variant import TWO_EXPERTS, WITH_IMAGES, Usage, Variant, an_image, takes
 
 
 class ImageConditioner(Conditioner):
@@ -61,9 +61,9 @@ class ImageToVideo(Variant):
         return 1 + self.vae_temporal, "the first and the last one may be given"
 
     @property
-    def ways(self) -> Sequence[Way]:
+    def usages(self) -> Sequence[Usage]:
         if "last_image" not in self.inputs or self.inputs["last_image"].required:
-            return super().ways
+            return super().usages
         return [("first image", {"without": ("last_image",)}), ("both images", {})]
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.artifact.task import HeldFrame, Input, MediaOption, Modes, Order, Task, Windows
+from wanrun.artifact.task import HeldFrame, Input, MediaOption, Modes, Task, Windows
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ CHANNELS = 16
 Field = tuple[str, object, object]
 """A field of the transformer's config, its required value, and its value if the config omits it."""
 
-Way = tuple[str, Mapping[str, Any]]
+Usage = tuple[str, Mapping[str, Any]]
 """A way to use a model, as text for the comparison's table, and its arguments for ``sample_media``."""
 
 
@@ -196,17 +196,12 @@ class Variant:
         Args:
             transformer: the transformer's config.
         """
-        order = Order(
-            once=("encode_image",) if self.encoded_images else (),
-            window=("encode_video",) if self.conditioner else (),
-        )
         return Task(
             name=self.task,
             inputs=dict(self.inputs_for(transformer)),
             modes=self.modes,
             windows=self.windows,
             held=self.held,
-            order=order,
         )
 
     @property
@@ -255,6 +250,6 @@ class Variant:
         return {**{name: value for name, value in given.items() if value not in (None, ())}, **numbers}
 
     @property
-    def ways(self) -> Sequence[Way]:
+    def usages(self) -> Sequence[Usage]:
         """Returns the ways to use a model: each mode, with and without optional inputs; the last has all."""
         return [("", {})]

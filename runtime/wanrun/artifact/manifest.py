@@ -24,7 +24,7 @@ from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of
 
 FORMAT: Final = "wan-artifact"
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 MANIFEST = "manifest.json"
 MAX_BYTES = 2**26
 """The largest manifest; that of a 14B model with two experts and one profile has a quarter of a megabyte."""
@@ -98,7 +98,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """
 
     format: Literal["wan-artifact"] = FORMAT
-    format_version: Literal[3] = FORMAT_VERSION
+    format_version: Literal[4] = FORMAT_VERSION
     model: Model
     configs: Mapping[str, Mapping[str, Any]]
     source: Mapping[str, Any]

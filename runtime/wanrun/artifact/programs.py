@@ -11,6 +11,7 @@ import msgspec
 
 from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
+from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
 _AVAL = re.compile(r"[a-z][a-z0-9_]{0,19}\[(?:[0-9]{1,12}(?:,[0-9]{1,12}){0,7})?\]")
@@ -36,6 +37,28 @@ def _check_avals(avals: Any, where: str) -> None:
         raise ValueError(f"{where} is described as {avals!r}, not as float32[2,3]")
 
 
+Role = Literal["text", "once", "window", "prepare", "step", "scan", "decode", "spread"]
+"""When a program runs.
+
+| role | runs | takes | returns |
+|---|---|---|---|
+| ``text`` | once per prompt; the shortest one that fits it | ``ids``, ``mask`` | ``embeddings`` |
+| ``once`` | first, once for all windows | prepared images and videos | inputs of later programs |
+| ``window`` | next, once per window | the same, and what the window before has left | the same |
+| ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
+| ``step`` | one per step; the first one is the full one | state, a row of the solver's table | state |
+| ``scan`` | one per run of steps with the same program | state, the solver's table | state |
+| ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
+| ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
+
+A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
+State is the inputs that a program donates: latents, and whatever else steps pass on.
+"""
+
+FORMS: tuple[Role, ...] = ("step", "scan")
+"""The forms of the denoising loop, the preferred one first; each is the role of its programs."""
+
+
 class Program(Record, frozen=True):
     """One exported program.
 
@@ -45,6 +68,9 @@ class Program(Record, frozen=True):
         inputs: input names in order; a component's name stands for its weights.
         donate: indices of donated inputs.
         avals: dtype and shape of inputs and outputs as text, ``float32[2,3]``; nested dicts for a pytree.
+        role: when it runs.
+        place: its place among the programs of its role, from 0. Programs that run one after the other do so
+            in this order; of steps, the first one is the full one.
     """
 
     file: str
@@ -52,6 +78,8 @@ class Program(Record, frozen=True):
     inputs: tuple[str, ...]
     donate: tuple[NotNegative, ...]
     avals: Mapping[str, Any]
+    role: Role
+    place: NotNegative = 0
 
     def __post_init__(self) -> None:
         plain_relative(self.file, "a program")
@@ -70,8 +98,26 @@ class Program(Record, frozen=True):
         return tuple(self.inputs[index] for index in self.donate)
 
     def array(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Returns dtype and shape of an input that is one array."""
-        return aval(self.avals["inputs"][name])
+        """Returns dtype and shape of an input that is one array.
+
+        Raises:
+            ArtifactError: if the program has no such input.
+        """
+        text = self.avals.get("inputs", {}).get(name)
+        if not isinstance(text, str):
+            raise ArtifactError(
+                f"{self.file} takes no array {name}",
+                expected=f"one of role {self.role}",
+                found=text,
+                remedy="build the artifact again",
+            )
+        return aval(text)
+
+
+def with_role(programs: Mapping[str, Program], *roles: str) -> tuple[str, ...]:
+    """Returns the names of the programs with these roles: role after role, each in the order of places."""
+    found = [(roles.index(one.role), one.place, name) for name, one in programs.items() if one.role in roles]
+    return tuple(name for *_, name in sorted(found))
 
 
 class ProfileOptions(Record, frozen=True, kw_only=True):

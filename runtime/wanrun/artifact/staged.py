@@ -13,13 +13,9 @@ WEIGHTS = "weights"
 """Its output, by path: the same parameters as other programs take them."""
 
 
-SPREAD = "spread_"
-"""What the names of programs that spread rows begin with."""
-
-
 def spread_name(component: str) -> str:
     """Returns the program that spreads a component's rows; two experts share one, as all their programs."""
-    return f"{SPREAD}{TRANSFORMERS[0] if component in TRANSFORMERS else component}"
+    return f"spread_{TRANSFORMERS[0] if component in TRANSFORMERS else component}"
 
 
 def padded_shape(layout: ArrayLayout, devices: int) -> tuple[int, ...]:

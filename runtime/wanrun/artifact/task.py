@@ -1,4 +1,4 @@
-"""The manifest's records of a model's task: its images and videos, their preparation, and its programs.
+"""The manifest's records of a model's task: its images and videos, their preparation, and its windows.
 
 The runtime follows these records and knows no task by name.
 """
@@ -116,28 +116,8 @@ class HeldFrame(Record, frozen=True, kw_only=True):
     mask: str
 
 
-class Order(Record, frozen=True, kw_only=True):
-    """The order of a generation's programs, except those of the text encoder and of the denoising loop.
-
-    A program takes, by name, the prepared images and videos and the outputs of the programs before it.
-
-    Attributes:
-        once: programs that run first, once for all windows.
-        window: programs that run next, once per window; once for a video without windows.
-        expert: programs that run before an expert's steps and take the embeddings. The steps take their
-            outputs.
-        after: programs that run after the last step, for each video: they take ``latents`` and return
-            ``frames``.
-    """
-
-    once: tuple[str, ...] = ()
-    window: tuple[str, ...] = ()
-    expert: tuple[str, ...] = ("prepare",)
-    after: tuple[str, ...] = ("decode_video",)
-
-
 class Task(Record, frozen=True, kw_only=True):
-    """A model's task: its inputs beside the prompt, and the programs that make a video of them.
+    """A model's task: its inputs beside the prompt, and how a video is made of them.
 
     Attributes:
         name: the task's name, for people only.
@@ -145,7 +125,6 @@ class Task(Record, frozen=True, kw_only=True):
         modes: the model's modes; None for a model with a single one.
         windows: the windows of a long video; None if every video has the profile's frames.
         held: the first frame that may be given; None if there is no such frame.
-        order: the order of programs.
     """
 
     name: str
@@ -153,7 +132,6 @@ class Task(Record, frozen=True, kw_only=True):
     modes: Modes | None = None
     windows: Windows | None = None
     held: HeldFrame | None = None
-    order: Order = Order()
 
     def __post_init__(self) -> None:
         if problem := next(self._problems(), None):
@@ -174,8 +152,6 @@ class Task(Record, frozen=True, kw_only=True):
         arrays += [] if self.modes is None else [self.modes.array]
         if twice := [array for array, count in Counter(arrays).items() if count > 1]:
             yield f"two inputs are called {twice[0]}"
-        if self.inputs and not self.order.window:
-            yield "no program takes the images and videos"
         if self.windows is not None:
             decides = self.inputs.get(self.windows.frames_of)
             if decides is None or decides.kind != "video" or not decides.required or decides.mode is not None:

@@ -70,7 +70,6 @@ class ExpertLoop:
         names: the transformer components, the high-noise one first.
         placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
             in host memory; ``one``: one on the device, the other is read again at the boundary.
-        before: the programs that run before an expert's steps, in order.
     """
 
     def __init__(
@@ -79,10 +78,9 @@ class ExpertLoop:
         profile: Profile,
         names: Sequence[str],
         placement: str,
-        before: Sequence[str],
     ) -> None:
         self._programs, self._profile = programs, profile
-        self._names, self._placement, self._before = tuple(names), placement, tuple(before)
+        self._names, self._placement = tuple(names), placement
 
     def __call__(self, run: Denoising, noise: np.ndarray, conditions: Conditions) -> np.ndarray:
         """Runs the experts' ranges in order.
@@ -144,7 +142,7 @@ class ExpertLoop:
 
     def _calls(self, run: Denoising, steps: ExpertRange) -> list[Call]:
         """Returns the program calls of an expert's steps."""
-        rule = run.rule or full_program(run.loop)
+        rule = run.rule or full_program(self._programs.with_role(run.loop)[0])
         if run.loop == "scan":
             return list(loop_calls(run.table, steps, rule, self._profile.options.max_steps))
         return list(step_calls(run.table, steps, rule))
@@ -157,7 +155,7 @@ class ExpertLoop:
         """Returns the inputs that every step of an expert takes."""
         import jax
 
-        programs = [self._bound(name, steps.transformer) for name in self._before]
+        programs = [self._bound(name, steps.transformer) for name in self._programs.with_role("prepare")]
         given = {"embeddings": run.embeddings, **conditions.prepare}
         constant: dict[str, Any] = {}
         with run.timings.phase("prepare"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,6 @@ import numpy as np
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
 from wanrun.denoising.state import State, check_finite, with_noise
-
-LOOP_PROGRAMS: Mapping[str, str] = MappingProxyType({"step": "denoise_step", "scan": "denoise_loop"})
-"""The forms of the denoising loop, the preferred one first, and the full program of each form."""
 
 LoopProgram = Callable[..., Mapping[str, Any]]
 """An executable bound to its weights. It takes its inputs by name and returns its part of the state."""
@@ -50,9 +46,9 @@ class Call:
     noise: float | None = None
 
 
-def full_program(loop: str) -> Rule:
-    """Returns the rule that gives every step to the full program of a loop form."""
-    return lambda index: LOOP_PROGRAMS[loop]
+def full_program(name: str) -> Rule:
+    """Returns the rule that gives every step to one program."""
+    return lambda index: name
 
 
 def step_calls(table: SolverTable, steps: ExpertRange, rule: Rule) -> Iterator[Call]:

@@ -192,7 +192,7 @@ class Executables:
             if compiled is None:
                 return LoadedProgram(self._compiled_here(name, files, program, refusal), program.inputs)
         loaded = LoadedProgram(compiled, program.inputs)
-        if self._opened.policy.retune and is_tuned(name, program):
+        if self._opened.policy.retune and is_tuned(program):
             return self._contest(profile, name, files, program, loaded)
         return loaded
 

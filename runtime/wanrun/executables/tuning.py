@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import NEEDED
 from wanrun.artifact.programs import Profile, Program
-from wanrun.artifact.staged import SPREAD
 from wanrun.executables.tolerance import TOLERANCES, levels_apart, most_levels, relative_error
 from wanrun.timing.timings import now
 
@@ -29,13 +27,13 @@ AUTOTUNING = ("autotun", "triton_gemm")
 """Parts of the names of the compiler's options that are for where there is no chip to tune kernels on."""
 
 
-def is_tuned(name: str, program: Program) -> bool:
+def is_tuned(program: Program) -> bool:
     """Whether ``--retune`` compares a program.
 
     The bits of embeddings, which are cached, are those of the artifact's text encoder. Programs that spread
     weights run once.
     """
-    return NEEDED[0] not in program.inputs and not name.startswith(SPREAD)
+    return program.role not in ("text", "spread")
 
 
 def tolerance_of(profile: Profile) -> float:

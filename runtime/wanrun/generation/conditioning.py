@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.programs import FORMS, Profile, Program
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.state import zeros
-from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.last_encoded import Encoded, LastEncoded
 from wanrun.media.types import Inputs, Media, check_media
@@ -44,9 +43,8 @@ class Conditioning:
         self._programs, self._manifest, self._profile = programs, manifest, profile
         self._model, self._task = manifest.model, manifest.model.task
         self._last, self._low_memory = last, low_memory
-        encoders = (*self._task.order.once, *self._task.order.window)
-        self._encoders = tuple(name for name in encoders if name in programs)
-        self._all_built = len(self._encoders) == len(encoders)
+        self._once, self._window = programs.with_role("once"), programs.with_role("window")
+        self._encoders = (*self._once, *self._window)
         self._digests = tuple(programs[name].sha256 for name in self._encoders)
 
     @property
@@ -55,8 +53,10 @@ class Conditioning:
         return self._task.always_encodes
 
     @property
-    def _step(self) -> Program:
-        return next(self._programs[name] for name in LOOP_PROGRAMS.values() if name in self._programs)
+    def _steps(self) -> Mapping[str, Program]:
+        """The inputs of all kinds of steps: by name, a program that takes it."""
+        steps = [self._programs[name] for name in self._programs.with_role(*FORMS)]
+        return {key: program for program in steps for key in program.inputs}
 
     def request_weights(self) -> list[Future[Any]]:
         """Starts to load the weights of the components that encode images and videos."""
@@ -111,7 +111,7 @@ class Conditioning:
             return self._without()
         media = {item.array for item in self._task.inputs.values()}
         arrays: dict[str, np.ndarray] = {}
-        for name in (*self._encoders, *self._task.order.expert):
+        for name in self._programs.with_role("once", "window", "prepare"):
             program = self._programs[name]
             for key in program.avals["inputs"]:  # without the weights
                 if name in self._encoders or key in media:
@@ -145,7 +145,7 @@ class Conditioning:
         """
         if inputs is None or not inputs.arrays:
             return self._without()
-        if not (self._encoders and self._all_built):  # a task of text alone has no encoders
+        if not self._window:
             raise ArtifactError(
                 f"profile {self._profile.name} has no program for images and videos",
                 remedy="build it again with wanbuild compile",
@@ -203,10 +203,11 @@ class Conditioning:
 
     def _encode_once(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the outputs that are the same for all windows."""
-        names = self._task.order.once
-        made = self._run(names, arrays)
+        made = self._run(self._once, arrays)
         if self._low_memory:
-            for component in {component for name in names for component in self._programs.components(name)}:
+            for component in {
+                component for name in self._once for component in self._programs.components(name)
+            }:
                 self._programs.release(component)
         return made
 
@@ -214,26 +215,26 @@ class Conditioning:
         self, arrays: Mapping[str, Any], once: Mapping[str, Any], carried: Mapping[str, Any], overlap: int
     ) -> dict[str, Any]:
         """Returns the outputs for one window."""
-        given, names = {**arrays, **once, **carried}, self._task.order.window
+        given = {**arrays, **once, **carried}
         if self._task.windows is not None:
             given |= {"overlap": np.int32(overlap), "later": np.int32(bool(carried))}
-            for program in (self._programs[name] for name in names):
+            for program in (self._programs[name] for name in self._window):
                 for key in self._task.windows.carried.keys() & set(program.inputs) - carried.keys():
                     dtype, shape = program.array(key)
                     given[key] = np.zeros(shape, dtype)
-        return self._run(names, given)
+        return self._run(self._window, given)
 
     def _conditions(
         self, arrays: Mapping[str, Any], encoded: Encoded, options: Mapping[str, Any]
     ) -> Conditions:
         """Returns arrays and encodings, sorted by the programs that take them."""
-        made = {**encoded.once, **encoded.window}
-        expert = {key for name in self._task.order.expert for key in self._programs[name].inputs}
+        made, takes = {**encoded.once, **encoded.window}, self._steps
+        expert = {key for name in self._programs.with_role("prepare") for key in self._programs[name].inputs}
         prepare = {key: value for key, value in {**arrays, **made}.items() if key in expert}
-        steps = {key: value for key, value in made.items() if key in self._step.inputs}
+        steps = {key: value for key, value in made.items() if key in takes}
         for name, default in self._model.options.items():
-            if name in self._step.inputs:
-                dtype, shape = self._step.array(name)
+            if name in takes:
+                dtype, shape = takes[name].array(name)
                 steps[name] = np.full(shape, options.get(name, default), dtype)
         held = None
         if (frame := self._task.held) is not None:
@@ -243,7 +244,7 @@ class Conditioning:
 
     def _frame_mask(self, name: str, held: bool) -> np.ndarray:
         """Returns float32 (T,): zero for a held frame, else one."""
-        dtype, shape = self._step.array(name)
+        dtype, shape = self._steps[name].array(name)
         mask = np.ones(shape, dtype)
         mask[:1] = not held
         return mask
@@ -252,6 +253,6 @@ class Conditioning:
         """Returns the conditions of text alone: none, or a first frame that is not held."""
         if (frame := self._task.held) is None:
             return Conditions()
-        nothing = zeros(self._step.avals["inputs"][frame.condition])
+        nothing = zeros(self._steps[frame.condition].avals["inputs"][frame.condition])
         steps = {frame.condition: nothing, frame.mask: self._frame_mask(frame.mask, held=False)}
         return Conditions(steps=self._programs.put(steps))

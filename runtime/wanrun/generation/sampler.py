@@ -53,7 +53,7 @@ class Sampler:
         Returns:
             Frames, uint8 (B, F, H, W, 3), and all outputs of the programs for the last video, on the device.
         """
-        programs = [self._programs.bound(name) for name in self._task.order.after]
+        programs = [self._programs.bound(name) for name in self._programs.with_role("decode")]
         with timings.phase("decode", f"{len(latents) * self._profile.num_frames} frames"):
             frames, made = [], dict[str, Any]()
             for one in latents[:, :, self._leading :]:

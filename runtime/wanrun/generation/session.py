@@ -15,13 +15,12 @@ from wanrun.artifact.select import SelectedTarget
 from wanrun.denoising.expert_loop import Denoising, ExpertLoop
 from wanrun.denoising.noise import initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
-from wanrun.denoising.steps import LOOP_PROGRAMS, velocity_table
+from wanrun.denoising.steps import velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.entries import check_entries
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.sampler import Sampler
 from wanrun.generation.shared import Shared
-from wanrun.generation.wiring import check_wiring
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
@@ -97,11 +96,9 @@ class Session:
         self.placement = _place(shared, profile)
         kind = "both" if self.placement is None else self.placement.kind
         shared.weights.keep_on_host(self._experts if kind == "host" else ())
-        check_wiring(manifest, profile, opened.programs(profile))
         self.programs = Programs(profile, shared.executables, shared.weights)
         self.text = shared.texts.of(self.programs, profile.options.dtype)
-        self._order = manifest.model.task.order
-        self._expert_loop = ExpertLoop(self.programs, profile, self._experts, kind, self._order.expert)
+        self._expert_loop = ExpertLoop(self.programs, profile, self._experts, kind)
         self.conditioning = Conditioning(
             self.programs, manifest, profile, shared.last_encoded, policy.low_memory
         )
@@ -139,7 +136,7 @@ class Session:
             waiting += text.backend.request(text.tokenizer(missing).lengths)
         if conditioned:  # after the text encoder's programs, because the text is encoded first
             waiting += self.conditioning.request_programs()
-        waiting += self.programs.request(programs=[*self._order.expert, LOOP_PROGRAMS[self.loop]])
+        waiting += self.programs.request(programs=self.programs.with_role("prepare", self.loop))
         when_done(waiting, timings.mark_ready)
         if missing:
             with timings.phase("text"):
@@ -176,7 +173,7 @@ class Session:
 
     def load_behind(self) -> None:
         """Requests the programs and weights for after the last step; raises the error of a failed load."""
-        programs = self._order.after
+        programs = self.programs.with_role("decode")
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import FORMS, Profile
 from wanrun.artifact.select import named_profile, select_profile
 from wanrun.denoising.schedule import explicit_timesteps
-from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.media.types import MEDIA_KINDS
 from wanrun.request.request import Request
@@ -253,7 +252,7 @@ def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
 
 def loop_forms(profile: Profile) -> tuple[str, ...]:
     """Returns the forms of the denoising loop that a profile is built with, the preferred one first."""
-    return tuple(form for form in LOOP_PROGRAMS if profile.options.loop in (form, "both"))
+    return tuple(form for form in FORMS if profile.options.loop in (form, "both"))
 
 
 def resolve_loop(profile: Profile, loop: str | None) -> str:
@@ -264,8 +263,8 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
         ArtifactError: if the profile is not built with it, naming the built form.
     """
     name, built = field("loop"), loop_forms(profile)
-    if loop is not None and loop not in LOOP_PROGRAMS:
-        raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(LOOP_PROGRAMS))
+    if loop is not None and loop not in FORMS:
+        raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(FORMS))
     form = loop or built[0]
     if form not in built:
         raise ArtifactError(

@@ -6,7 +6,7 @@ A backend starts to load on request, computes embeddings, and can release its me
 from __future__ import annotations
 
 import functools
-import re
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from wanrun.artifact.programs import Program, with_role
 from wanrun.files import canonical_json, sha256_of
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
@@ -53,17 +54,14 @@ class TextBackend(Protocol):
         """Releases the encoder's memory until the next request."""
 
 
-def text_programs(names: Iterable[str], max_length: int) -> dict[int, str]:
+def text_programs(programs: Mapping[str, Program]) -> dict[int, str]:
     """Returns the programs that encode text, by the number of tokens they take, smallest first.
 
-    ``encode_text`` takes max_length tokens and ``encode_text_64`` takes 64.
+    Raises:
+        ArtifactError: if one takes no tokens.
     """
-    found = {}
-    for name in names:
-        match = re.fullmatch(r"encode_text(?:_(\d+))?", name)
-        if match is not None:
-            found[int(match[1] or max_length)] = name
-    return dict(sorted(found.items()))
+    names = with_role(programs, "text")
+    return dict(sorted((math.prod(programs[name].array("ids")[1]), name) for name in names))
 
 
 class ArtifactTextEncoder:
@@ -74,13 +72,12 @@ class ArtifactTextEncoder:
 
     Args:
         programs: a profile's programs, with their weights.
-        max_length: L, tokens of the longest program.
         environment: the target's environment, or this machine's if it compiles the programs.
     """
 
-    def __init__(self, programs: Programs, max_length: int, environment: Mapping[str, Any]) -> None:
+    def __init__(self, programs: Programs, environment: Mapping[str, Any]) -> None:
         self._programs, self._environment = programs, environment
-        self._names = text_programs(programs, max_length)
+        self._names = text_programs(programs)
 
     def made_by(self) -> Mapping[str, Any]:
         digests = {name: self._programs[name].sha256 for name in self._names.values()}
@@ -200,7 +197,7 @@ def text_backend(opened: OpenedArtifact, programs: Programs, dtype: str) -> Text
         dtype: the profile's compute dtype.
     """
     if opened.policy.text_encoder == "jax":
-        return ArtifactTextEncoder(programs, opened.manifest.tokenizer.max_length, opened.environment)
+        return ArtifactTextEncoder(programs, opened.environment)
     return TorchBackend(opened, dtype)
 
 

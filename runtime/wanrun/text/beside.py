@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import Profile, with_role
 from wanrun.artifact.select import SelectedTarget, compared_targets
 from wanrun.errors import ArtifactError, artifact_mismatch, field
 from wanrun.executables.store import Executables
@@ -15,7 +15,6 @@ from wanrun.machine.cpu import level_rank
 from wanrun.machine.environment import device_mismatches, open_devices
 from wanrun.opened.artifact import OpenedArtifact, trust_all
 from wanrun.opened.device import OpenDevice
-from wanrun.text.backends import text_programs
 from wanrun.weights.programs import Programs
 from wanrun.weights.store import WeightStore
 
@@ -97,8 +96,7 @@ class CpuEncoder:
         Raises:
             ArtifactError: if one is missing or damaged.
         """
-        length = self.opened.manifest.tokenizer.max_length
-        names = text_programs(self.opened.programs(profile), length).values()
+        names = with_role(self.opened.programs(profile), "text")
         return Programs(profile, self.executables, self.weights, names)
 
     def close(self) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wanrun.artifact.programs import with_role
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.text.backends import TextBackend, embedding_stores, text_backend, text_programs
+from wanrun.text.backends import TextBackend, embedding_stores, text_backend
 from wanrun.text.beside import CpuEncoder
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import clean_prompt
@@ -119,7 +120,7 @@ class TextStages:
         opened = self._opened
         if self._beside is not None:
             opened, programs = self._beside.opened, self._beside.programs(programs.profile)
-        names = text_programs(programs, self._tokenizer.max_length).values()
+        names = with_role(programs, "text")
         key = (dtype, *(programs[name].sha256 for name in names))
         with self._lock:
             if key not in self._stages:

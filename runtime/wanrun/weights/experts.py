@@ -14,7 +14,6 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.programs import Program
-from wanrun.artifact.staged import ROWS
 from wanrun.errors import ArtifactError
 from wanrun.machine.memory import Machine
 from wanrun.opened.policy import LoadPolicy
@@ -167,7 +166,7 @@ def _usable(machine: Machine) -> str:
 def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any], devices: int) -> int:
     """Returns the bytes that the largest program needs beside weights, plus the code of all programs."""
     inputs = {name: _inputs_bytes(program) for name, program in programs.items()}
-    spreading = {name for name, program in programs.items() if program.inputs == (ROWS,)}
+    spreading = {name for name, program in programs.items() if program.role == "spread"}
     for name in spreading:  # their inputs are cut over all devices, and their outputs are weights
         inputs[name] //= devices
     working, code = list(inputs.values()), 0
@@ -182,7 +181,7 @@ def _inputs_bytes(program: Program) -> int:
     """Returns the bytes of a program's inputs; the avals leave out weights.
 
     The compiler's argument_bytes less the components' bytes would be too small: it counts only the
-    parameters that the program reads, and neither ``prepare`` nor ``denoise_step`` reads the whole model.
+    parameters that the program reads, and neither ``prepare`` nor a step reads the whole model.
     """
     arrays = _ARRAY.findall(str(program.avals.get("inputs", "")))
     return sum(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.executables.store import Executables
 from wanrun.weights.store import WeightStore
 
@@ -48,6 +48,10 @@ class Programs(Mapping[str, Program]):
 
     def __len__(self) -> int:
         return len(self._programs)
+
+    def with_role(self, *roles: str) -> tuple[str, ...]:
+        """The names of the programs with these roles, in the order in which they run."""
+        return with_role(self._programs, *roles)
 
     def components(self, name: str) -> list[str]:
         """The components whose weights a program takes, in the order of its inputs."""

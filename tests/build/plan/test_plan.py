@@ -208,7 +208,7 @@ class Compilers:
         found = planning.candidate(generation, target.mesh).figures["denoise_step"]
         more = self.more.get(len(self.meshes), 0)
         figures = dataclasses.replace(found, temporaries=found.temporaries + more)
-        return {"denoise_step": Compiled("denoise_step", 1.0, figures)}
+        return {"denoise_step": Compiled("denoise_step", "step", 1.0, figures)}
 
 
 def test_the_next_mesh_is_compiled_where_the_first_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from wanbuild.targets.chips import CHIPS
 
 manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])
 builder = ProgramBuilder(manifest, Shape(144, 80, 5, 1, True), BuildOptions(), CHIPS["v5e"].kernels)
-print(hashlib.sha256(export_program(builder.denoise_step(), "tpu")).hexdigest())
+print(hashlib.sha256(export_program(builder.named('denoise_step'), "tpu")).hexdigest())
 """
 
 
@@ -46,7 +46,7 @@ print(hashlib.sha256(export_program(builder.denoise_step(), "tpu")).hexdigest())
 def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernel: str) -> None:
     manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])
     target = resolve_target(name, mesh)
-    spec = ProgramBuilder(manifest, SHAPE, BuildOptions(), *target.programs_for).denoise_step()
+    spec = ProgramBuilder(manifest, SHAPE, BuildOptions(), *target.programs_for).named("denoise_step")
     weights = [leaf.dtype for leaf in jax.tree.leaves(spec.arguments[0])]
     assert "bfloat16" in weights and "uint16" not in weights
     data = export_program(spec, target.platform)

@@ -75,20 +75,21 @@ def test_keys_are_sorted(toy_artifact: Path, written: dict[str, Any]) -> None:
         (b"\xff\xfe", "cannot be read"),
         (b'{"format": ', "cannot be read"),
         (b'{"configs": ' + b"[" * 100_000, "cannot be read"),
-        (b'{"format": "wan-artifact", "format_version": 3, "model": NaN}', "cannot be read"),
+        (b'{"format": "wan-artifact", "format_version": 4, "model": NaN}', "cannot be read"),
         (b"[" * 100_000, "is not a Wan artifact"),
         (b"[]", "is not a Wan artifact; expected format wan-artifact; found no JSON object"),
         (b'{"format": "other"}', "is not a Wan artifact; expected format wan-artifact; found other"),
         (
             b'{"format": "wan-artifact", "format_version": 1}',
-            "another format version; expected 3; found 1; convert and compile it again with this version",
+            "another format version; expected 4; found 1; convert and compile it again with this version",
         ),
-        (b'{"format": "wan-artifact", "format_version": 4}', "another format version; expected 3; found 4"),
-        (b'{"format": "wan-artifact", "format_version": 3}', "is damaged: Object missing required field"),
+        (b'{"format": "wan-artifact", "format_version": 3}', "another format version; expected 4; found 3"),
+        (b'{"format": "wan-artifact", "format_version": 5}', "another format version; expected 4; found 5"),
+        (b'{"format": "wan-artifact", "format_version": 4}', "is damaged: Object missing required field"),
     ],
 )
 def test_something_else_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
-    assert (FORMAT, FORMAT_VERSION) == ("wan-artifact", 3)
+    assert (FORMAT, FORMAT_VERSION) == ("wan-artifact", 4)
     if content is not None:
         (tmp_path / MANIFEST).write_bytes(content)
     with pytest.raises(ArtifactError) as caught:

@@ -34,7 +34,7 @@ def denoise(
     **options: Any,
 ) -> np.ndarray:
     profile: Any = types.SimpleNamespace(guidance=False, options=types.SimpleNamespace(max_steps=MAX_STEPS))
-    expert_loop = ExpertLoop(programs, profile, tuple(SCALES), "both", ["prepare"])  # type: ignore[arg-type]
+    expert_loop = ExpertLoop(programs, profile, tuple(SCALES), "both")  # type: ignore[arg-type]
     run = Denoising(table, ranges, np.empty(0), loop, Timings(), **options)
     return expert_loop(run, NOISE, Conditions())
 

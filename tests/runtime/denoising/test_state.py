@@ -19,7 +19,7 @@ def record(donated: dict[str, Any], **others: Any) -> Program:
     """A program that takes ``others`` before what is donated to it."""
     inputs = {**others, **donated}
     donate = tuple(range(len(others), len(inputs)))
-    return Program("file", "sha256", tuple(inputs), donate, {"inputs": inputs})
+    return Program("file", "sha256", tuple(inputs), donate, {"inputs": inputs}, "step")
 
 
 def latents(dtype: str = "float32") -> str:

@@ -116,9 +116,9 @@ def test_autotuning_is_not_turned_off_on_the_chip() -> None:
 
 
 def test_embeddings_keep_their_bits() -> None:
-    assert not is_tuned("encode_text", plain_program(inputs=("text_encoder", "ids")))
-    assert not is_tuned("spread_vae", plain_program(inputs=("rows",)))
-    assert is_tuned("prepare", plain_program(inputs=("transformer", "embeddings")))
+    assert not is_tuned(plain_program(role="text"))
+    assert not is_tuned(plain_program(role="spread"))
+    assert is_tuned(plain_program(role="prepare"))
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
     pipeline: Pipeline
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         session = pipeline.session(pipeline.profile)
-        lengths = text_programs(session.programs, 512)
+        lengths = text_programs(session.programs)
         assert list(lengths.items()) == list(zip([64, 128, 256, 512], TEXT, strict=True))
         random = np.random.default_rng(5)
         for tokens in (1, 17, 63, 64):

@@ -12,7 +12,6 @@ import pytest
 from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
-from wanrun.artifact.task import Order, Task
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.noise import Noise
@@ -74,14 +73,15 @@ class Made:
         latents: np.ndarray | None = None,
         leading: int = 0,
         videos: int = 1,
-        task: Task | None = None,
         after: Mapping[str, Callable[..., Mapping[str, Any]]] = MappingProxyType({"decode_video": decode}),
         **options: Any,
     ) -> None:
-        compute = {name: FakeProgram(("vae", "latents"), compute=program) for name, program in after.items()}
+        compute = {
+            name: FakeProgram(("vae", "latents"), compute=program, role="decode", place=place)
+            for place, (name, program) in enumerate(after.items())
+        }
         programs = FakePrograms(**compute)
-        if task is None:
-            task = task_of("wan2.1-t2v" if inputs is None else "wan2.2-animate", encoder=False)
+        task = task_of("wan2.1-t2v" if inputs is None else "wan2.2-animate", encoder=False)
         model = plain_model(
             vae_temporal=4, vae_spatial=8, latent_channels=2, leading_latents=leading, task=task
         )
@@ -185,8 +185,7 @@ def test_the_programs_after_the_loop_run_in_their_order() -> None:
         assert np.array_equal(shifted, latents + 4)
         return decode(shifted)
 
-    task = Task(name="t2v", inputs={}, order=Order(after=("shift", "decode_video")))
-    made = Made(videos=2, task=task, after={"decode_video": decode_shifted, "shift": shift})
+    made = Made(videos=2, after={"shift": shift, "decode_video": decode_shifted})
     assert made.called == ["shift", "decode_video"] * 2
     assert made.frames.shape == (2, LENGTH, 4, 6, 3)
     assert (made.frames[:, 1:] == 5).all()  # the latents are 1

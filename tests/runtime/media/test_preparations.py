@@ -11,7 +11,7 @@ from helpers.manifests import built_with, plain_manifest, plain_model
 from helpers.pictures import picture, pictures
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input, Modes, Order, Task, Windows
+from wanrun.artifact.task import Input, Modes, Task, Windows
 from wanrun.errors import UsageError
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.prepare import load_media
@@ -55,9 +55,6 @@ def load(task: Task, media: Media, num_references: int = 0, num_frames: int = 5)
     return load_media(manifest, profile, media)
 
 
-ORDER = Order(window=("encode",))
-
-
 def test_a_model_that_no_variant_is() -> None:
     """Other inputs under other names, in modes of their own: the record alone says it."""
     task = Task(
@@ -69,7 +66,6 @@ def test_a_model_that_no_variant_is() -> None:
             "reference_image": Input(kind="images", array="subjects", prepare="fit_on_black"),
         },
         modes=Modes(names=("flat", "deep"), array="how"),
-        order=ORDER,
     )
     plain = load(task, Media()).arrays
     assert plain.keys() == {"style", "how"} and plain["how"] == 0
@@ -106,7 +102,6 @@ def test_windows_of_another_video() -> None:
             "video": Input(kind="video", array="motion", required=True),
         },
         windows=Windows(frames_of="video", overlaps=(2, 3), carried={"before": "end"}),
-        order=ORDER,
     )
     loaded = load(task, Media(video=pictures(9, 40, 30)), num_frames=7)
     assert (loaded.num_frames, loaded.segment_overlap) == (9, 2)

@@ -14,7 +14,6 @@ from helpers.damage import linked
 from helpers.media_files import make_task
 from helpers.pictures import picture
 from wanrun.errors import UsageError
-from wanrun.generation import session
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
@@ -195,10 +194,8 @@ def with_image(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The same, of a model that takes an image and a video; its programs are the toy's and do not fit."""
     artifact = linked(toy_artifact, tmp_path_factory.mktemp("media") / "artifact")
     make_task(artifact, "animate")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "check_wiring", lambda *arguments: None)
-        with wanrun.load(artifact, lazy=True, embeddings="none") as pipeline:
-            yield pipeline
+    with wanrun.load(artifact, lazy=True, embeddings="none") as pipeline:
+        yield pipeline
 
 
 @pytest.mark.parametrize("value", [b"a.png", 5, np.zeros((8, 8, 3), np.uint8), {"image": 1}])

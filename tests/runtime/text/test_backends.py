@@ -17,7 +17,7 @@ from wanrun.text.backends import ArtifactTextEncoder, embedding_stores, text_pro
 from wanrun.text.embedding_cache import EmbeddingCache
 from wanrun.text.embeddings import ArtifactEmbeddings
 
-NAMES = ("denoise_step", "encode_text", "encode_text_16", "encode_text_4", "encode_texts", "encode_text_")
+LENGTHS: Mapping[str, int] = {"encode_text": 32, "encode_text_16": 16, "encode_text_4": 4}
 LENGTH, WIDTH = 32, 3
 
 
@@ -29,13 +29,17 @@ def encode(ids: np.ndarray, mask: np.ndarray) -> Mapping[str, np.ndarray]:
 
 @pytest.fixture
 def loaded() -> FakePrograms:
-    programs = {name: FakeProgram(("ids", "mask"), compute=encode, sha256=f"of {name}") for name in NAMES}
-    return FakePrograms(**programs)
+    return FakePrograms(denoise_step=FakeProgram(()), **{name: encoder_of(name) for name in LENGTHS})
+
+
+def encoder_of(name: str, digest: str | None = None) -> FakeProgram:
+    tokens = {"ids": ("int32", (1, LENGTHS[name]))}
+    return FakeProgram(("ids", "mask"), tokens, encode, digest or f"of {name}", "text")
 
 
 @pytest.fixture
 def encoder(loaded: FakePrograms) -> ArtifactTextEncoder:
-    return ArtifactTextEncoder(cast(Any, loaded), LENGTH, {"platform": "cpu"})
+    return ArtifactTextEncoder(cast(Any, loaded), {"platform": "cpu"})
 
 
 def prompts(*lengths: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,9 +48,9 @@ def prompts(*lengths: int) -> tuple[np.ndarray, np.ndarray]:
     return mask * np.arange(1, LENGTH + 1, dtype=np.int32), mask
 
 
-def test_programs_by_their_length() -> None:
-    assert text_programs(NAMES, 32) == {4: "encode_text_4", 16: "encode_text_16", 32: "encode_text"}
-    assert list(text_programs(NAMES, 8)) == [4, 8, 16]
+def test_programs_by_their_length(loaded: FakePrograms) -> None:
+    found = text_programs(cast(Any, loaded))
+    assert list(found.items()) == [(4, "encode_text_4"), (16, "encode_text_16"), (32, "encode_text")]
 
 
 def test_a_prompt_runs_through_the_shortest_program_that_holds_it(
@@ -78,12 +82,12 @@ def test_a_warm_up_runs_every_program_once(encoder: ArtifactTextEncoder, loaded:
 
 def test_what_made_them_depends_on_the_programs_and_the_machine(loaded: FakePrograms) -> None:
     def made_by(platform: str = "cpu") -> Any:
-        return ArtifactTextEncoder(cast(Any, loaded), LENGTH, {"platform": platform}).made_by()
+        return ArtifactTextEncoder(cast(Any, loaded), {"platform": platform}).made_by()
 
     first = made_by()
-    loaded.programs["denoise_step"] = FakeProgram((), sha256="another")  # which encodes no text
+    loaded.programs["denoise_step"] = FakeProgram((), sha256="another", role="step")  # which encodes no text
     assert made_by() == first != made_by("cuda")
-    loaded.programs["encode_text_4"] = FakeProgram((), sha256="another")
+    loaded.programs["encode_text_4"] = encoder_of("encode_text_4", "another")
     assert made_by() != first
 
 

@@ -1,22 +1,21 @@
 """Checks that a profile's programs fit together, and the model: each takes what those before it return.
 
-All of it is in the manifest, and costs 0.1 ms; ``wanrun.executables.signature`` compares the manifest with
-the programs themselves. For a model that takes images it imports Pillow (30 ms), as a run with an image
-has done.
+All of it is in the manifest. ``wanrun.executables.signature`` compares the manifest with the programs
+themselves, when they are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TRANSFORMERS, Manifest
-from wanrun.artifact.programs import Profile, Program, aval, aval_text
+from wanrun.artifact.programs import FORMS, Profile, Program, Role, aval, aval_text, with_role
 from wanrun.denoising.solvers import COLUMNS
-from wanrun.denoising.steps import LOOP_PROGRAMS
 from wanrun.errors import ArtifactError
 from wanrun.executables.signature import difference, weights_described
-from wanrun.request.options import latents_shape, leading_latents, loop_forms
+from wanrun.media.preparations import PREPARATIONS
+from wanrun.request.options import latents_shape, leading_latents
 from wanrun.text.backends import text_programs
 
 Trees = Mapping[str, Any]
@@ -40,28 +39,41 @@ def check_wiring(manifest: Manifest, profile: Profile, programs: Mapping[str, Pr
     _Wiring(manifest, profile, programs).check()
 
 
+def check_all_wiring(manifest: Manifest) -> None:
+    """Checks the programs of every profile and program set.
+
+    Raises:
+        ArtifactError: naming the first that does not fit.
+    """
+    for programs in manifest.program_sets.values():
+        for name, own in programs.programs.items():
+            check_wiring(manifest, manifest.profiles[name], own)
+
+
 class _Wiring:
-    """What is at hand when a program runs."""
+    """The arrays that are there when each program of a profile runs."""
 
     def __init__(self, manifest: Manifest, profile: Profile, programs: Mapping[str, Program]) -> None:
         self._manifest, self._profile, self._programs = manifest, profile, programs
         self._model, self._task, self._options = manifest.model, manifest.model.task, profile.options
 
     def check(self) -> None:
-        order = self._task.order
         self._check_experts()
         self._check_text()
         decoded = self._decoded()
         windows = self._task.windows
         carried = {} if windows is None else {k: self._of(decoded, v) for k, v in windows.carried.items()}
         arrays = {**self._arrays(), **carried}
-        made = self._run(order.once, arrays)
-        made |= self._run(order.window, {**arrays, **made})
+        if self._task.inputs and not with_role(self._programs, "window"):
+            raise self._problem("no program takes the images and videos", "one of role window", None)
+        made = self._run("once", arrays)
+        made |= self._run("window", {**arrays, **made})
         prompts, tokens = 1 + self._profile.guidance, self._manifest.tokenizer.max_length
         embeddings = aval_text(self._options.dtype, prompts, tokens, self._model.text_width)
-        prepared = self._run(order.expert, {**arrays, **made, "embeddings": embeddings})
-        for form in loop_forms(self._profile):
-            self._check_step(form, {**made, **prepared}, made)
+        prepared = self._run("prepare", {**arrays, **made, "embeddings": embeddings})
+        for form in FORMS:
+            if self._options.loop in (form, "both"):
+                self._check_steps(form, {**made, **prepared}, made)
 
     def _check_experts(self) -> None:
         """Both experts' weights go into one executable."""
@@ -75,30 +87,29 @@ class _Wiring:
             )
 
     def _check_text(self) -> None:
-        names = text_programs(self._programs, self._manifest.tokenizer.max_length)
-        self._program(names.get(self._manifest.tokenizer.max_length, "encode_text"))
+        names = text_programs(self._programs)
+        if (longest := self._manifest.tokenizer.max_length) not in names:
+            raise self._problem("a program is missing", f"a text encoder of {longest} tokens", list(names))
         for length, name in names.items():
             tokens = aval_text("int32", 1, length)
-            made = self._run([name], {"ids": tokens, "mask": tokens})
+            made = self._takes(name, {"ids": tokens, "mask": tokens})
             rows = aval_text(self._options.dtype, 1, length, self._model.text_width)
             self._compare(f"embeddings of {name}", rows, self._of(made, "embeddings"))
 
     def _decoded(self) -> dict[str, Any]:
-        """What is returned of a video's latents, its frames among it."""
+        """Returns the outputs of decoding a video's latents, its frames among them."""
         profile, (_, *sizes) = self._profile, latents_shape(self._manifest, self._profile)
         sizes[1] -= leading_latents(self._manifest, profile)
-        made = self._run(self._task.order.after, {"latents": aval_text("float32", *sizes)})
+        made = self._run("decode", {"latents": aval_text("float32", *sizes)})
         frames = aval_text("uint8", profile.num_frames, profile.height, profile.width, 3)
         self._compare("the frames", frames, self._of(made, "frames"))
         return made
 
     def _arrays(self) -> dict[str, Any]:
-        """What the host makes of images and videos, and says of windows and modes."""
+        """Returns the arrays that the host makes of images and videos, and of windows and modes."""
         task, arrays = self._task, dict[str, Any]()
         if not task.inputs:
             return arrays
-        from wanrun.media.preparations import PREPARATIONS  # imports Pillow
-
         counts = {"image": 1, "images": self._profile.num_references, "video": self._profile.num_frames}
         for item in task.inputs.values():
             prepared = PREPARATIONS[item.prepare]
@@ -114,31 +125,42 @@ class _Wiring:
             arrays[task.modes.array] = COUNT
         return arrays if task.windows is None else {**arrays, "overlap": COUNT, "later": COUNT}
 
-    def _check_step(self, form: str, given: Trees, made: Trees) -> None:
-        """A form of the loop: what it carries, what each call gives it, and the options that it takes."""
-        name = LOOP_PROGRAMS[form]
-        program, row = self._program(name), len(COLUMNS)
-        if form == "step":
-            rows: dict[str, Any] = {"coefficients": aval_text("float32", row), "timestep": SCALAR}
-        else:
-            steps = self._options.max_steps
+    def _check_steps(self, form: Role, given: Trees, made: Trees) -> None:
+        """Checks a form of the loop: the state that each program passes on, and what each call gives it.
+
+        The programs beside the full one pass on a part of its state.
+        """
+        row, steps = len(COLUMNS), self._options.max_steps
+        rows: dict[str, Any] = {"coefficients": aval_text("float32", row), "timestep": SCALAR}
+        if form == "scan":
             rows = {
                 "coefficients": aval_text("float32", steps, row),
                 "timesteps": aval_text("float32", steps),
+                "first": COUNT,
+                "last": COUNT,
             }
-            rows |= {"first": COUNT, "last": COUNT}
-        inputs, outputs = _avals(program, "inputs"), _avals(program, "outputs")
-        latents = latents_shape(self._manifest, self._profile)
-        state = {key: self._of(inputs, key) for key in program.donated}
-        self._compare(f"what {name} carries", state, outputs)
-        state["latents"] = aval_text(self._options.scheduler_dtype, *latents)
         if self._profile.guidance:
             rows["guidance_scale"] = SCALAR
-        rows |= dict(self._free(name, inputs, made))
-        self._run([name], {**given, **rows, **state})
+        latents = aval_text(self._options.scheduler_dtype, *latents_shape(self._manifest, self._profile))
+        full, *others = self._names(form)
+        state = self._passed_on(full) | {"latents": latents}
+        for name in (full, *others):
+            carried = self._passed_on(name)
+            for key, text in carried.items():
+                self._compare(f"{name} takes {key}", self._of(state, key), text)
+            filled = dict(self._free(name, made)) if name == full else {}
+            self._takes(name, {**given, **rows, **filled, **state})
 
-    def _free(self, name: str, inputs: Trees, made: Trees) -> Iterator[tuple[str, Any]]:
-        """The inputs that the host fills, of any size: options, and the mask of a frame that is held."""
+    def _passed_on(self, name: str) -> dict[str, Any]:
+        """Returns the state that a step takes, which must be what it returns."""
+        program = self._programs[name]
+        state = {key: self._of(_avals(program, "inputs"), key) for key in program.donated}
+        self._compare(f"what {name} carries", state, _avals(program, "outputs"))
+        return state
+
+    def _free(self, name: str, made: Trees) -> Iterator[tuple[str, Any]]:
+        """Yields the inputs that the host fills, of any size: options, and the mask of a held frame."""
+        inputs = _avals(self._programs[name], "inputs")
         filled = [key for key in self._model.options if key not in EXPERT_OPTIONS]
         if (held := self._task.held) is not None:
             filled.append(held.mask)
@@ -149,23 +171,34 @@ class _Wiring:
                 raise self._problem(f"{name} takes {key}", "float32", text)
             yield key, text
 
-    def _run(self, names: Iterable[str], given: Trees) -> dict[str, Any]:
-        """Checks that programs take what is given, or what those before them return; returns all outputs."""
+    def _run(self, role: Role, given: Trees) -> dict[str, Any]:
+        """Checks that a role's programs take what is given, or what those before them return.
+
+        Returns:
+            All their outputs.
+        """
         made = dict[str, Any]()
-        for name in names:
-            program = self._program(name)
-            inputs = _avals(program, "inputs")
-            for key in program.inputs:
-                if key not in self._manifest.components:
-                    expected = {**given, **made}.get(key, "no such input")
-                    self._compare(f"{name} takes {key}", expected, inputs.get(key, "nothing"))
-            made |= _avals(program, "outputs")
+        for name in with_role(self._programs, role) if role in ("once", "window") else self._names(role):
+            made |= self._takes(name, {**given, **made})
         return made
 
-    def _program(self, name: str) -> Program:
-        if name not in self._programs:
-            raise self._problem("a program is missing", name, None)
-        return self._programs[name]
+    def _takes(self, name: str, given: Trees) -> Trees:
+        """Checks that a program takes what is given; returns its outputs."""
+        program = self._programs[name]
+        inputs = _avals(program, "inputs")
+        for key in program.inputs:
+            if key not in self._manifest.components:
+                self._compare(
+                    f"{name} takes {key}", given.get(key, "no such input"), inputs.get(key, "nothing")
+                )
+        return _avals(program, "outputs")
+
+    def _names(self, role: Role) -> tuple[str, ...]:
+        """Returns the programs of a role that every profile has."""
+        names = with_role(self._programs, role)
+        if not names:
+            raise self._problem("a program is missing", f"one of role {role}", None)
+        return names
 
     def _of(self, trees: Trees, name: str) -> Any:
         if name not in trees:

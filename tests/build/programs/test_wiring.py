@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from helpers.damage import PROFILE, resealed
+from wanbuild.programs.wiring import check_wiring
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.generation.wiring import check_wiring
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,14 @@ def _programs(data: dict[str, Any]) -> Any:
     return programs["programs"][PROFILE]
 
 
+def _reusing(data: dict[str, Any], name: str = "residual", text: str = "float32[2]") -> dict[str, Any]:
+    """A step beside the full one, with an entry of state that it takes and returns."""
+    avals = {"inputs": {name: text}, "outputs": {name: text}}
+    return {**_programs(data)["denoise_step"], "inputs": [name], "donate": [0], "avals": avals, "place": 1}
+
+
+IMAGE = {"image": {"kind": "image", "array": "image"}}
+
 CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d["model"].update(latent_channels=17), "decode_video takes latents"),
     (lambda d: d["model"].update(vae_spatial=16), "decode_video takes latents"),
@@ -58,12 +66,17 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (lambda d: d["profiles"][PROFILE]["options"].update(max_steps=99), "denoise_loop takes coefficients"),
     (
-        lambda d: d["model"]["task"]["order"].update(expert=["no_such"]),
-        "a program is missing; expected no_such",
+        lambda d: _programs(d)["prepare"].update(role="once"),
+        "prepare takes embeddings; expected no such input",
     ),
-    (lambda d: d["model"]["task"]["order"].update(expert=[]), "takes kv"),
-    (lambda d: d["model"]["task"]["order"].update(after=["prepare"]), "prepare takes embeddings"),
-    (lambda d: d["model"]["task"]["order"].update(once=["decode_video"]), "decode_video takes latents"),
+    (
+        lambda d: _programs(d)["decode_video"].update(role="window"),
+        "a program is missing; expected one of role",
+    ),
+    (lambda d: _programs(d)["prepare"].update(role="decode"), "prepare takes embeddings; expected no such"),
+    (lambda d: _programs(d).update(other=_reusing(d)), "an array is missing; expected residual"),
+    (lambda d: _programs(d).update(other=_reusing(d, "latents", "float32[1]")), "other takes latents"),
+    (lambda d: d["model"]["task"].update(inputs=IMAGE), "no program takes the images and videos"),
     (
         lambda d: d["model"]["task"].update(
             windows=None, held={"condition": "c", "latents": "l", "mask": "m"}

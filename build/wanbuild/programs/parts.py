@@ -1,0 +1,188 @@
+"""What the programs of a profile are made of: its models and their weights, its shape, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.components import kind_of
+from wanbuild.models.params import abstract_params, parameter_axes
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.shardings import check_mesh, weights_placed
+from wanbuild.programs.spec import ProgramSpec, program
+from wanbuild.variants.table import variant_named
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.mesh import Sizes, jax_mesh
+from wanrun.artifact.programs import Kernels
+from wanrun.errors import UsageError
+
+MAX_REFERENCES = 16
+"""The most reference images of a profile. Each costs a latent frame; published examples use up to 3."""
+
+
+class Parts:
+    """What the programs of one profile are made of, from an artifact's manifest.
+
+    Args:
+        manifest: the artifact's manifest, for configs, dtypes and model facts.
+        shape: the profile's static shape.
+        options: build options.
+        kernels: the implementations that suit the target.
+        mesh: devices by axis; empty for one device.
+        devices: the devices of the mesh.
+
+    Attributes:
+        configs: the components' parsed configs by name.
+        modules: their abstract models.
+        weights: nested dicts of their abstract weights, as a program takes them.
+        components: their records in the manifest.
+        variant: the model's variant.
+        max_length: tokens of a prompt, padding included.
+        mesh: the mesh; None for one device.
+        dtype: compute dtype of the text encoder and the transformer.
+        vae_dtype: compute dtype of the VAE.
+
+    Raises:
+        UsageError: if the model cannot make a video of this shape, or not on this mesh.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        shape: Shape,
+        options: BuildOptions,
+        kernels: Kernels,
+        mesh: Sizes = MappingProxyType({}),
+        devices: Sequence[jax.Device] = (),
+    ) -> None:
+        self.kernels = kernels
+        self.model, self.shape, self.options = manifest.model, shape, options
+        self.variant = variant_named(self.model.variant, Path("the artifact"))
+        self.max_length, self.components = manifest.tokenizer.max_length, manifest.components
+        self.configs: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {}
+        self.weights: dict[str, Any] = {}
+        for name in manifest.components:
+            data = manifest.configs[name]
+            kind = kind_of(name, data.get("_class_name"))
+            config = kind.parse(data, f"config of {name}")
+            module: nnx.Module = kind.module(config, manifest.dtypes[name])
+            self.configs[name], self.modules[name] = config, module
+            self.weights[name] = self._arguments(abstract_params(module))
+        if mesh:
+            check_mesh(mesh, self.configs["transformer"], shape, len(devices))
+        self.mesh = jax_mesh(mesh, devices)
+        if self.mesh is not None:
+            for name, module in self.modules.items():
+                axes = parameter_axes(module)
+                self.weights[name] = weights_placed(self.weights[name], axes, self.mesh)
+        self._outputs: dict[Maker, dict[str, Any]] = {}
+        self.dtype, self.vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
+        self._check_shape()
+
+    def _arguments(self, params: Any) -> Any:
+        """Returns the abstract weights that a program takes; bfloat16 as uint16 if the kernels take bits."""
+
+        def argument(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            as_bits = self.kernels.weight_bits and leaf.dtype == jnp.bfloat16
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.uint16) if as_bits else leaf
+
+        return jax.tree.map(argument, params)
+
+    def spec(
+        self,
+        function: Callable[..., dict[str, Any]],
+        arguments: Mapping[str, Any],
+        donate: tuple[str, ...] = (),
+    ) -> ProgramSpec:
+        """Makes a program for this mesh and these kernels; arguments as of ``spec.program``."""
+        return program(function.__name__, function, arguments, donate, self.mesh, self.kernels)
+
+    def outputs(self, make: Maker) -> dict[str, Any]:
+        """Returns the abstract outputs of a program, by name; a program is traced for them once."""
+        if make not in self._outputs:
+            self._outputs[make] = make(self).outputs
+        return self._outputs[make]
+
+    def _check_shape(self) -> None:
+        model, shape = self.model, self.shape
+        patch = self.configs["transformer"].patch_size
+        multiples = [model.vae_spatial * size for size in (patch[2], patch[1])]
+        for what, size, multiple in zip(
+            ("width", "height"), (shape.width, shape.height), multiples, strict=True
+        ):
+            if size < multiple or size % multiple:
+                raise UsageError(
+                    f"{what} {size} cannot be built", expected=f"a multiple of {multiple}", found=size
+                )
+        temporal = model.vae_temporal
+        below = max(shape.num_frames - 1, 0) // temporal * temporal + 1
+        if shape.num_frames != below:
+            raise UsageError(
+                f"{shape.num_frames} frames cannot be built",
+                expected=f"{temporal}n + 1 frames",
+                found=shape.num_frames,
+                remedy=f"use {below} or {below + temporal}",
+            )
+        least, why = self.variant.least_frames
+        if shape.num_frames < least:
+            raise UsageError(
+                f"{shape.num_frames} frames cannot be built",
+                expected=f"{least} or more: {why}",
+                found=shape.num_frames,
+                remedy=f"use {least}",
+            )
+        if shape.num_videos < 1:
+            raise UsageError("--num-videos cannot be built", expected="1 or more", found=shape.num_videos)
+        if shape.num_videos > 1 and self.variant.previous_frames:
+            raise UsageError(
+                "--num-videos cannot be built",
+                expected="1: windows follow one another",
+                found=shape.num_videos,
+            )
+        most = MAX_REFERENCES if "reference_image" in self.variant.inputs else 0
+        if not 0 <= shape.num_references <= most:
+            raise UsageError(
+                "--reference-images cannot be built",
+                expected=f"0 to {most}" if most else f"0: {model.variant} takes no reference images",
+                found=shape.num_references,
+            )
+        try:
+            self.configs["transformer"].grid(self.latent_shape)
+        except ValueError as error:
+            raise UsageError(f"{shape.width}x{shape.height} cannot be built: {error}") from None
+
+    @property
+    def leading(self) -> int:
+        """Number of latent frames in front of the video's own."""
+        return self.variant.leading_latents + self.shape.num_references
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """Latent frames (with those in front of the video's own), rows and columns."""
+        spatial, temporal = self.model.vae_spatial, self.model.vae_temporal
+        frames = (self.shape.num_frames - 1) // temporal + 1 + self.leading
+        return frames, self.shape.height // spatial, self.shape.width // spatial
+
+    @property
+    def latents(self) -> jax.ShapeDtypeStruct:
+        """The latents (B, C, T, h, w), float32."""
+        channels = self.model.latent_channels
+        return jax.ShapeDtypeStruct((self.shape.num_videos, channels, *self.latent_shape), jnp.float32)
+
+    @property
+    def embeddings(self) -> jax.ShapeDtypeStruct:
+        """The prompts' embeddings (P, L, text_dim); with guidance P is 2."""
+        prompts = 2 if self.shape.guidance else 1
+        width = self.configs["transformer"].text_dim
+        return jax.ShapeDtypeStruct((prompts, self.max_length, width), self.dtype)
+
+
+Maker = Callable[[Parts], ProgramSpec]
+"""Makes one program."""
