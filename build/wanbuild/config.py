@@ -70,7 +70,7 @@ Divisor = Annotated[float, 1e-12]
 """A divisor or a number under a root, such as an epsilon or a standard deviation: zero would give NaN."""
 
 Size = Annotated[int, 1]
-"""A whole number of at least one, in a list: what is not in a list is one anyway."""
+"""A whole number of at least one in a list; numbers outside of lists are checked for that anyway."""
 
 MAX_JSON_BYTES = 256 * 2**20
 """The largest JSON file that is read: more than ten times the largest published one, a tokenizer."""

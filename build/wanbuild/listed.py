@@ -1,4 +1,4 @@
-"""The files that a manifest lists, and what else lies where only those belong."""
+"""The files that a manifest lists, and other files in the folders where only those belong."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path, PurePosixPath
 from wanrun.artifact.manifest import Manifest
 
 REBUILT = ("programs", "executables", "golden", "embeddings")
-"""The folders in which a build removes what the manifest does not list."""
+"""The folders in which a build removes files that the manifest does not list."""
 
 REQUIREMENTS = "requirements*.txt"
 """Beside them, the files of package versions."""
 
 
 def listed_files(manifest: Manifest) -> set[str]:
-    """Every file that the manifest lists, but those in ``weights``: paths relative to the artifact."""
+    """Returns every file that the manifest lists, except for weights, as paths relative to the artifact."""
     programs = (
         program.file
         for program_set in manifest.program_sets.values()
@@ -35,9 +35,9 @@ def listed_files(manifest: Manifest) -> set[str]:
 
 
 def unlisted(artifact: Path, manifest: Manifest) -> Iterator[Path]:
-    """Files and folders that the manifest does not imply, where nothing else belongs.
+    """Yields files and folders that the manifest does not imply, in the places where nothing else belongs.
 
-    That is in the tokenizer's folder and in those of ``REBUILT``, and what is named like a requirements file.
+    These places are the tokenizer's folder, the folders of ``REBUILT``, and names like a requirements file's.
     Other files beside the manifest, such as a licence, are the user's. Links are followed, as a run follows
     them; of a folder that does not belong there, its content is not listed.
     """

@@ -179,7 +179,7 @@ def fingerprint(recipe: Recipe) -> str:
     """Returns the digest of everything that a build from a recipe depends on.
 
     These are the recipe, the names, sizes and times of its files, and the versions of this tool and of JAX.
-    Of a hub's repository it is what the recipe says: name a commit, or what the hub changes is not seen.
+    For a hub's repository it is the revision in the recipe: name a commit, or changes on the hub go unseen.
     """
     facts = {
         "recipe": {

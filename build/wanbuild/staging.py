@@ -56,9 +56,9 @@ def build_lock(artifact: Path) -> Iterator[None]:
     """Holds the artifact's build lock, and removes the remains of a killed build.
 
     Raises:
-        UsageError: if the folder that is to hold the artifact does not exist or cannot be written, or what is
-            done meanwhile cannot write into the artifact. A full disk stays an OSError, which the command
-            line explains.
+        UsageError: if the folder that is to hold the artifact does not exist or cannot be written, or the
+            body of the ``with`` cannot write into the artifact. A full disk stays an OSError, which the
+            command line explains.
     """
     parent = artifact.parent
     if not parent.is_dir():

@@ -136,7 +136,7 @@ def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
 def start_jax() -> None:
     """Starts JAX on this machine's accelerator, if there is one, and on its CPU; or as JAX_PLATFORMS says.
 
-    Orbax asks JAX for devices: what keeps JAX from them is told before gigabytes are read. By itself JAX
+    Orbax asks JAX for devices, so an error of JAX's devices comes before gigabytes are read. By itself JAX
     would start every compiler that is installed, with a traceback of each that finds no chip.
 
     Raises:

@@ -49,7 +49,7 @@ class Defaults:
     fps: float | None = None
 
     def check(self) -> None:
-        """Checks what does not depend on the checkpoint, before it is downloaded.
+        """Checks the options that do not depend on the checkpoint, before it is downloaded.
 
         Raises:
             UsageError: for a value out of range, or values that contradict each other.

@@ -67,7 +67,7 @@ def _others(artifact: Path) -> Iterator[str]:
 def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
 
-    Weights and what a solver decides are arguments of a program, so it stays valid as long as the facts of
+    Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of
     the model, its components' configs, dtypes and parameters' shapes are the same.
 
     Args:

@@ -14,7 +14,7 @@ ROOM = (
 )
 _CANNOT_WRITE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
 _REFUSED = frozenset({401, 403, 404})
-"""What the hub answers for a repository that does not exist, is private, or is gated."""
+"""The hub's answers for a repository that does not exist, is private, or is gated."""
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ class Loras:
 
 
 def open_loras(requests: Sequence[LoraRequest], shapes: Shapes) -> Loras:
-    """Opens LoRA files and finds what each changes. Reads each file once for its digest.
+    """Opens LoRA files and finds the parameters that each changes. Reads each file once for its digest.
 
     Args:
         requests: the LoRAs, in the order they are added.

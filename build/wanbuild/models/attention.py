@@ -172,7 +172,7 @@ def frame_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def merged(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Merges what ``Attention.partial`` returns for two parts of the keys."""
+    """Merges two results of ``Attention.partial``, for two parts of the keys."""
     (out_a, sum_a), (out_b, sum_b) = a, b
     both = jnp.logaddexp(sum_a, sum_b)
     return out_a * jnp.exp(sum_a - both) + out_b * jnp.exp(sum_b - both), both

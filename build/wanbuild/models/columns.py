@@ -94,7 +94,7 @@ class Columns:
         return jnp.concatenate(parts, 3)
 
     def all(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the columns of all devices, and which are no padding, bool (W,); None if there is none."""
+        """Returns all devices' columns, and a mask bool (W,) of those without padding, None if it is all."""
         columns = jax.lax.all_gather(x, self.axes, axis=3, tiled=True)
         if self.own * self.count == self.width:
             return columns, None

@@ -23,7 +23,7 @@ class Forms:
 
     Args:
         cpu: whether the program is for XLA's CPU backend: bfloat16 arrays are sliced as uint16 of the same
-            bits, and what several operations read is computed in blocks that stay in the cache.
+            bits, and values that several operations read are computed in blocks that stay in the cache.
         widened: whether layers and attention convert bfloat16 operands to float32 before they multiply.
     """
 

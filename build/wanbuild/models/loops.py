@@ -62,7 +62,7 @@ class LayerSlice:
         return self._stack.shape[1:]
 
     def __getitem__(self, key: Any) -> jax.Array:
-        """Returns the whole slice, or what ``key`` chooses of it."""
+        """Returns the whole slice, or the part that ``key`` selects."""
         return self.block(0, self.shape[0])[key]
 
     def block(self, start: Any, size: int) -> jax.Array:

@@ -24,7 +24,7 @@ from wanbuild.models.partition import EXCHANGED, RING, mesh_sizes, spec, token_g
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """The attention of a video's tokens, to one another and to what does not change from step to step.
+    """The attention of a video's tokens, to one another and to keys that stay the same from step to step.
 
     Args:
         kernel: the attention on one device.
@@ -95,7 +95,7 @@ class TokenAttention:
         return self.kernel(q, k, v, self.count if k.shape[1] > self.count else None)
 
     def _real(self, keys: int, parts: int, part: jax.Array | int) -> Mask:
-        """Which keys of a part of the tokens are no padding; None if there is none anywhere."""
+        """Returns a mask of a part's keys that are not padding; None if no part has padding."""
         if keys * parts == self.count:
             return None
         return part * keys + jnp.arange(keys) < self.count

@@ -46,7 +46,7 @@ FLAGS: Mapping[str, Any] = MappingProxyType(
         "jax_compilation_cache_expect_pgle": False,
     }
 )
-"""What programs are traced and compiled with, whatever the user's environment says."""
+"""The flags that programs are traced and compiled with, whatever the user's environment says."""
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def pinned(platforms: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cache_in(folder: Path) -> Iterator[None]:
-    """Lets JAX keep what it compiles in an empty folder, then sets its cache back."""
+    """Makes JAX keep compiled programs in an empty folder, then sets its cache back."""
     from jax.experimental.compilation_cache import compilation_cache
 
     with jax_options(jax_compilation_cache_dir=str(folder)):

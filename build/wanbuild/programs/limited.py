@@ -2,7 +2,7 @@
 
 XLA reads its limit on the instruction set once, when its CPU client starts. As an option of one program it is
 taken and has no effect on the machine code (jaxlib 0.10.2: same features, same code). So every limit has a
-process, and what that compiles does not depend on the flags of the process that loads it.
+process, and its executables do not depend on the flags of the process that loads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A program that a target's memory cannot hold: what XLA says of it, and the error."""
+"""A program that a target's memory cannot hold: finds its size in XLA's message, and makes the error."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class TooLargeError(UsageError):
     Args:
         program: its name.
         target: the target.
-        nbytes: what the program needs on a device.
+        nbytes: bytes that the program needs on a device.
 
     Attributes:
         target: the target.
-        nbytes: what the program needs on a device.
+        nbytes: bytes that the program needs on a device.
         profile: the profile that it belongs to; None until it is known.
     """
 

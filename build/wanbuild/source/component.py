@@ -229,8 +229,8 @@ def _stored_tensor(stored: str, holders: Mapping[str, TensorFile]) -> SourceTens
 
 
 def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:
-    """Returns one of equally many rows of a tensor; what is left over if they are no whole number is lost,
-    so that the mapping finds a wrong shape."""
+    """Returns one of the equal parts of a tensor's rows. Rows left over after whole parts are lost, so that
+    the mapping finds a wrong shape."""
     entry = whole.entry
     rows = entry.shape[0] // parts if entry.shape else 0
     nbytes = entry.nbytes // max(entry.shape[0], 1) * rows if entry.shape else 0

@@ -1,7 +1,7 @@
 """Derives the config of a component that is a single file, from the shapes of its tensors.
 
-What shapes do not show is as published: the sizes of heads, the levels of the VAE, the activation. A file
-with other levels has other shapes than such a config needs, and the mapping refuses it.
+Facts that shapes do not show are as published: the sizes of heads, the levels of the VAE, the activation. A
+file with other levels has other shapes than such a config needs, and the mapping refuses it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def variant_of(source: Source) -> Variant:
 
 
 def nearest_misfits(found: Sequence[tuple[Variant, Sequence[str]]]) -> str:
-    """Returns as text what keeps a source from the variants that it is nearest to.
+    """Returns the differences of a source from the variants that it is nearest to, as text.
 
     Args:
         found: each variant, and the differences from it.

@@ -1,4 +1,4 @@
-"""Says what a single file is that was given as a checkpoint, by its first bytes and its header.
+"""Recognises a single file that was given as a checkpoint, by its first bytes and its header.
 
 Names of tensors: Wan-Video's own files (wan/modules) and the single files of ComfyUI, which repackage them.
 """
@@ -49,11 +49,11 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
     }
 )
-"""What a file of weights is, and its component of a checkpoint, by a tensor that shows it."""
+"""The kind of a file of weights, and its component of a checkpoint, by a tensor that only this kind has."""
 
 
 def no_checkpoint(path: Path) -> SourceError:
-    """Returns the error of a file that was given as a checkpoint; it says what the file is.
+    """Returns the error of a file that was given as a checkpoint, which names the kind of file.
 
     Args:
         path: an existing file.
@@ -99,7 +99,7 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
 
 
 def recognised(keys: Iterable[str]) -> tuple[str, str]:
-    """Returns what a file with these tensors is, and which component of a checkpoint; empty for none.
+    """Returns the kind of a file with these tensors, and its component of a checkpoint; empty if unknown.
 
     Args:
         keys: names of tensors, with or without a prefix of single files.

@@ -1,7 +1,7 @@
 """A checkpoint of single files, one for each component, as users of ComfyUI have them.
 
-What such files do not say is as published: the scheduler, where the second expert takes over, and how images
-are prepared for the image encoder.
+Facts that such files lack are as published: the scheduler, the boundary of the experts, and how images are
+prepared for the image encoder.
 """
 
 from __future__ import annotations

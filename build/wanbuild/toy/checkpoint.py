@@ -95,7 +95,7 @@ def _move_into_place(staging: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Says in one error what the file system refuses while a toy is written: rights, or space.
+    """Turns an error of the file system while a toy is written, of rights or space, into one line.
 
     Raises:
         UsageError: if it cannot be written.

@@ -1,4 +1,4 @@
-"""The description of a variant of Wan: what its source must hold, its published defaults, its differences.
+"""The description of a variant of Wan: the parts of its source, its published defaults, its differences.
 
 Each kind of variant has a class in its own module, which overrides the kind's specifics.
 """
