@@ -1,7 +1,7 @@
 """The rows of a typed record of options: what the users of each option see of it.
 
 A record declares each option once: a field with its type, its default and an ``option``. Command lines,
-prompts files, keywords of Python, messages and the table in README.md derive from the rows.
+prompts files, keywords of Python, messages and the table in docs/commands.md derive from the rows.
 """
 
 from __future__ import annotations
