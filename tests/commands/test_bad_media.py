@@ -349,6 +349,6 @@ def test_lines_with_another_number_of_reference_images(
         assert "no profile is built for" in done.err[0] and "3 reference image(s)" in done.err[0]
         shapes = [made["inputs"].arrays.get("references", np.empty(0)).shape for made in fake.generations]
         assert [shape[0] for shape in shapes] == numbers
-        assert fake.loads[-1]["num_references"] == numbers[0]
+        assert fake.loads[-1]["profile"].endswith(f"-r{numbers[0]}") == (numbers[0] > 0)
     done = wan([{}, {"reference_image": []}], "--overwrite")
-    assert done.code == 0 and fake.loads[-1]["num_references"] == 0
+    assert done.code == 0 and "-r" not in fake.loads[-1]["profile"]

@@ -110,7 +110,8 @@ def test_the_artifact_s_defaults_and_what_is_given(two: Call, fake: Fake, tmp_pa
         assert (done.code, done.err) == (0, [])
         assert tuple(fake.generations[-1][name] for name in names) == values
         assert tuple(read_metadata(path)[name] for name in names) == values
-        assert fake.loads[-1]["loop"] == values[-1] and fake.loads[-1]["guidance"] == (values[0] != 1)
+        assert fake.loads[-1]["loop"] == values[-1]
+        assert fake.loads[-1]["profile"].endswith("-nocfg") == (values[0] == 1)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_an_image_is_read_once_and_given_to_load_and_to_generate(
     wan("--prompt", "a", "--image", one, "--last-image", two, *files)
     (inputs,) = [made["inputs"] for made in fake.generations]
     assert fake.loads[0]["inputs"] is inputs and len(reads) == 1
-    assert fake.loads[0]["num_references"] == 0
+    assert "-r" not in fake.loads[0]["profile"]
     assert np.array_equal(inputs.arrays["image"][0], pixels(1, 96, 64))  # the profile's size: not resized
     assert inputs.arrays["last_image"].shape == (1, 64, 96, 3) and inputs.arrays["has_last_image"] == 1
     facts = {"image": "one.png", "last_image": "two.png"}
@@ -115,7 +115,7 @@ def test_control_of_vace(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) 
     plain, full, half = fake.generations
     assert [made["conditioning_scale"] for made in fake.generations] == [1.0, 1.0, 0.5]
     assert [int(made["inputs"].arrays["has_video"]) for made in fake.generations] == [0, 1, 0]
-    assert [load["num_references"] for load in fake.loads] == [0, 2, 2]
+    assert [load["profile"].endswith("-r2") for load in fake.loads] == [False, True, True]
     assert "references" not in plain["inputs"].arrays
     assert full["inputs"].arrays["references"].shape == (2, 64, 96, 3)
     assert half["inputs"].arrays["video"].shape == (9, 64, 96, 3)
