@@ -34,7 +34,8 @@ from processes import clean_environment
 from wanbuild.toy.media import write_samples
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.task import Input, MediaOption
+from wanrun.artifact.media import MediaOption
+from wanrun.artifact.task import Input
 
 PROMPT = "A red fox runs through fresh snow at dawn"
 

@@ -14,7 +14,8 @@ from msgspec import structs
 from wanrun import __version__
 from wanrun.command import CONTEXT_SETTINGS, ENVIRONMENT, SEED, Command, options_of, takes_artifact
 from wanrun.errors import UsageError
-from wanrun.jobs.run import PROMPTS, RunOptions
+from wanrun.jobs.run import RunOptions
+from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
 from wanrun.terminal.console import NUMBERS, SIZE
@@ -31,8 +32,6 @@ def _section(row: Row) -> str:
     """Returns the help's section of an option; of a generation's, that of the only model that has it."""
     if row.section:
         return row.section
-    if row.name == "negative_prompt":
-        return PROMPTS
     if not row.models:
         return "Sampling"
     model = row.models.partition(" with ")[0]

@@ -123,7 +123,7 @@ def test_profiles_share_what_was_encoded(media_toy: Toys) -> None:
 
 
 def animation(frames: int, **changes: Any) -> Media:
-    return replace(
+    return msgspec.structs.replace(
         Media(
             image=picture(90, 70, 1),
             pose_video=pictures(frames, 96, 64, 2),

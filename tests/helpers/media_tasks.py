@@ -9,9 +9,10 @@ from typing import cast
 from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.media import MediaOption
 from wanrun.artifact.model import ImageProcessor
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input, MediaOption
+from wanrun.artifact.task import Input
 
 VARIANTS = (
     *("wan2.1-t2v", "wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.1-vace"),

@@ -23,7 +23,8 @@ from wanbuild.models.convolution import Algorithm
 from wanbuild.models.params import bind
 from wanbuild.models.vae import FRAMES_PER_LATENT, WanVAE
 from wanbuild.models.vae_config import VAEConfig
-from wanrun.artifact.task import Input, MediaOption
+from wanrun.artifact.media import MediaOption
+from wanrun.artifact.task import Input
 
 FLAG = jax.ShapeDtypeStruct((), jnp.int32)
 

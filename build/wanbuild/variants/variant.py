@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.artifact.task import HeldFrame, Input, MediaOption, Modes, Task, Windows
+from wanrun.artifact.media import MediaOption
+from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ Inputs = Mapping[MediaOption, Input]
 
 def takes(*inputs: Input, **others: Input) -> Inputs:
     """Returns inputs by option. The option of a positional input is the name of its array."""
-    named = {**{item.array: item for item in inputs}, **others}
-    return MappingProxyType(cast("dict[MediaOption, Input]", named))
+    return MappingProxyType({**{item.array: item for item in inputs}, **others})
 
 
 def an_image(array: str, *, required: bool = True, **fields: Any) -> Input:

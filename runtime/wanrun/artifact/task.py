@@ -7,27 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from wanrun.artifact.media import SEVERAL, MediaOption
 from wanrun.artifact.record import AtLeastOne, Record
-
-MediaOption = Literal[
-    "image",
-    "last_image",
-    "reference_image",
-    "video",
-    "mask",
-    "pose_video",
-    "face_video",
-    "background_video",
-    "mask_video",
-]
-"""The options of a generation that are images or videos."""
-
-SEVERAL: Final = "reference_image"
-"""The only one of them that may be given several times."""
 
 Preparation = Literal["resize", "resize_same_aspect", "fit_on_black", "fit_on_white", "greyscale"]
 """A way to bring an image or a frame to a size: see ``wanrun.media.preparations``."""

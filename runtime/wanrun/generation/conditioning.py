@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import FORMS, Profile, Program
@@ -95,7 +95,7 @@ class Conditioning:
             return inputs
         given = media or Media()
         if overlap is not None:
-            given = replace(given, segment_overlap=overlap)
+            given = structs.replace(given, segment_overlap=overlap)
         check_media(self._manifest, given)
         if media is None and not self.needed:
             return None

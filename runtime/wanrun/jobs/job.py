@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
@@ -64,7 +65,7 @@ class Draft:
     def media(self) -> MediaSet:
         """The images and videos of the prompt, with the profile that they are prepared for."""
         overlap = self.options.get("segment_overlap")  # the resolved one, so that equal media compare equal
-        return MediaSet(self.profile.name, replace(self.entry.media, segment_overlap=overlap))
+        return MediaSet(self.profile.name, structs.replace(self.entry.media, segment_overlap=overlap))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.request import PROMPTS
 from wanrun.rows import option
 
-PROMPTS: Final = "Prompts"
 RESULTS: Final = "Results"
 MEASURING: Final = "Measuring"
 SEVERAL: Final = "Several processes"

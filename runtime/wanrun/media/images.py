@@ -14,10 +14,9 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from wanrun.artifact.media import ImageSource
 from wanrun.errors import UsageError, quoted
 from wanrun.files import open_regular
-
-ImageSource = Path | str | Image.Image
 
 Seen = Callable[[bytes], object]
 """Gets the bytes that identify an image or video, piece by piece, such as the ``update`` of a digest."""

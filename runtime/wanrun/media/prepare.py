@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image
 
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.media import ImageSource, MediaOption, VideoSource
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input, MediaOption
+from wanrun.artifact.task import Input
 from wanrun.errors import UsageError, field
-from wanrun.media.images import ImageSource, described, file_digest, read_image
+from wanrun.media.images import described, file_digest, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.processors import clip_pixels
-from wanrun.media.read_video import VideoSource, read_video, video_digest
+from wanrun.media.read_video import read_video, video_digest
 from wanrun.media.types import (
     MEDIA_KINDS,
     Inputs,

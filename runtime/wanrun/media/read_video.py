@@ -13,6 +13,7 @@ from typing import IO
 
 from PIL import Image, ImageSequence
 
+from wanrun.artifact.media import VideoSource
 from wanrun.errors import UsageError, lacks_space, quoted
 from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
 from wanrun.media.images import (
@@ -28,8 +29,6 @@ from wanrun.media.images import (
     tell_file,
     too_large,
 )
-
-VideoSource = Path | str | Sequence[Image.Image]
 
 _CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,ivf,h264,hevc,mpegvideo,yuv4mpegpipe,mjpeg"
 """ffmpeg's names of the containers that are read. Playlists and scripts are refused: they name more files."""

@@ -8,64 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.task import MediaOption
+from wanrun.artifact.media import MEDIA_KINDS, SEVERAL, Media, MediaOption
 from wanrun.errors import UsageError, field, quoted
 
 if TYPE_CHECKING:
     import numpy as np
 
     from wanrun.artifact.manifest import Manifest
-    from wanrun.media.images import ImageSource
-    from wanrun.media.read_video import VideoSource
-
-MEDIA_KINDS: Mapping[MediaOption, str] = MappingProxyType(
-    {
-        "image": "an image",
-        "last_image": "an image",
-        "reference_image": "an image",
-        **dict.fromkeys(
-            ("video", "mask", "pose_video", "face_video", "background_video", "mask_video"),
-            "a video or a folder of images",
-        ),
-    }
-)
-"""The media options and the kind of source that each takes, for messages."""
-
-
-@dataclass(frozen=True)
-class Media:
-    """The images and videos that a user gives beside the prompt, and the choices for their use.
-
-    An image is a file or a Pillow image; a video is a file, a folder of images, or a list of Pillow images.
-
-    Attributes:
-        image: the first frame, or a character to animate.
-        last_image: the last frame.
-        video: the control video, or the video to edit.
-        mask: white where new content is made, black where the video is kept.
-        reference_image: images of the subjects that the video shows.
-        pose_video: the poses that the character takes; the result has as many frames.
-        face_video: the face whose expressions the character takes.
-        background_video: the video that the character is put into.
-        mask_video: white where the character is put.
-        mode: one of the model's modes; None for the first, its default.
-        segment_overlap: frames that a window shares with the one before; None for the model's default.
-    """
-
-    image: ImageSource | None = None
-    last_image: ImageSource | None = None
-    video: VideoSource | None = None
-    mask: VideoSource | None = None
-    reference_image: tuple[ImageSource, ...] = ()
-    pose_video: VideoSource | None = None
-    face_video: VideoSource | None = None
-    background_video: VideoSource | None = None
-    mask_video: VideoSource | None = None
-    mode: str | None = None
-    segment_overlap: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,11 +60,10 @@ def check_media(manifest: Manifest, media: Media) -> None:
         UsageError: naming all that are missing, not taken by this model, or contradict each other; or for
             reference images that are no tuple.
     """
-    if not isinstance(media.reference_image, tuple | list):
+    several = getattr(media, SEVERAL)
+    if not isinstance(several, tuple | list):
         raise UsageError(
-            f"{field('reference_image')} has the wrong type",
-            expected="a tuple of images",
-            found=quoted(media.reference_image),
+            f"{field(SEVERAL)} has the wrong type", expected="a tuple of images", found=quoted(several)
         )
     problems = [*_wrong_inputs(manifest, media), *_useless_inputs(manifest, media)]
     problems += _wrong_choices(manifest, media)
@@ -126,7 +76,7 @@ def check_media(manifest: Manifest, media: Media) -> None:
 def is_given(media: Media, name: MediaOption) -> bool:
     """Returns whether the media have this image or video."""
     value = getattr(media, name)
-    return value is not None and not (name == "reference_image" and not value)
+    return value is not None and not (name == SEVERAL and not value)
 
 
 def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.media import MediaOption
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input, MediaOption
+from wanrun.artifact.task import Input
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:

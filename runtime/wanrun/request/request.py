@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from wanrun.artifact.media import Media
 from wanrun.artifact.model import MAX_FLOAT32, MAX_STEPS, SolverName
 from wanrun.rows import option
 
 RANDOM = "random"
 """The seed that is drawn anew for each prompt."""
+
+PROMPTS = "Prompts"
+"""The help's section of the prompts, which comes first."""
 
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
@@ -31,85 +35,28 @@ Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,4}[xX*][1-9][0-9]{0,4}\Z")]
 Rate = Annotated[float, Meta(ge=0.1, le=240)]
 """Frames per second that every container can hold."""
-Path = Annotated[str, Meta(min_length=1)]
 Timesteps = Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
 
 
-class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt and its options; None means the default.
+class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt, its media and its other options; None means the default.
 
     Field names are the Python keywords. ``steps`` and ``frames`` are shorter on the command line and in JSON.
     Files are relative to the working directory. The order is that of the help and of README.md.
     """
 
-    prompt: Annotated[str, option("Description of the video; may be empty.")]
+    prompt: Annotated[str, option("Description of the video; may be empty.", section=PROMPTS)]
     negative_prompt: Annotated[
         str | None,
-        option("Description of what to avoid.", default=ARTIFACT, also="n_prompt neg_prompt negative"),
-    ] = None
-    image: Annotated[
-        Path | None,
         option(
-            "First frame of the video; for Animate the character.",
-            models="I2V, FLF2V, TI2V, Animate",
-            also="first_frame input_image",
-        ),
-    ] = None
-    last_image: Annotated[
-        Path | None,
-        option("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V", also="last_frame"),
-    ] = None
-    video: Annotated[
-        Path | None,
-        option("Control video, or the video to edit.", models="VACE", value="DIR|FILE", also="src_video"),
-    ] = None
-    mask: Annotated[
-        Path | None,
-        option(
-            "White where --video gets new content.",
-            default="all",
-            models="VACE",
-            value="DIR|FILE",
-            also="src_mask",
-        ),
-    ] = None
-    reference_image: Annotated[
-        Path | tuple[Path, ...],
-        option("Image of a subject of the video; repeatable.", models="VACE", also="ref_image"),
-    ] = ()
-    pose_video: Annotated[
-        Path | None, option("Video of the poses to take.", models="Animate", value="DIR|FILE")
-    ] = None
-    face_video: Annotated[
-        Path | None,
-        option("Video of the face whose expressions to take.", models="Animate", value="DIR|FILE"),
-    ] = None
-    background_video: Annotated[
-        Path | None,
-        option(
-            "Video that the character is put into.", models="Animate with --mode replace", value="DIR|FILE"
-        ),
-    ] = None
-    mask_video: Annotated[
-        Path | None,
-        option("White where the character goes.", models="Animate with --mode replace", value="DIR|FILE"),
-    ] = None
-    mode: Annotated[
-        Literal["animate", "replace"] | None,
-        option(
-            "Animate the character, or put it in somebody's place in a video.",
-            default="animate",
-            models="Animate",
+            "Description of what to avoid.",
+            default=ARTIFACT,
+            also="n_prompt neg_prompt negative",
+            section=PROMPTS,
         ),
     ] = None
     conditioning_scale: Annotated[
         Scale | None, option("Strength of the control video.", default=ARTIFACT, models="VACE")
-    ] = None
-    segment_overlap: Annotated[
-        Literal[1, 5] | None,
-        option(
-            "Frames that a window of a long video shares with the one before.", default="1", models="Animate"
-        ),
     ] = None
     profile: Annotated[
         str | None,

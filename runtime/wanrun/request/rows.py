@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from wanrun.request.request import Request
+from wanrun.request.request import PROMPTS, Request
 from wanrun.rows import Row, rows_of
 
 
 def rows(kind: type[Request] = Request) -> tuple[Row, ...]:
     """Returns the options of a request, or of a subclass with more options, in the order of the help."""
-    return rows_of(kind)
+    return tuple(sorted(rows_of(kind), key=lambda row: row.section != PROMPTS))
 
 
 @lru_cache

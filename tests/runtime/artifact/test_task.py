@@ -13,12 +13,11 @@ from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
 from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import MANIFEST, read_manifest
+from wanrun.artifact.media import SEVERAL
 from wanrun.artifact.model import ImageProcessor
-from wanrun.artifact.task import SEVERAL, Input, MediaOption, Preparation, Task
+from wanrun.artifact.task import Input, Preparation, Task
 from wanrun.errors import ArtifactError
 from wanrun.media.preparations import PREPARATIONS
-from wanrun.media.types import MEDIA_KINDS, Media
-from wanrun.request.rows import rows
 
 PROCESSOR = ImageProcessor(
     shortest_edge=30, crop=30, resample=3, rescale_factor=1 / 255, mean=(0.5, 0.5, 0.5), std=(1, 1, 1)
@@ -43,8 +42,6 @@ def test_the_record_of_every_variant(tmp_path: Path, variant: str) -> None:
 
 def test_closed_sets_are_the_runtime_s() -> None:
     assert set(get_args(Preparation)) == PREPARATIONS.keys()
-    assert set(get_args(MediaOption)) == MEDIA_KINDS.keys()
-    assert MEDIA_KINDS.keys() == Media.__dataclass_fields__.keys() - {"mode", "segment_overlap"}
 
 
 def test_what_is_encoded_whatever_is_given() -> None:
@@ -111,4 +108,3 @@ def test_a_single_set_of_images_is_counted() -> None:
     one = msgspec.structs.replace(task.inputs[SEVERAL], kind="image")
     with pytest.raises(ValueError, match="reference_image cannot be of kind image"):
         msgspec.structs.replace(task, inputs={SEVERAL: one})
-    assert [row.name for row in rows() if row.many] == [SEVERAL]

@@ -7,12 +7,12 @@ import itertools
 import os
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image, ImageOps
 
 from helpers.damage import flag

@@ -22,9 +22,10 @@ from helpers.pictures import (
     write_variable,
     write_video,
 )
+from wanrun.artifact.media import VideoSource
 from wanrun.errors import UsageError
 from wanrun.media import read_video as videos
-from wanrun.media.read_video import VideoSource, natural_key, read_video
+from wanrun.media.read_video import natural_key, read_video
 
 
 def read(source: VideoSource, max_frames: int | None = None) -> list[Image.Image]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from helpers.damage import flag
 from helpers.media_tasks import FRAMES, HEIGHT, INPUTS, WIDTH, manifest_of

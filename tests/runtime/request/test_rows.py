@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from helpers.damage import flag
 from wanrun.cli import wanrun
-from wanrun.media.types import MEDIA_KINDS, Media
 from wanrun.request.rows import rows, schema
-
-
-def test_media_are_rows() -> None:
-    """What is given as files on the command line is given in memory as ``Media``, under the same names."""
-    names = [row.name for row in rows()]
-    assert set(MEDIA_KINDS) <= set(names)
-    assert set(Media.__dataclass_fields__) == {*MEDIA_KINDS, "mode", "segment_overlap"} <= set(names)
 
 
 def test_the_command_line_has_every_row() -> None:

@@ -1,0 +1,121 @@
+"""The images and videos of a generation: one typed record, with a row for each option.
+
+The options of a request that are files (``wanrun.request.request``), the media that Python gives in memory,
+and the inputs that a manifest's task may have derive from ``Media`` (``wanrun.rows``). A new kind of media is
+one row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from wanrun.rows import option, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from PIL.Image import Image
+
+    ImageSource = Path | str | Image
+    VideoSource = Path | str | Sequence[Image]
+    Images = tuple[ImageSource, ...]
+    Mode = str
+    Overlap = int
+else:  # as a command line or a line of JSON can name them
+    ImageSource = VideoSource = Annotated[str, Meta(min_length=1)]
+    Images = ImageSource | tuple[ImageSource, ...]
+    Mode = Literal["animate", "replace"]
+    Overlap = Literal[1, 5]
+
+
+class Media(Struct, frozen=True):
+    """The images and videos that a user gives beside the prompt, and the choices for their use.
+
+    An image is a file or a Pillow image; a video is a file, a folder of images, or a list of Pillow images.
+    None of them is checked before ``wanrun.media.types.check_media``.
+    """
+
+    image: Annotated[
+        ImageSource | None,
+        option(
+            "First frame of the video; for Animate the character.",
+            models="I2V, FLF2V, TI2V, Animate",
+            also="first_frame input_image",
+        ),
+    ] = None
+    last_image: Annotated[
+        ImageSource | None,
+        option("Last frame of the video; optional for I2V.", models="FLF2V, Wan 2.2 I2V", also="last_frame"),
+    ] = None
+    video: Annotated[
+        VideoSource | None,
+        option("Control video, or the video to edit.", models="VACE", value="DIR|FILE", also="src_video"),
+    ] = None
+    mask: Annotated[
+        VideoSource | None,
+        option(
+            "White where --video gets new content.",
+            default="all",
+            models="VACE",
+            value="DIR|FILE",
+            also="src_mask",
+        ),
+    ] = None
+    reference_image: Annotated[
+        Images, option("Image of a subject of the video; repeatable.", models="VACE", also="ref_image")
+    ] = ()
+    pose_video: Annotated[
+        VideoSource | None, option("Video of the poses to take.", models="Animate", value="DIR|FILE")
+    ] = None
+    face_video: Annotated[
+        VideoSource | None,
+        option("Video of the face whose expressions to take.", models="Animate", value="DIR|FILE"),
+    ] = None
+    background_video: Annotated[
+        VideoSource | None,
+        option(
+            "Video that the character is put into.", models="Animate with --mode replace", value="DIR|FILE"
+        ),
+    ] = None
+    mask_video: Annotated[
+        VideoSource | None,
+        option("White where the character goes.", models="Animate with --mode replace", value="DIR|FILE"),
+    ] = None
+    mode: Annotated[
+        Mode | None,
+        option(
+            "Animate the character, or put it in somebody's place in a video.",
+            default="animate",
+            models="Animate",
+        ),
+    ] = None
+    segment_overlap: Annotated[
+        Overlap | None,
+        option(
+            "Frames that a window of a long video shares with the one before.", default="1", models="Animate"
+        ),
+    ] = None
+
+
+_KINDS: Mapping[str, str] = MappingProxyType(
+    {"FILE": "an image", "DIR|FILE": "a video or a folder of images"}
+)
+
+MEDIA_KINDS: Mapping[str, str] = MappingProxyType(
+    {row.name: kind for value, kind in _KINDS.items() for row in rows_of(Media) if row.value == value}
+)
+"""The options that are images or videos, images first, and what each takes, for messages."""
+
+SEVERAL: Final = next(row.name for row in rows_of(Media) if row.many)
+"""The only one of them that may be given several times."""
+
+if TYPE_CHECKING:
+    MediaOption = str
+else:
+    MediaOption = Literal[tuple(MEDIA_KINDS)]
+    """The names of these options, which are all that a manifest may have."""
