@@ -17,7 +17,7 @@ from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
-from wanbuild.programs.wiring import check_all_wiring
+from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
@@ -119,7 +119,8 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
             together.
     """
     check_spelling(artifact, manifest)
-    check_all_wiring(manifest)
+    for key in manifest.program_sets:
+        check_set(manifest, key)
     if not building:
         check_unlisted(artifact, manifest, report)
     check_files(artifact, manifest, report)

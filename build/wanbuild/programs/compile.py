@@ -18,7 +18,7 @@ from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
-from wanbuild.programs.wiring import check_all_wiring
+from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_lock, remove_unlisted
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
@@ -254,7 +254,7 @@ def build_target(
         tool={**manifest.tool, "name": "wanbuild", "version": __version__},
         times={**manifest.times, f"compiled {spec.name}": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
     )
-    check_all_wiring(changed)
+    check_set(changed, key)
     write_requirements(artifact, targets)
     changed.write(artifact)
     return changed

@@ -39,15 +39,14 @@ def check_wiring(manifest: Manifest, profile: Profile, programs: Mapping[str, Pr
     _Wiring(manifest, profile, programs).check()
 
 
-def check_all_wiring(manifest: Manifest) -> None:
-    """Checks the programs of every profile and program set.
+def check_set(manifest: Manifest, key: str) -> None:
+    """Checks the programs of every profile of a program set.
 
     Raises:
         ArtifactError: naming the first that does not fit.
     """
-    for programs in manifest.program_sets.values():
-        for name, own in programs.programs.items():
-            check_wiring(manifest, manifest.profiles[name], own)
+    for name, programs in manifest.program_sets[key].programs.items():
+        check_wiring(manifest, manifest.profiles[name], programs)
 
 
 class _Wiring:

@@ -34,13 +34,16 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The profiles that are exported, by a stand-in: its program depends on what the real ones depend on."""
     names: list[str] = []
 
-    def export_profile(
-        artifact: Path, manifest: Manifest, profile: Profile, target: TargetSpec
-    ) -> dict[str, Program]:
-        names.append(profile.name)
-        facts = f"{profile.options} {target.kernels} {jax.__version__}"
-        return {"prepare": plain_program(file=f"programs/{profile.name}", sha256=facts)}
+    def builder(manifest: Manifest, profile: Profile, target: TargetSpec) -> str:
+        return f"{profile.options} {target.kernels} {jax.__version__}"
 
+    def export_profile(
+        artifact: Path, manifest: Manifest, name: str, facts: str, platform: str
+    ) -> dict[str, Program]:
+        names.append(name)
+        return {"prepare": plain_program(file=f"programs/{name}", sha256=facts)}
+
+    monkeypatch.setattr(export, "_builder", builder)
     monkeypatch.setattr(export, "_export_profile", export_profile)
     return names
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 from wanrun.generation.last_encoded import LastEncoded
@@ -17,15 +16,13 @@ class Closes:
         self.close = lambda: order.append(name)
 
 
-def test_all_is_let_go_of_and_jax_s_flags_last() -> None:
+def test_all_is_let_go_of() -> None:
     order: list[str] = []
-    weights, executables, texts, device = (
-        cast(Any, Closes(name, order)) for name in ("weights", "executables", "texts", "device")
+    weights, executables, texts = (
+        cast(Any, Closes(name, order)) for name in ("weights", "executables", "texts")
     )
     last, inputs = LastEncoded(), Inputs()
     last.keep(inputs, ("digest",), {"condition": 1})
-    opened = cast(Any, SimpleNamespace(device=device))
-    Shared(opened, weights, executables, texts, last).close()
-    assert sorted(order) == ["device", "executables", "texts", "weights"]
-    assert order[-1] == "device"  # executables that are being loaded need its flags
+    Shared(cast(Any, None), weights, executables, texts, last).close()
+    assert sorted(order) == ["executables", "texts", "weights"]
     assert last.find(inputs, ("digest",)) is None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -46,7 +47,7 @@ def test_another_text_encoder_is_another_stage(toy_artifact: Path, opened: Opene
 
 @pytest.mark.parametrize("memory", ["auto", "low"])
 def test_low_memory_lets_go_of_the_encoder(opened: Opened, reads: list[str], memory: str) -> None:
-    policy = dataclasses.replace(opened.opened.policy, memory=memory, embeddings="none")
+    policy = msgspec.structs.replace(opened.opened.policy, memory=memory, embeddings="none")
     record = dataclasses.replace(opened.opened, policy=policy)
     stage, timings = TextStages(record).of(opened.programs(), "float32"), Timings()
     for prompt in ("a fox", "an owl"):

@@ -324,7 +324,8 @@ def test_devices_of_a_mesh(machine: Machine, kind: str, needed: int | None) -> N
 
 def test_rows_that_are_spread_are_divided() -> None:
     """Each of four devices has a quarter of them, and what it makes of them is counted as weights."""
-    spread = plain_program(inputs=("rows",), avals={"inputs": {"rows": {"w": "float32[8,1048576]"}}})
+    rows = {"inputs": {"rows": {"w": "float32[8,1048576]"}}}
+    spread = plain_program(inputs=("rows",), avals=rows, role="spread")
     numbers = {
         "spread_transformer": {"output_bytes": 32 * MIB, "temporary_bytes": 3 * MIB, "code_bytes": MIB}
     }

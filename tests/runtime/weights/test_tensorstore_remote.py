@@ -193,6 +193,7 @@ def test_nobody_listens(plain: tuple[Path, Parameter, np.ndarray], serve: Callab
 SILENT = """
 import sys, time
 import numpy as np, tensorstore  # before the limits are set, as a program that uses Orbax may
+from wanrun.opened import location
 from wanrun.weights import tensorstore_reader as tensorstore_restore
 from wanrun.errors import ArtifactError
 from wanrun.artifact.layout import ArrayLayout
@@ -200,7 +201,7 @@ from wanrun.artifact.parameters import Parameter
 
 assert {"max_retries", "initial_delay", "max_delay"} == set(tensorstore_restore.RETRIES)
 tensorstore_restore.RETRIES = {"max_retries": 0}
-tensorstore_restore.CURL_LIMITS["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = "1"
+location.CURL_LIMITS["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = "1"
 parameter = Parameter(
     layout=ArrayLayout((4,), "float32", 1, 1), axes=(None,), crc32c=("00000000",), sha256=""
 )
