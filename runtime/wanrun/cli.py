@@ -171,14 +171,14 @@ def _run(
         from wanrun.jobs.batch import tracing
 
     _try_ahead(artifact, how, work, timings, batch)
-    draft, low, first = work.jobs[0].draft, how.loading.low_memory, None
+    generation, low, first = work.jobs[0].generation, how.loading.low_memory, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
         first = work.inputs_of(work.jobs[0])
     loading = structs.replace(
         how.loading,
-        profile=draft.profile.name,
-        loop=draft.options["loop"],
-        first_expert=work.first_expert,
+        profile=generation.profile.name,
+        loop=generation.options["loop"],
+        first_expert=generation.ranges[0].transformer,
     )
     with load(
         artifact,
@@ -199,7 +199,7 @@ def _run(
 
 def _try_ahead(artifact: Path, how: RunOptions, work: Worklist, timings: Timings, batch: Batch) -> None:
     """Tries executables that were built elsewhere of all profiles of the prompts, before one is loaded."""
-    profiles = {job.draft.profile.name: job.draft.profile for job in work.jobs}
+    profiles = {job.generation.profile.name: job.generation.profile for job in work.jobs}
     if len(profiles) == 1 or how.of_several:
         return
     from wanrun.generation.opening import Opening

@@ -86,6 +86,10 @@ class WanError(Exception):
         """Returns the message with ``spell`` applied to each option's Python name."""
         return _FIELD.sub(lambda match: spell(match[1]), self.text)
 
+    def again(self) -> Self:
+        """Returns the same error without its traceback, which keeps what its frames refer to."""
+        return type(self)(self.what, expected=self.expected, found=self.found, remedy=self.remedy)
+
     def located(self, where: str) -> Self:
         """Returns the same error with the location, a line of a file, in front."""
         what = f"{where}: {self.what}"

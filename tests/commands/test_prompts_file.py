@@ -22,8 +22,8 @@ from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import load
-from wanrun.jobs import job as jobs
 from wanrun.media.write_video import read_metadata
+from wanrun.request import generation
 
 Call = Callable[..., Run]
 
@@ -411,7 +411,7 @@ def test_what_is_there_is_not_made_again(
         assert wan(*arguments).out[-1] == "3 made, 0 skipped, 0 failed"
         before, loads = contents(folder), len(fake.loads)
 
-        monkeypatch.setattr(jobs, "__version__", "0.0.0")  # another version would make the same
+        monkeypatch.setattr(generation, "__version__", "0.0.0")  # another version would make the same
         again = wan(*arguments)
         assert (again.code, again.err, len(fake.loads)) == (0, [], loads)
         assert again.out == [f"[{i}/3] {folder}/o-{i}{suffix} is there already" for i in (1, 2, 3)] + [
@@ -584,7 +584,7 @@ def test_options_reach_the_pipeline(wan: Call, fake: Fake, tmp_path: Path) -> No
 
 
 def test_warnings_name_their_line(wan: Call, fake: Fake, tmp_path: Path) -> None:
-    fake.happens["two"] = lambda: fake.loads[0]["warn"]("the prompt is longer than 512 tokens")
+    fake.happens["two"] = lambda: fake.warn("the prompt is longer than 512 tokens")
     file = write_lines(tmp_path / "p.txt", "one", "two")
     assert wan("--prompts", file, "--output", tmp_path / "o.gif").err == [
         f"warning: {file}:2: the prompt is longer than 512 tokens"

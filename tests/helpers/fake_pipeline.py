@@ -14,7 +14,10 @@ import pytest
 from helpers.manifests import with_model, with_profiles
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.cli import wanrun
+from wanrun.denoising.steps import OnStep
 from wanrun.generation.result import Result
+from wanrun.media.types import Inputs
+from wanrun.request.generation import Generation
 from wanrun.terminal.console import run
 from wanrun.timing.timings import Timings
 
@@ -42,7 +45,8 @@ class Fake:
     Attributes:
         loads: the keywords of each call of ``wanrun.load``.
         asked: prompts, and what else was asked for, in order.
-        generations: the keywords of each generation.
+        generations: the options of each generation, with its inputs and latents.
+        warn: receives the warnings of the generation that is going on.
         happens: what to call before the video of a prompt is made.
         tells: the steps that ``on_step`` is told of.
     """
@@ -62,25 +66,31 @@ class Fake:
     def warmup(self, timings: Timings) -> None:
         self.asked.append("warmup")
 
-    def generate(self, prompt: str, negative_prompt: str | None = None, **options: Any) -> Result:
-        self.asked.append(prompt)
-        timings = options.pop("timings")
-        self.generations.append(dict(options))
-        self.happens.get(prompt, lambda: None)()
-        on_step = options.pop("on_step")
+    def run(
+        self,
+        generation: Generation,
+        *,
+        inputs: Inputs | None,
+        latents: np.ndarray | None,
+        on_step: OnStep,
+        timings: Timings,
+        warn: Callable[[str], None],
+    ) -> Result:
+        options = generation.options
+        self.asked.append(options["prompt"])
+        self.generations.append({**options, "inputs": inputs, "latents": latents})
+        self.warn = warn
+        self.happens.get(options["prompt"], lambda: None)()
         for done in self.tells:
             on_step(done, options["num_steps"])
-        noise, inputs = options.pop("latents"), options.pop("inputs")
-        seed = options["seed"] if noise is None else int(abs(noise).sum())
+        seed = options["seed"] if latents is None else int(abs(latents).sum())
         if inputs is not None:
             seed += sum(int(array.sum()) for array in inputs.arrays.values())
-        random = np.random.default_rng([*prompt.encode(), *(negative_prompt or "").encode(), seed])
+        texts = (options["prompt"], options["negative_prompt"] or "")
+        random = np.random.default_rng([*texts[0].encode(), *texts[1].encode(), seed])
         frames = random.integers(0, 256, (self.num_videos, *SIZE), dtype=np.uint8)
-        latents = random.standard_normal((self.num_videos, 2), np.float32)
-        for name in ("size", "num_frames", "num_videos"):  # the profile's, which it tells otherwise
-            options.pop(name)
-        asked = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
-        return Result(frames, latents, asked, timings)
+        final = random.standard_normal((self.num_videos, 2), np.float32)
+        return Result(frames, final, generation.metadata(inputs, {}), timings)
 
     def __enter__(self) -> Fake:
         return self

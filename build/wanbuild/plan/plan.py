@@ -22,7 +22,7 @@ from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.mesh import Sizes, mesh_text, name_suffix, num_devices
 from wanrun.errors import UsageError, shortened
-from wanrun.request.options import has_guidance
+from wanrun.request.profiles import has_guidance
 
 NEARLY = 1.2
 """A mesh that needs up to this share of the memory by formula is compiled before it is refused."""

@@ -30,7 +30,7 @@ from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import UsageError
 from wanrun.executables.entries import read_program
 from wanrun.files import file_sha256, fsync_directory
-from wanrun.request.options import has_guidance
+from wanrun.request.profiles import has_guidance
 from wanrun.terminal.status import Status
 from wanrun.terminal.temporary import temporary_folder
 from wanrun.timing.activities import Activities

@@ -14,6 +14,7 @@ from wanrun.errors import UsageError, field
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import SHAPE, LoadPolicy
+from wanrun.request.generation import Generation
 
 if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
@@ -72,18 +73,13 @@ def together(
 
 
 def agree_on_generation(
-    group: ProcessGroup | None,
-    profile: Profile,
-    options: Mapping[str, Any],
-    inputs: Inputs | None,
-    latents: np.ndarray | None,
+    group: ProcessGroup | None, generation: Generation, inputs: Inputs | None, latents: np.ndarray | None
 ) -> None:
     """Checks that all processes are about to make the same video.
 
     Args:
         group: the processes; None for one alone.
-        profile: the profile that makes it.
-        options: the options of the generation, with all defaults.
+        generation: what is made.
         inputs: its images and videos.
         latents: the given initial noise.
 
@@ -93,7 +89,8 @@ def agree_on_generation(
     if group is None:
         return
     noise = None if latents is None else sha256_of(np.ascontiguousarray(latents).tobytes())
-    group.agree_on_request({"profile": profile.name, **options, "latents": noise, **_facts_of(inputs)})
+    facts = {"profile": generation.profile.name, **generation.options, "latents": noise}
+    group.agree_on_request({**facts, **_facts_of(inputs)})
 
 
 def _facts_of(inputs: Inputs | None) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import FORMS, Profile, Program
@@ -15,7 +14,7 @@ from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.last_encoded import Encoded, LastEncoded
-from wanrun.media.types import Inputs, Media, check_media
+from wanrun.media.types import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
 from wanrun.weights.programs import Programs
@@ -66,44 +65,6 @@ class Conditioning:
     def request_programs(self) -> list[Future[Any]]:
         """Starts to load the programs that encode images and videos."""
         return self._programs.request(programs=self._encoders)
-
-    def read(
-        self, media: Media | None, inputs: Inputs | None, overlap: int | None, timings: Timings
-    ) -> Inputs | None:
-        """Returns a generation's images and videos as arrays, and reads media for it; None for text alone.
-
-        Args:
-            media: images and videos as files or in memory, or None.
-            inputs: images and videos that were already read, instead of media, or None.
-            overlap: frames that a window shares with the one before; None for the media's or inputs' own.
-            timings: where the time is recorded.
-
-        Raises:
-            UsageError: if both are given, if the inputs have another overlap, or if media are missing, not
-                taken by this model, or cannot be used.
-        """
-        if inputs is not None:
-            if media is not None:
-                raise UsageError("media and inputs exclude each other", remedy="pass one of them")
-            if overlap not in (None, inputs.segment_overlap):
-                raise UsageError(
-                    "segment_overlap is not that of the inputs",
-                    expected=inputs.segment_overlap,
-                    found=overlap,
-                    remedy="give it to the Media that they are loaded from",
-                )
-            return inputs
-        given = media or Media()
-        if overlap is not None:
-            given = structs.replace(given, segment_overlap=overlap)
-        check_media(self._manifest, given)
-        if media is None and not self.needed:
-            return None
-        from wanrun.media.prepare import load_media  # imports Pillow
-
-        with timings.phase("read_media"):
-            inputs = load_media(self._manifest, self._profile, given)
-        return inputs if inputs.arrays else None
 
     def blank(self) -> Conditions:
         """Runs all encoding programs with zeros, for a warm-up, and returns the conditions."""

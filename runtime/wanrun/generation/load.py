@@ -14,16 +14,13 @@ from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import check_objects, folder_of, policy_of, texts_of
 from wanrun.terminal.status import Status, shown
+from wanrun.text.encoder import silent
 from wanrun.timing.timings import Timings
 
 if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
 
 Tell = Callable[[str], None]
-
-
-def _silent(message: str) -> None:
-    del message
 
 
 class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
@@ -44,8 +41,8 @@ class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
     prompts: Sequence[str] | None = None
     inputs: Inputs | None = None
     timings: Timings | None = None
-    warn: Tell = _silent
-    report: Tell = _silent
+    warn: Tell = silent
+    report: Tell = silent
     group: ProcessGroup | None = None
     progress: bool | None = None
 

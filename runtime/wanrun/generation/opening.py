@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.select import SelectedTarget, named_profile, select_profile, select_target
+from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.agreement import together
 from wanrun.generation.session import check_profile, first_expert
@@ -22,7 +21,8 @@ from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.device import open_device
 from wanrun.opened.policy import SHAPE, LoadPolicy
-from wanrun.request.options import resolve_loop, with_own_guidance
+from wanrun.request.options import resolve_loop
+from wanrun.request.profiles import choose_profile
 from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
 from wanrun.timing.timings import Recorder, Timings
 from wanrun.trust.trust import Trust
@@ -159,19 +159,9 @@ def wanted_profile(manifest: Manifest, artifact: Path, policy: LoadPolicy) -> Pr
         ArtifactError: if there is none.
         UsageError: for a name beside an option of the shape.
     """
-    if policy.profile is not None:
-        if beside := [name for name in SHAPE if getattr(policy, name) != getattr(LoadPolicy(), name)]:
-            raise UsageError(f"profile is given beside {beside[0]}", remedy="leave one of them out")
-        return named_profile(manifest, artifact, policy.profile)
-    choose = partial(
-        select_profile,
-        manifest,
-        artifact,
-        policy.size,
-        policy.num_frames,
-        policy.num_videos,
-        num_references=policy.num_references,
-    )
-    if policy.guidance is None:
-        return with_own_guidance(manifest, choose)
-    return choose(guidance=policy.guidance)
+    shape = {name: getattr(policy, name) for name in SHAPE}
+    if policy.profile is None:
+        return choose_profile(manifest, artifact, shape)
+    if beside := [name for name, value in shape.items() if value != getattr(LoadPolicy(), name)]:
+        raise UsageError(f"profile is given beside {beside[0]}", remedy="leave one of them out")
+    return choose_profile(manifest, artifact, {"profile": policy.profile})

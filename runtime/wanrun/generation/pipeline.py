@@ -12,23 +12,24 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from msgspec import structs
 
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.expert_loop import Denoising
-from wanrun.denoising.schedule import ExpertRange, schedule
+from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.steps import OnStep
+from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
 from wanrun.generation.shared import Shared
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
-from wanrun.request.arguments import array_of, check_objects, texts_of
-from wanrun.request.choice import asked_for, chosen_profile, media_asked_for
-from wanrun.request.options import check_latents, frame_rate, resolve_options
-from wanrun.request.request import Request
+from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_type
+from wanrun.request.generation import Generation, influences_of
+from wanrun.request.options import check_latents
+from wanrun.request.resolve import request_of, resolve_request
 from wanrun.terminal.status import following
+from wanrun.text.encoder import Warn, silent
 from wanrun.timing.timings import Timings
 
 
@@ -114,7 +115,7 @@ class Pipeline:
         """Embeddings (P, 512, text_dim) of these prompts, in the compute dtype, zero past each length."""
         texts = texts_of(prompts)
         with self._call(timings) as timings:
-            return self._encode(self._session, texts, timings)
+            return self._encode(self._session, texts, timings, self._opened.warn)
 
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """Returns a component's weights on the device, as nested dicts by path."""
@@ -221,7 +222,7 @@ class Pipeline:
         timings: Timings | None = None,
         **options: Any,
     ) -> Result:
-        """Generates a profile's number of videos for one prompt.
+        """Makes a profile's number of videos for one prompt: ``resolve`` and ``run``.
 
         The profile is the loaded one, unless the options (profile, size, num_frames, num_videos,
         guidance_scale) or the number of reference images select another. That profile is loaded at its first
@@ -240,36 +241,100 @@ class Pipeline:
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
         Raises:
+            UsageError, ArtifactError, WanError: as ``resolve`` and ``run``.
+        """
+        generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
+        return self.run(generation, inputs=inputs, latents=latents, on_step=on_step, timings=timings)
+
+    def resolve(
+        self,
+        prompt: str,
+        negative_prompt: str | None = None,
+        *,
+        media: Media | None = None,
+        inputs: Inputs | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Checks a request, and returns what ``run`` would make of it, and cost; runs and reads nothing.
+
+        It is ``wanrun.resolve`` with the loaded profile, and the form of the loop that was loaded, as
+        defaults. Arguments are those of ``generate``.
+
+        Raises:
             UsageError: for an argument of another type, an option that is unknown, out of range, or without
-                effect, latents of a wrong shape, or images and videos that are missing, not taken, or cannot
-                be used; after ``close``, and in a fork of the process.
+                effect, and images and videos that are missing or not taken.
             ArtifactError: if no such profile is built, or not with this form of the loop.
+        """
+        check_objects(media, inputs)
+        request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
+        loop = self._opened.policy.loop
+        return resolve_request(request, self.manifest, self.artifact, media, inputs, self.profile, loop)
+
+    def run(
+        self,
+        generation: Generation,
+        *,
+        inputs: Inputs | None = None,
+        latents: np.ndarray | None = None,
+        on_step: OnStep = lambda step, total: None,
+        timings: Timings | None = None,
+        warn: Warn = silent,
+    ) -> Result:
+        """Makes the videos of a resolved request.
+
+        Args:
+            generation: what is made, of ``resolve`` or ``wanrun.resolve``.
+            inputs: its images and videos, if they were already read.
+            latents, on_step, timings: as for ``generate``.
+            warn: gets each warning of the result that is found during the work, at once.
+
+        Raises:
+            UsageError: for an argument of another type, a generation of another artifact, latents of a wrong
+                shape, or images and videos that cannot be used; after ``close``, and in a fork of the
+                process.
+            ArtifactError: if something that is needed is missing or damaged.
             WanError: if the latents are not finite.
         """
-        check_objects(media, inputs, timings, on_step=on_step)
-        latents = None if latents is None else array_of(latents)
-        named = {"prompt": prompt, "negative_prompt": negative_prompt, **options}
-        request = asked_for(self.profile, named)
-        media = media_asked_for(request, media, inputs)
+        check_objects(inputs=inputs, timings=timings, on_step=on_step, warn=warn)
+        if not isinstance(generation, Generation):
+            raise wrong_type("generation", "wanrun's Generation", generation)
+        if generation.manifest.content_digest != self.manifest.content_digest:
+            raise UsageError(
+                "the generation was resolved for another artifact",
+                expected=self.manifest.content_digest,
+                found=generation.manifest.content_digest,
+                remedy="resolve it with this pipeline",
+            )
+        latents, told = None if latents is None else array_of(latents), list(generation.warnings)
+
+        def tell(warning: str) -> None:
+            told.append(warning)
+            warn(warning)
+
         with self._call(timings) as timings:
-            session = self._session_for(request, inputs if media is None else media)
+            session = self.session(generation.profile)
             session.describe(timings)
-            inputs = session.conditioning.read(media, inputs, request.segment_overlap, timings)
-            resolved = self._resolved(session, request, inputs)
-            agree_on_generation(self._opened.device.group, session.profile, resolved, inputs, latents)
-            table, ranges = schedule(resolved, self.manifest)
+            if inputs is None and generation.media is not None:
+                with timings.phase("read_media"):
+                    inputs = generation.read_media()
+            agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
-            negative = [resolved["negative_prompt"]] if session.profile.guidance else []
             with following(on_step, timings.activities if self._progress else None) as on_step:
-                embeddings = self._encode(session, [request.prompt, *negative], timings)
+                embeddings = self._encode(session, generation.prompts, timings, tell)
                 run = Denoising(
-                    table, ranges, embeddings, resolved["loop"], timings, session.load_behind, on_step
+                    generation.table,
+                    generation.ranges,
+                    embeddings,
+                    generation.options["loop"],
+                    timings,
+                    session.load_behind,
+                    on_step,
                 )
                 with self._device(timings):
-                    frames, final = session.sampler(run, resolved, inputs, latents)
-        facts = self._facts(session.profile, resolved, inputs, frames)
-        return Result(frames, final, {**facts, "fps": frame_rate(self.manifest, request)}, timings)
+                    frames, final = session.sampler(run, generation.options, inputs, latents)
+        influences = influences_of(self._opened.policy.text_encoder, latents)
+        return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
 
     @contextmanager
     def _call(self, timings: Timings | None) -> Iterator[Timings]:
@@ -294,29 +359,11 @@ class Pipeline:
         """Lets the text encoder run beside another call's steps; with low memory, holds the device for it."""
         return self._device(timings) if self._opened.policy.low_memory else nullcontext()
 
-    def _encode(self, session: Session, prompts: Sequence[str], timings: Timings) -> np.ndarray:
+    def _encode(
+        self, session: Session, prompts: Sequence[str], timings: Timings, warn: Warn = silent
+    ) -> np.ndarray:
         with self._text(timings):
-            return session.text.encode(prompts, timings)
-
-    def _session_for(self, request: Request, given: Media | Inputs | None) -> Session:
-        """The session of the profile that a generation asks for."""
-        return self.session(chosen_profile(self.manifest, self.artifact, self.profile, request, given))
-
-    def _resolved(self, session: Session, request: Request, inputs: Inputs | None) -> dict[str, Any]:
-        """Returns the options of a generation with all defaults filled in."""
-        changes: dict[str, Any] = {"loop": request.loop or session.loop}
-        if inputs is not None and self.manifest.model.task.windows is not None:
-            changes["segment_overlap"] = inputs.segment_overlap
-        return resolve_options(self.manifest, session.profile, structs.replace(request, **changes))
-
-    def _facts(
-        self, profile: Profile, options: Mapping[str, Any], inputs: Inputs | None, frames: np.ndarray
-    ) -> dict[str, Any]:
-        """Returns a video's metadata: its options, its media, the number of frames and the content digest."""
-        facts = {**options, **(inputs.facts if inputs else {}), "num_frames": frames.shape[1]}
-        if self.manifest.model.task.windows is not None:
-            facts["segment_frames"] = profile.num_frames
-        return {**facts, "content_digest": self.manifest.content_digest}
+            return session.text.encode(prompts, timings, warn)
 
     def close(self) -> None:
         """Waits until the running calls end, then releases weights and executables.

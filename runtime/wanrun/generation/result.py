@@ -25,12 +25,15 @@ class Result:
         options: prompt, seed, solver, fps and all other options of the generation, for the video's metadata.
         timings: times of this generation and of the loading during it; the ``timings`` argument of
             ``generate`` if one was passed.
+        warnings: problems of the request that did not keep the video from being made, one line each: the end
+            of a prompt that was cut off, or guidance that is off because no profile is built with it.
     """
 
     frames: np.ndarray
     latents: np.ndarray
     options: Mapping[str, Any]
     timings: Timings
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         count, frames, height, width, _ = self.frames.shape

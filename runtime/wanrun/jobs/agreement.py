@@ -28,14 +28,14 @@ def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
         UsageError: in every process, if their requests differ.
     """
     group.agree_on_artifact(work.manifest.digests)
-    jobs = {job.draft.entry.index: job for job in (*work.jobs, *work.finished)}
+    jobs = {job.entry.index: job for job in (*work.jobs, *work.finished)}
     facts: dict[str, Any] = {"number of prompts": len(jobs)}
     for index in sorted(jobs):
         place = f" of prompt {index}" if work.many else ""
         facts |= {f"{name}{place}": fact for name, fact in _facts(jobs[index].metadata).items()}
     facts |= {name: getattr(run.loading, name) for name in LOADING} | {"warmup": run.warmup}
     group.agree_on_request(facts)
-    wanted = group.exchange([job.draft.entry.index for job in work.jobs])[0]
+    wanted = group.exchange([job.entry.index for job in work.jobs])[0]
     return replace(
         work,
         jobs=[jobs[index] for index in wanted],

@@ -20,8 +20,6 @@ from wanrun.jobs.requests import key_of
 from wanrun.jobs.worklist import Worklist
 from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
-from wanrun.request.options import profile_options
-from wanrun.request.rows import rows
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Count, Status
 from wanrun.units import in_bytes
@@ -89,10 +87,11 @@ class Batch:
         for failure in self._work.failures:
             self._fail(failure)
         for job in self._work.finished:
-            entry, names = job.draft.entry, ", ".join(map(str, job.draft.videos))
+            entry, names = job.entry, ", ".join(map(str, job.videos))
             self.report(f"[{entry.index}/{entry.total}] {names} is there already")
-        if self._work.guidance_off:
-            self.warn("no profile is built with guidance, so guidance is off; pass --guidance-scale 1")
+        jobs = (*self._work.jobs, *self._work.finished)
+        for warning in dict.fromkeys(text for job in jobs for text in job.generation.warnings):
+            self.warn(warning)
 
     def _fail(self, error: WanError) -> None:
         """Reports a line that cannot be made, with the options' JSON keys."""
@@ -110,7 +109,7 @@ class Batch:
             WanError: if the prompt of the command line fails.
         """
         for job in self._work.jobs:
-            self._where = f"{job.draft.entry.where}: " if self._work.many else ""
+            self._where = f"{job.entry.where}: " if self._work.many else ""
             try:
                 self._make(job, pipeline)
             except ArtifactError:
@@ -118,7 +117,7 @@ class Batch:
             except WanError as error:
                 if not self._work.many:
                     raise
-                self._fail(error.located(job.draft.entry.where))
+                self._fail(error.located(job.entry.where))
             else:
                 self._made += 1
         self._where = ""
@@ -132,48 +131,47 @@ class Batch:
             self.report(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
-        work, draft = self._work, job.draft
-        started, entry = time.monotonic(), draft.entry
-        for path in draft.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
+        work, entry, started = self._work, job.entry, time.monotonic()
+        for path in job.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
             check_folder(path.parent)
         place = f"[{entry.index}/{entry.total}] " if work.many else ""
-        result = self._generate(job, pipeline, place)
+        result = self._run(job, pipeline, place)
         if not self._leads:
             return
         with self._timings.phase("encode_video"):
             for index in job.missing:
-                facts = {**result.options, **job.metadata, "video": index}
-                with rescued(result.frames[index], draft.videos[index]):
-                    write_video(result.frames[index], draft.videos[index], job.fps, facts, self._overwrite)
+                with rescued(result.frames[index], job.videos[index]):
+                    facts = {**job.metadata, "video": index}
+                    write_video(
+                        result.frames[index], job.videos[index], job.generation.fps, facts, self._overwrite
+                    )
         if job.latents is not None:
             _write_latents(job.latents, result.latents)
-        seconds, start = time.monotonic() - started, f"seed {draft.options['seed']}"
+        seconds, start = time.monotonic() - started, f"seed {job.generation.options['seed']}"
         if work.noise is not None:
             start = f"latents {job.metadata['latents']}"
         _, num_frames, height, width, _ = result.frames.shape
         for index in job.missing:
-            nbytes = in_bytes(draft.videos[index].stat().st_size)
+            nbytes = in_bytes(job.videos[index].stat().st_size)
             how = f"{start}, {num_frames} frames of {width}x{height}, {nbytes}, {seconds:.1f} s"
-            self.report(f"{place}wrote {draft.videos[index]} ({how})")
+            self.report(f"{place}wrote {job.videos[index]} ({how})")
 
-    def _generate(self, job: Job, pipeline: Pipeline, place: str) -> Result:
+    def _run(self, job: Job, pipeline: Pipeline, place: str) -> Result:
         """Makes a job's videos, and shows the progress; ``place`` says which of how many it is."""
-        options, profile = job.draft.options, job.draft.profile
         inputs = self._work.inputs_of(job)
-        names = [row.name for row in rows() if row.name in options.keys() - {"num_frames"}]
-        count = Count(options["num_steps"] * job.num_segments)
+        count = Count(len(job.generation.table.timesteps) * job.num_windows)
 
         def on_step(step: int, total: int) -> None:
             count.done, count.total = step, total
 
         with self._status.counting("denoise", count, place):
-            return pipeline.generate(
-                **{name: options[name] for name in names},
-                **profile_options(profile),
-                latents=self._work.noise,
+            return pipeline.run(
+                job.generation,
                 inputs=inputs,
+                latents=self._work.noise,
                 on_step=on_step,
                 timings=self._timings,
+                warn=self.warn,
             )
 
 

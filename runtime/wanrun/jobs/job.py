@@ -1,23 +1,18 @@
-"""Makes a job of a prompt: checks its options, names its outputs, and finds the outputs that exist."""
+"""A job of a run: one prompt with its generation, its outputs, and those of them that exist."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
-from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
-from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.schedule import schedule
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.existing import missing_videos
-from wanrun.jobs.media_sets import Checked, MediaSet, MediaSets
+from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.outputs import (
     check_file,
     check_folder,
@@ -28,65 +23,34 @@ from wanrun.jobs.outputs import (
 )
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
-from wanrun.media.types import check_media
 from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import metadata_sidecar
-from wanrun.request.options import (
-    check_latents,
-    choose_profile,
-    frame_rate,
-    latents_shape,
-    resolve_options,
-)
-from wanrun.request.request import Request
-
-
-@dataclass(frozen=True)
-class Draft:
-    """One prompt with checked options and writable outputs; its media were not read yet.
-
-    Attributes:
-        entry: the prompt's line.
-        profile: the profile that makes it.
-        options: the options of the generation, with the artifact's defaults.
-        videos: the path of each video.
-        latents: the path of the final latents; None if they are not requested.
-        there: whether all outputs exist, and are compared: if they are the same, nothing is made.
-    """
-
-    entry: Entry
-    profile: Profile
-    options: Mapping[str, Any]
-    videos: tuple[Path, ...]
-    latents: Path | None
-    there: bool
-
-    @property
-    def media(self) -> MediaSet:
-        """The images and videos of the prompt, with the profile that they are prepared for."""
-        overlap = self.options.get("segment_overlap")  # the resolved one, so that equal media compare equal
-        return MediaSet(self.profile.name, structs.replace(self.entry.media, segment_overlap=overlap))
+from wanrun.request.generation import Generation
+from wanrun.request.options import check_latents, latents_shape
+from wanrun.request.resolve import resolve_request
 
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt with checked options, outputs and media.
+    """One prompt of a run.
 
     Attributes:
-        draft: the prompt, its options and its outputs.
-        fps: frames per second of the videos.
-        missing: the numbers of the videos to write; the others exist, with the same metadata.
+        entry: the prompt's line.
+        generation: what is made.
+        videos: the path of each video.
         latents: the path of the final latents; None if they are not requested, or exist.
-        metadata: the metadata of each video, except the video's number.
-        num_segments: the number of windows; the steps run once for each window.
+        missing: the numbers of the videos to write; the others exist, with the same metadata.
+        metadata: the metadata of each video, except the video's number; empty until the media are read.
+        num_windows: the number of windows; the steps run once for each.
     """
 
-    draft: Draft
-    fps: float
-    missing: tuple[int, ...]
+    entry: Entry
+    generation: Generation
+    videos: tuple[Path, ...]
     latents: Path | None
-    metadata: Mapping[str, Any]
-    num_segments: int = 1
+    missing: tuple[int, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    num_windows: int = 1
 
     @property
     def finished(self) -> bool:
@@ -96,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobMaker:
-    """Makes drafts of prompts, which is cheap, and jobs of drafts, which reads media.
+    """Makes jobs of prompts: ``job`` is cheap, and ``compared`` reads the media.
 
     Attributes:
         artifact: the artifact's folder.
@@ -106,7 +70,7 @@ class JobMaker:
             several prompts, and an existing video with the same metadata is finished. The video of a single
             prompt must not exist.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
-        facts: further facts that influence the video, for the metadata.
+        influences: facts beside a prompt's own options that decide its video, for the metadata.
         media: reads the media of the jobs.
         claims: notes the files that are written.
     """
@@ -116,29 +80,9 @@ class JobMaker:
     run: RunOptions
     many: bool
     noise: np.ndarray | None
-    facts: Mapping[str, Any]
+    influences: Mapping[str, Any]
     media: MediaSets
     claims: Claims
-    _tables: set[tuple[Any, ...]] = field(default_factory=set)
-
-    def resolve(self, request: Request) -> tuple[Profile, dict[str, Any]]:
-        """Returns a request's profile, and its checked options with the artifact's defaults.
-
-        Raises:
-            UsageError: for options that have no effect, or that the solver or the noise does not take.
-            ArtifactError: for a profile or a form of the loop that is not built.
-        """
-        profile = choose_profile(self.manifest, self.artifact, request)
-        options = resolve_options(self.manifest, profile, request)
-        initial_noise(request.seed, (1,))  # refuses a bad seed
-        timesteps = tuple(options.get("timesteps", ()))
-        table = (options["solver"], options["num_steps"], options["flow_shift"], timesteps)
-        if table not in self._tables:
-            schedule(options, self.manifest)
-            self._tables.add(table)
-        if self.noise is not None:
-            check_latents(self.noise, latents_shape(self.manifest, profile))
-        return profile, options
 
     def path(self, entry: Entry, option: str) -> Path:
         """Returns the path of --output or --save-latents for this prompt.
@@ -158,72 +102,51 @@ class JobMaker:
             expand(pattern, option, index=entry.index, total=entry.total, seed=line.seed, prompt=line.prompt)
         )
 
-    def draft(self, entry: Entry) -> Draft:
-        """Makes the checks of a prompt that read no media, and claims the names of its outputs.
+    def job(self, entry: Entry) -> Job:
+        """Resolves a prompt, and claims the names of its outputs; reads no media.
 
         Raises:
             UsageError: for an option out of range, media that the model does not take, or an output that
                 cannot be written or exists already.
             ArtifactError: for a profile or a form of the loop that is not built.
         """
-        profile, options = self.resolve(entry.line)
-        check_media(self.manifest, entry.media)
+        generation = resolve_request(entry.line, self.manifest, self.artifact)
+        if self.noise is not None:
+            check_latents(self.noise, latents_shape(self.manifest, generation.profile))
         if entry.line.output is None:
             path = self.path(entry, "output")
         else:
             path = self._expand(entry, entry.line.output, "output")
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
-            videos = video_paths(path, profile.num_videos)
+            videos = video_paths(path, generation.profile.num_videos)
             check_folder(path.parent)
             check_file(latents, "--save-latents", overwrite=self.many or self.run.overwrite)
             self.claims.write([*videos, *map(metadata_sidecar, videos), latents], entry.where)
-            if not self._compared:
+            if not self.many or self.run.overwrite:
                 check_free(videos, self.run.overwrite, sidecars=self.run.overwrite)
-            outputs = videos if latents is None else [*videos, latents]
-            there = self._compared and all(file.exists() for file in outputs)
-        return Draft(entry, profile, options, tuple(videos), latents, there)
+        return Job(entry, generation, tuple(videos), latents, tuple(range(len(videos))))
 
-    def job(self, draft: Draft) -> Job:
+    def compared(self, job: Job) -> Job:
         """Reads a job's media, and finds its outputs that exist.
 
         Raises:
             UsageError: for media that cannot be used, or an existing output with other metadata.
         """
-        videos, latents = draft.videos, draft.latents
-        read = self.media.digest if draft.there else self.media.check
-        media = read(draft.media)
+        overwrite, latents, missing = self.run.overwrite, job.latents, job.missing
         with usable_names():
-            metadata = self._metadata(draft, media)
-            missing = tuple(range(len(videos)))
-            if not self.run.overwrite:  # a single prompt's videos are not there, but perhaps their sidecars
-                missing = missing_videos(videos, metadata)
-            if latents is not None and latents.exists() and not self.run.overwrite:
+            outputs = job.videos if latents is None else (*job.videos, latents)
+            there = self.many and not overwrite and all(file.exists() for file in outputs)
+        inputs = self.media.facts(job.generation, digests=there)
+        metadata = job.generation.metadata(inputs, self.influences)
+        with usable_names():
+            if not overwrite:  # a single prompt's videos are not there, but perhaps their sidecars
+                missing = missing_videos(job.videos, metadata)
+            if latents is not None and latents.exists() and not overwrite:
                 check_file(latents, "--save-latents", overwrite=not missing)
                 latents = None
-        job = Job(draft, metadata["fps"], missing, latents, metadata, media.num_segments)
-        if not job.finished:
-            self.media.keep(draft.media)
+        windows = job.generation.num_windows(inputs)
+        job = replace(job, latents=latents, missing=missing, metadata=metadata, num_windows=windows)
+        if job.finished:
+            self.media.spare(job.generation)
         return job
-
-    @property
-    def _compared(self) -> bool:
-        """Whether existing videos are compared with those that the run would make."""
-        return self.many and not self.run.overwrite
-
-    def _metadata(self, draft: Draft, media: Checked) -> dict[str, Any]:
-        facts = dict(self.facts)
-        if media.num_frames is not None:  # the profile's num_frames are those of a window
-            facts |= {"num_frames": media.num_frames, "segment_frames": draft.profile.num_frames}
-        if "latents" in facts and media.num_segments == 1:  # they replace only the first window's noise
-            facts["seed"] = None
-        return {
-            **draft.options,
-            "content_digest": self.manifest.content_digest,
-            "fps": frame_rate(self.manifest, draft.entry.line),
-            "num_videos": draft.profile.num_videos,
-            "wanrun": __version__,
-            **facts,
-            # "video" in the metadata is the number of the result, so the option's file is "video_file".
-            **{"video_file" if name == "video" else name: fact for name, fact in media.facts.items()},
-        }

@@ -1,170 +1,110 @@
-"""The media of a run's jobs: every distinct set is read once for its checks, and one set at a time is kept.
+"""The images and videos of a run's jobs: each distinct set is read once for its checks, and one is kept.
 
 A set whose outputs all exist is not decoded if digests suffice for the comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError
-from wanrun.media.types import Inputs, Media, check_media
-from wanrun.media.windows import num_segments
+from wanrun.media.types import Inputs, Media
+from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
 
-
-@dataclass(frozen=True)
-class Checked:
-    """The facts about checked media.
-
-    Attributes:
-        facts: their entries of the metadata.
-        num_frames: frames of the result if the media decide their number, else None.
-        num_segments: the number of windows; the steps run once for each window.
-    """
-
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    num_frames: int | None = None
-    num_segments: int = 1
-
-
-@dataclass(frozen=True)
-class MediaSet:
-    """The media of a job, and the profile that they are prepared for.
-
-    Attributes:
-        profile: the profile's name.
-        media: the given images and videos.
-    """
-
-    profile: str
-    media: Media
+_Set = tuple[str, Media]
+"""The name of the profile that media are prepared for, and the media."""
 
 
 class MediaSets:
     """Reads the media of jobs; jobs that share media get the same object, so that it is encoded once.
 
+    The arrays of one set are kept: those that ``inputs`` returned last, or before its first call those that
+    were read first, which are probably the first job's.
+
     Args:
-        manifest: the artifact's manifest.
         timings: where the time is recorded.
     """
 
-    def __init__(self, manifest: Manifest, timings: Timings) -> None:
-        self._manifest, self._timings = manifest, timings
-        self._checked: dict[MediaSet, Checked] = {}
-        self._digested: dict[MediaSet, Checked] = {}
-        # Not the errors themselves: their tracebacks keep the arrays that were read.
-        self._refused: dict[MediaSet, Callable[[], UsageError]] = {}
-        self._kept: tuple[MediaSet, Inputs | None] | None = None
-        self._keeps = False
+    def __init__(self, timings: Timings) -> None:
+        self._timings = timings
+        self._decoded: dict[_Set, Inputs] = {}  # without arrays
+        self._digested: dict[_Set, Inputs] = {}
+        self._refused: dict[_Set, UsageError] = {}
+        self._kept: tuple[_Set, Inputs] | None = None
 
-    def check(self, media: MediaSet) -> Checked:
-        """Reads and checks media at the first call for them, and returns the facts.
+    def facts(self, generation: Generation, digests: bool = False) -> Inputs | None:
+        """Returns a generation's media without arrays, and reads them at the first call; None for text alone.
 
         Args:
-            media: the media of a job.
+            generation: the generation.
+            digests: whether digests suffice. Then the media may turn out to be unusable later.
 
         Raises:
-            UsageError: if the model does not take them, or if they cannot be used.
+            UsageError: if they cannot be used, or with digests if they cannot be read.
         """
-        return self._once(media, self._checked, self._check)
+        if (key := _set_of(generation)) is None:
+            return None
+        if key in self._refused:
+            raise self._refused[key].again()
+        if (known := self._decoded.get(key) or (self._digested.get(key) if digests else None)) is not None:
+            return known
+        try:
+            return self._digest(key, generation) if digests else self._decode(key, generation)
+        except UsageError as error:
+            self._refused[key] = error.again()  # the traceback would keep the arrays that were read
+            raise
 
-    def digest(self, media: MediaSet) -> Checked:
-        """Returns the same facts, without decoding if digests suffice. Then the media may be unusable.
-
-        Raises:
-            UsageError: if the model does not take them, or if they cannot be read.
-        """
-        if media in self._checked:
-            return self._checked[media]
-        return self._once(media, self._digested, self._digest)
-
-    def keep(self, media: MediaSet) -> None:
-        """Notes that the first job to make takes these checked media.
-
-        Their arrays are kept for ``inputs`` if they were read last. Later calls of ``check`` keep no arrays.
-        """
-        if not self._keeps:
-            self._keeps = True
-            if self._kept is not None and self._kept[0] != media:
-                self._kept = None
-
-    def _once(
-        self,
-        media: MediaSet,
-        found: dict[MediaSet, Checked],
-        find: Callable[[MediaSet], Checked],
-    ) -> Checked:
-        """Returns the facts found about media, or raises the error of the first attempt again."""
-        if media not in found and media not in self._refused:
-            try:
-                found[media] = find(media)
-            except UsageError as error:
-                self._refused[media] = partial(
-                    UsageError, error.what, expected=error.expected, found=error.found, remedy=error.remedy
-                )
-        if media in self._refused:
-            raise self._refused[media]()
-        return found[media]
-
-    def _check(self, media: MediaSet) -> Checked:
-        if not self._keeps:
-            self._kept = None  # never two sets in memory
-        inputs = self._read(media)
-        if not self._keeps:
-            self._kept = media, inputs
-        return self._facts(media, inputs)
-
-    def _digest(self, media: MediaSet) -> Checked:
-        facts = None
-        if self._manifest.model.task.inputs:
-            with self._timings.phase("read_media"):
-                from wanrun.media.prepare import media_facts  # imports Pillow
-
-                facts = media_facts(self._manifest, self._profile(media), media.media)
-        return self.check(media) if facts is None else Checked(facts)
-
-    def inputs(self, media: MediaSet) -> Inputs | None:
-        """Returns checked media as arrays for the pipeline; None if there are none.
+    def inputs(self, generation: Generation) -> Inputs | None:
+        """Returns checked media as arrays for the pipeline; None for text alone.
 
         Raises:
             UsageError: if the media can no longer be read, or have changed since the check.
         """
-        checked = self.check(media)
-        if self._kept is None or self._kept[0] != media:
+        checked, key = self.facts(generation), _set_of(generation)
+        if checked is None or key is None:
+            return None
+        if self._kept is None or self._kept[0] != key:
             self._kept = None  # never two sets in memory
-            inputs = self._read(media)
-            _check_unchanged(checked.facts, self._facts(media, inputs).facts)
-            self._kept = media, inputs
+            inputs = self._read(generation)
+            _check_unchanged(checked.facts, inputs.facts)
+            self._kept = key, inputs
         return self._kept[1]
 
-    def _profile(self, media: MediaSet) -> Profile:
-        return self._manifest.profiles[media.profile]
+    def spare(self, generation: Generation) -> None:
+        """Keeps no arrays of a generation that is not to be made."""
+        if self._kept is not None and self._kept[0] == _set_of(generation):
+            self._kept = None
 
-    def _facts(self, media: MediaSet, inputs: Inputs | None) -> Checked:
-        if inputs is None:
-            return Checked()
-        segments = 1
-        if inputs.num_frames is not None:
-            segments = num_segments(
-                inputs.num_frames, self._profile(media).num_frames, inputs.segment_overlap
-            )
-        return Checked(dict(inputs.facts), inputs.num_frames, segments)
+    def _decode(self, key: _Set, generation: Generation) -> Inputs:
+        inputs = self._read(generation)
+        self._kept = self._kept or (key, inputs)
+        self._decoded[key] = replace(inputs, arrays={})
+        return self._decoded[key]
 
-    def _read(self, media: MediaSet) -> Inputs | None:
-        if not self._manifest.model.task.inputs:
-            check_media(self._manifest, media.media)
-            return None
+    def _digest(self, key: _Set, generation: Generation) -> Inputs:
+        """Returns the facts of media by their digests; where these do not suffice, by decoding them."""
         with self._timings.phase("read_media"):
-            from wanrun.media.prepare import load_media
+            from wanrun.media.prepare import media_facts  # imports Pillow
 
-            inputs = load_media(self._manifest, self._profile(media), media.media)
-        return inputs if inputs.arrays else None
+            facts = media_facts(generation.manifest, generation.profile, key[1])
+        if facts is None:
+            return self._decode(key, generation)
+        self._digested[key] = Inputs(facts=facts)
+        return self._digested[key]
+
+    def _read(self, generation: Generation) -> Inputs:
+        with self._timings.phase("read_media"):
+            inputs = generation.read_media()
+        assert inputs is not None  # there are media to read
+        return inputs
+
+
+def _set_of(generation: Generation) -> _Set | None:
+    """Returns what two generations with the same arrays have in common; None if no media are read."""
+    return None if generation.media is None else (generation.profile.name, generation.media)
 
 
 def _check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from wanrun.errors import UsageError, field, quoted, shortened
-from wanrun.media.types import Media
-from wanrun.request.choice import media_files, media_of
+from wanrun.request.media import media_files
 from wanrun.request.reading import read_request
-from wanrun.request.request import Request
+from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
 from wanrun.rows import option
 from wanrun.terminal.aliases import OUTPUT
@@ -57,11 +56,6 @@ class Entry:
     total: int = 1
 
     @property
-    def media(self) -> Media:
-        """The images and videos that the line names."""
-        return media_of(self.line)
-
-    @property
     def media_files(self) -> Iterator[tuple[str, Path]]:
         """The files of the media, with the names of their options."""
         for row, paths in media_files(self.line):
@@ -73,17 +67,15 @@ def key_of(name: str) -> str:
     return {row.name: row.key for row in rows(Line)}.get(name, name)
 
 
-def have_media_of(shared: Entry, entries: Sequence[Entry]) -> bool:
-    """Returns whether there are entries, and all have the media of ``shared``, the command line's."""
-    return bool(entries) and all(entry.media == shared.media for entry in entries)
-
-
-def read_entries(path: Path, given: Mapping[str, Any]) -> tuple[list[Entry], dict[int, UsageError]]:
+def read_entries(
+    path: Path, shared: Line, random_seed: bool = False
+) -> tuple[list[Entry], dict[int, UsageError]]:
     """Reads a prompts file.
 
     Args:
         path: the file, which may be a pipe, or ``-`` for standard input.
-        given: the command line's options by name, for lines that do not give them.
+        shared: the command line's options, for lines that do not give them.
+        random_seed: whether a line without a seed draws one.
 
     Returns:
         The entries, and the errors of the other lines by index.
@@ -103,9 +95,9 @@ def read_entries(path: Path, given: Mapping[str, Any]) -> tuple[list[Entry], dic
         where = f"{name}:{number}"
         try:
             own = list(values_of(text))
-            names = {aliases(Line).get(name, name) for name, _ in own}
-            shared = [(name, value) for name, value in given.items() if name not in names]
-            entries.append(Entry(read_request([*own, *shared], Line), where, index, len(filled)))
+            if random_seed and "seed" not in {aliases(Line).get(name, name) for name, _ in own}:
+                own.append(("seed", RANDOM))
+            entries.append(Entry(read_request(own, Line, shared), where, index, len(filled)))
         except UsageError as error:
             failures[index] = error.located(where)
     return entries, failures

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import itertools
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.denoising.schedule import schedule
 from wanrun.errors import ArtifactError, UsageError, WanError, field
-from wanrun.files import NPY_DAMAGE, open_regular, sha256_of
+from wanrun.files import NPY_DAMAGE, open_regular
 from wanrun.jobs.claims import Claims
-from wanrun.jobs.job import Draft, Job, JobMaker
+from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.outputs import (
     check_encoder,
@@ -30,12 +29,13 @@ from wanrun.jobs.outputs import (
     check_new_folder,
     usable_names,
 )
-from wanrun.jobs.requests import Entry, Line, have_media_of, read_entries
+from wanrun.jobs.requests import Entry, Line, read_entries
 from wanrun.jobs.run import RunOptions
-from wanrun.media.types import Inputs, check_media
+from wanrun.media.types import Inputs
 from wanrun.media.video_paths import video_paths
-from wanrun.request.options import check_effects, has_guidance
+from wanrun.request.generation import influences_of
 from wanrun.request.reading import read_request
+from wanrun.request.request import RANDOM
 from wanrun.timing.timings import Timings
 
 
@@ -50,9 +50,7 @@ class Worklist:
         failures: the errors of the other lines of the prompts file, in order.
         noise: the given initial latents, float32 (B, C, T, h, w), or None.
         many: whether the prompts come from a file.
-        media: reads the media of the jobs, and holds those of the first job if they are the last that were
-            read.
-        guidance_off: whether guidance is off because no profile is built with it.
+        media: reads the media of the jobs.
     """
 
     manifest: Manifest
@@ -62,7 +60,6 @@ class Worklist:
     noise: np.ndarray | None
     many: bool
     media: MediaSets
-    guidance_off: bool = False
 
     def inputs_of(self, job: Job) -> Inputs | None:
         """Returns a job's media as arrays; consecutive jobs with the same media get the same object.
@@ -72,19 +69,11 @@ class Worklist:
         Raises:
             UsageError: if the media can no longer be read, or have changed since the check.
         """
-        return self.media.inputs(job.draft.media)
+        return self.media.inputs(job.generation)
 
     def first_prompts(self, jobs: int | None = None) -> list[str]:
         """Returns the prompts and negative prompts of the first jobs (None: of all jobs), each once."""
-        options = [job.draft.options for job in self.jobs[:jobs]]
-        texts = [one[name] for one in options for name in ("prompt", "negative_prompt")]
-        return list(dict.fromkeys(text for text in texts if text is not None))
-
-    @property
-    def first_expert(self) -> str:
-        """The transformer that the first job needs first; there must be a job."""
-        _, (first, *_) = schedule(self.jobs[0].draft.options, self.manifest)
-        return first.transformer
+        return list(dict.fromkeys(text for job in self.jobs[:jobs] for text in job.generation.prompts))
 
 
 MAX_LATENTS_BYTES = 2**30
@@ -105,37 +94,35 @@ def _read_latents(path: Path) -> np.ndarray:
     return latents
 
 
-def _influences(run: RunOptions, noise: np.ndarray | None) -> dict[str, Any]:
-    """Returns the facts that influence a video beside its prompt's own options, for its metadata."""
-    facts: dict[str, Any] = {"text_encoder": run.loading.text_encoder}
-    if noise is not None and run.latents is not None:
-        facts |= {"latents": run.latents.name, "latents_sha256": sha256_of(noise.tobytes())}
-    return facts
+def _each(steps: Iterable[tuple[Entry, Callable[[], Job]]], bad: dict[int, WanError]) -> list[Job]:
+    """Returns the job of each line, and notes the errors of lines of the prompts file by their index.
+
+    Raises:
+        UsageError, ArtifactError: of the command line's prompt; and once, if all of several lines have it.
+    """
+    jobs, errors = list[Job](), list[WanError]()
+    for entry, step in steps:
+        try:
+            jobs.append(step())
+        except (UsageError, ArtifactError) as error:
+            if not entry.where:
+                raise
+            bad[entry.index] = error.located(entry.where)
+            errors.append(error.again())
+    if not jobs and len(errors) > 1 and len({error.text for error in errors}) == 1:
+        raise errors[0]
+    return jobs
 
 
-@contextmanager
-def _noted(bad: dict[int, WanError], entry: Entry, many: bool) -> Iterator[None]:
-    """Notes the error of a line of the prompts file by its index, so that it does not end the run."""
-    try:
-        yield
-    except (UsageError, ArtifactError) as error:
-        if not many:
-            raise
-        bad[entry.index] = error.located(entry.where)
-
-
-def _read(run: RunOptions, given: Mapping[str, Any]) -> tuple[Entry, list[Entry], dict[int, UsageError]]:
-    """Returns the command line's entry, the entries of all prompts, and the errors of lines by index."""
+def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
+    """Returns the command line's request; without a prompt if the prompts are in a file."""
     if run.prompt is not None and run.prompts is not None:
         raise UsageError("--prompt and --prompts exclude each other", remedy="pass one of them")
     if run.prompt is None and run.prompts is None:
         raise UsageError(
             "no prompt was given", remedy="pass --prompt TEXT (an empty one is allowed) or --prompts FILE"
         )
-    shared = Entry(read_request([("prompt", run.prompt or ""), *given.items()], Line))
-    if run.prompts is None:
-        return shared, [shared], {}
-    return shared, *read_entries(run.prompts, given)
+    return read_request([("prompt", run.prompt or ""), *given.items()], Line)
 
 
 def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Worklist:
@@ -153,25 +140,23 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
             file is a failure of the worklist instead.
         ArtifactError: if the artifact cannot be read, or has no such profile or form of the loop.
     """
-    read_request([("prompt", ""), *given.items()], Line)  # before the artifact is looked at
+    shared = _read(run, given)  # before the artifact is looked at
     manifest = read_manifest(artifact)
-    shared, entries, unread = _read(run, given)
-    bad: dict[int, WanError] = dict(unread)
-    check_effects(manifest, has_guidance(manifest, shared.line.guidance_scale), shared.line)
-    if have_media_of(shared, entries):
-        check_media(manifest, shared.media)
-    many, noise = run.prompts is not None, None if run.latents is None else _read_latents(run.latents)
-    media, claims = MediaSets(manifest, timings), _claims(artifact, run, entries)
-    run = msgspec.structs.replace(run, output=run.output or _default_output(run, shared.line.num_videos))
-    maker = JobMaker(artifact, manifest, run, many, noise, _influences(run, noise), media, claims)
+    entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
+    if run.prompts is not None:
+        entries, unread = read_entries(run.prompts, shared, given.get("seed") == RANDOM)
+        bad |= unread
+    noise = None if run.latents is None else _read_latents(run.latents)
+    media, claims = MediaSets(timings), _claims(artifact, run, entries)
+    run = structs.replace(run, output=run.output or _default_output(run, shared.num_videos or 1))
+    name = None if run.latents is None else run.latents.name
+    influences = influences_of(run.loading.text_encoder, noise, name)
+    maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims)
     if many:
-        _check_shared(maker, shared, entries)
-    drafts: list[Draft] = []
-    for entry in entries:
-        with _noted(bad, entry, many):
-            drafts.append(maker.draft(entry))
-    check_encoder(video for draft in drafts for video in draft.videos)
-    jobs = _jobs(maker, shared, drafts, bad)
+        _check_names(maker, entries)
+    jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad)
+    check_encoder(video for job in jobs for video in job.videos)
+    jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad)
     return Worklist(
         manifest,
         [job for job in jobs if not job.finished],
@@ -180,7 +165,6 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
         None if noise is None else np.array(noise),
         many,
         media,
-        any(_guidance_is_off(manifest, draft) for draft in drafts),
     )
 
 
@@ -211,40 +195,12 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
     return claims
 
 
-def _jobs(maker: JobMaker, shared: Entry, drafts: Sequence[Draft], bad: dict[int, WanError]) -> list[Job]:
-    """Returns the jobs of drafts whose media can be used, and notes the errors of the others."""
-    jobs = []
-    if drafts and have_media_of(shared, [draft.entry for draft in drafts]):  # one error for all lines
-        there = all(draft.there for draft in drafts)
-        for media in dict.fromkeys(draft.media for draft in drafts):
-            (maker.media.digest if there else maker.media.check)(media)
-    for draft in drafts:
-        with _noted(bad, draft.entry, maker.many):
-            jobs.append(maker.job(draft))
-    return jobs
-
-
-def _guidance_is_off(manifest: Manifest, draft: Draft) -> bool:
-    """Returns whether a prompt runs without guidance only because no profile has guidance."""
-    return draft.entry.line.guidance_scale is None and has_guidance(manifest) and not draft.profile.guidance
-
-
-def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> None:
-    """Checks the options that all lines of a prompts file have in common, so that an error is reported once.
+def _check_names(maker: JobMaker, entries: Sequence[Entry]) -> None:
+    """Checks the names that all lines of a prompts file have in common, so that an error is reported once.
 
     Raises:
-        UsageError: for an option out of range, a name with an unknown field or suffix, or a folder that
-            cannot be written to.
-        ArtifactError: for a profile or a form of the loop that is not built.
+        UsageError: for a name with an unknown field or suffix, or a folder that cannot be written to.
     """
-    own = {name for entry in entries for name in _differs(entry.line, shared.line)}
-    counted = maker.manifest.model.task.counted
-    images = set() if counted is None else {counted[0]}
-    if not own & {"profile", "size", "num_frames", "num_videos", "guidance_scale", "loop", *images}:
-        # The default number of steps is checked with the lines that give no steps.
-        default = shared.line.num_steps is None and shared.line.timesteps is None
-        changes = {"num_steps": 1} if default and own & {"num_steps", "timesteps"} else {}
-        maker.resolve(msgspec.structs.replace(shared.line, **changes))
     for option in ("output", "save_latents"):
         users = [entry for entry in entries if option != "output" or entry.line.output is None]
         if not users or getattr(maker.run, option) is None:
@@ -258,10 +214,3 @@ def _check_shared(maker: JobMaker, shared: Entry, entries: Sequence[Entry]) -> N
                     check_folder(path.parent)
             elif one_folder:
                 check_file(path, "--save-latents", overwrite=True)
-
-
-def _differs(line: Line, shared: Line) -> Iterator[str]:
-    """Yields the options in which a line differs from the command line."""
-    for name in line.__struct_fields__:
-        if getattr(line, name) != getattr(shared, name):
-            yield name

@@ -22,7 +22,7 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
 from wanrun.replay.samples import sample_media
-from wanrun.request.options import has_guidance
+from wanrun.request.profiles import has_guidance
 
 PROMPT = "A red fox runs through fresh snow at dawn."
 NEGATIVE_PROMPT = "blurry"

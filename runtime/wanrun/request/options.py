@@ -2,146 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wanrun.artifact.manifest import EXPERT_OPTIONS, Manifest
 from wanrun.artifact.programs import FORMS, Profile
-from wanrun.artifact.select import named_profile, select_profile
 from wanrun.denoising.schedule import explicit_timesteps
 from wanrun.errors import ArtifactError, UsageError, field
 from wanrun.media.types import MEDIA_KINDS
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
-from wanrun.terminal.console import parse_size
 
 _NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "profile", "size", "num_frames", "num_videos", "fps"})
 """Options that ``resolve_options`` leaves out: media, whose digests are in the metadata, the profile's shape,
 and the file's fps."""
-
-
-def has_guidance(manifest: Manifest, scale: float | None = None, loaded: Profile | None = None) -> bool:
-    """Returns whether guidance is on: one rule for the command and for Python, and diffusers'.
-
-    A guidance scale above 1 turns it on, any other scale off. The low-noise expert's scale does not count
-    (``do_classifier_free_guidance`` of diffusers' Wan pipelines).
-
-    Args:
-        manifest: the artifact's manifest.
-        scale: the guidance scale; None where none is given.
-        loaded: the loaded profile, which decides if no scale is given; None for the model's own scale.
-    """
-    if scale is None and loaded is not None:
-        return loaded.guidance
-    return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
-
-
-def choose_profile(manifest: Manifest, artifact: Path, request: Request) -> Profile:
-    """Returns the profile for a request; if size or frames are not given, the first built one that fits.
-
-    If guidance_scale is not given, the model's own decides on guidance. If that asks for guidance and only a
-    profile without guidance fits, this profile is taken.
-
-    Args:
-        manifest: the artifact's manifest.
-        artifact: its folder, for messages.
-        request: the request.
-
-    Raises:
-        ArtifactError: listing the built profiles, if none fits.
-        UsageError: if the request names a profile, and something else that it does not have.
-    """
-    counted = manifest.model.task.counted
-    images = () if counted is None else getattr(request, counted[0])
-    references = 1 if isinstance(images, str) else len(images)
-    if request.profile is not None:
-        return profile_by_name(manifest, artifact, request, references)
-    choose = partial(
-        select_profile,
-        manifest,
-        artifact,
-        None if request.size is None else parse_size(request.size),
-        request.num_frames,
-        request.num_videos,
-        num_references=references,
-    )
-    if request.guidance_scale is None:
-        return with_own_guidance(manifest, choose)
-    return choose(guidance=has_guidance(manifest, request.guidance_scale))
-
-
-def with_own_guidance(manifest: Manifest, choose: Callable[..., Profile]) -> Profile:
-    """Returns the profile that is chosen with guidance as the model has it; without, if there is no other.
-
-    Args:
-        manifest: the artifact's manifest.
-        choose: returns a profile with ``guidance`` on or off.
-
-    Raises:
-        ArtifactError: of ``choose``, if neither fits.
-    """
-    guidance = has_guidance(manifest)
-    try:
-        return choose(guidance=guidance)
-    except ArtifactError:
-        if guidance:
-            with suppress(ArtifactError):
-                return choose(guidance=False)
-        raise
-
-
-def profile_by_name(
-    manifest: Manifest, artifact: Path, request: Request, num_references: int | None
-) -> Profile:
-    """Returns the profile that a request names.
-
-    Args:
-        manifest: the artifact's manifest.
-        artifact: its folder, for messages.
-        request: the request, which has a profile.
-        num_references: the number of its reference images; None if nothing is known of them.
-
-    Raises:
-        ArtifactError: if there is no such profile.
-        UsageError: if the request also asks for a shape that the profile does not have.
-    """
-    assert request.profile is not None
-    profile = named_profile(manifest, artifact, request.profile)
-    size = None if request.size is None else parse_size(request.size)
-    has: dict[str, tuple[Any, Any]] = {
-        "size": (size, (profile.width, profile.height)),
-        "num_frames": (request.num_frames, profile.num_frames),
-        "num_videos": (None if request.num_videos == 1 else request.num_videos, profile.num_videos),
-    }
-    if (counted := manifest.model.task.counted) is not None:
-        has[counted[0]] = num_references, profile.num_references
-    for name, (given, built) in has.items():
-        if given is not None and given != built:
-            found = "x".join(map(str, given)) if isinstance(given, tuple) else given
-            raise UsageError(
-                f"profile {profile.name} has another {field(name)}",
-                expected="x".join(map(str, built)) if isinstance(built, tuple) else built,
-                found=found,
-                remedy=f"leave out {field(name)} or {field('profile')}",
-            )
-    return profile
-
-
-def profile_options(profile: Profile) -> dict[str, Any]:
-    """Returns the options of a request that select this profile's size, frames and number of videos."""
-    size = f"{profile.width}x{profile.height}"
-    return {"size": size, "num_frames": profile.num_frames, "num_videos": profile.num_videos}
-
-
-def frame_rate(manifest: Manifest, request: Request) -> float:
-    """Returns the frames per second of a request's videos."""
-    return float(manifest.model.defaults.fps if request.fps is None else request.fps)
 
 
 def leading_latents(manifest: Manifest, profile: Profile) -> int:

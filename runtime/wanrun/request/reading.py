@@ -17,13 +17,14 @@ from wanrun.rows import Row
 _Kind = TypeVar("_Kind", bound=Request)
 
 
-def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
+def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _Kind | None = None) -> _Kind:
     """Checks values by the options' Python names, and makes a request of them.
 
     Args:
         given: names and values, None among none of them: strings, paths, and numbers, or lists of them, of
             Python or NumPy.
         kind: ``Request``, or a kind of it with more options.
+        shared: a request that was already read, whose values hold for what is not given; not its prompt.
 
     Raises:
         UsageError: naming every problem, in one line.
@@ -52,7 +53,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind]) -> _Kind:
     if "prompt" not in values:
         problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
     raise_all(problems)
-    return kind(**values)
+    return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
 
 
 def raise_all(problems: Sequence[UsageError]) -> None:

@@ -143,7 +143,9 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             also="base_seed",
         ),
     ] = 0
-    num_videos: Annotated[Count, option("Videos per prompt, as built.", also="num_videos_per_prompt")] = 1
+    num_videos: Annotated[
+        Count | None, option("Videos per prompt, as built.", default="1", also="num_videos_per_prompt")
+    ] = None
     fps: Annotated[
         Rate | None, option("Frames per second of the video file.", default=ARTIFACT, also="frame_rate")
     ] = None

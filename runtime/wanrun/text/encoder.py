@@ -22,6 +22,11 @@ FETCHED = 32
 Warn = Callable[[str], None]
 
 
+def silent(message: str) -> None:
+    """Receives a warning that nobody is told."""
+    del message
+
+
 class EmbeddingStore(Protocol):
     """A store of embeddings: ``ArtifactEmbeddings`` or ``EmbeddingCache``."""
 
@@ -58,7 +63,6 @@ class PromptEncoder:
         length: L, tokens per prompt.
         width: D.
         dtype: the compute dtype.
-        warn: receives a warning for each prompt that was cut.
         remembered: the number of embeddings kept in this process.
     """
 
@@ -71,12 +75,10 @@ class PromptEncoder:
         length: int,
         width: int,
         dtype: np.dtype,
-        warn: Warn = lambda message: None,
         remembered: int = REMEMBERED,
     ) -> None:
         self._tokenize, self._encode, self._stores = tokenize, encode, tuple(stores)
         self._length, self._width, self._dtype = length, width, np.dtype(dtype)
-        self._warn = warn
         self._lock, self._capacity = threading.Lock(), remembered
         self._rows: OrderedDict[str, np.ndarray] = OrderedDict()
 
@@ -106,8 +108,12 @@ class PromptEncoder:
             for begin in range(0, len(missing), FETCHED):
                 self._make(missing, tokens, range(begin, min(begin + FETCHED, len(missing))))
 
-    def __call__(self, prompts: Sequence[str]) -> np.ndarray:
+    def __call__(self, prompts: Sequence[str], warn: Warn = silent) -> np.ndarray:
         """Returns embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
+
+        Args:
+            prompts: the prompts.
+            warn: receives a warning for each prompt that was cut.
 
         Raises:
             ArtifactError: if an embedding that the artifact lists is damaged.
@@ -126,7 +132,7 @@ class PromptEncoder:
             tokens = self._tokenize(unsure)
             for cut in tokens.cut:
                 if cut is not None:
-                    self._warn(cut_warning(self._length, cut))
+                    warn(cut_warning(self._length, cut))
             missing = [index for index, prompt in enumerate(unsure) if prompt not in rows]
             if missing:
                 rows |= self._make(unsure, tokens, missing)

@@ -11,7 +11,7 @@ from wanrun.artifact.programs import with_role
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.backends import TextBackend, embedding_stores, text_backend
 from wanrun.text.beside import CpuEncoder
-from wanrun.text.encoder import PromptEncoder
+from wanrun.text.encoder import PromptEncoder, Warn, silent
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
 from wanrun.timing.timings import Timings
@@ -47,18 +47,22 @@ class TextStage:
             length=tokenizer.max_length,
             width=self._width,
             dtype=self._dtype,
-            warn=opened.warn,
         )
 
-    def encode(self, prompts: Sequence[str], timings: Timings) -> np.ndarray:
+    def encode(self, prompts: Sequence[str], timings: Timings, warn: Warn = silent) -> np.ndarray:
         """Returns embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
+
+        Args:
+            prompts: the prompts.
+            timings: where the time is recorded.
+            warn: receives a warning for each prompt that was cut.
 
         Raises:
             ArtifactError: if the text encoder cannot be loaded, or a stored embedding is damaged.
             WanError: if the encoder gives NaN or infinity.
         """
         with timings.phase("text"):
-            embeddings = self.prompts(prompts)
+            embeddings = self.prompts(prompts, warn)
             self.spare()
             return embeddings
 

@@ -13,11 +13,10 @@ import pytest
 from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import with_model
 from helpers.media_tasks import manifest_of
-from helpers.pictures import picture
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.conditioning import Conditioning
 from wanrun.generation.last_encoded import LastEncoded
-from wanrun.media.types import Inputs, Media
+from wanrun.media.types import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
 
@@ -252,30 +251,6 @@ def test_inputs_of_another_profile_are_refused(timings: Timings) -> None:
     with pytest.raises(UsageError, match=r"expected image of shape \(1, 4, 6, 3\); found \(1, 8, 6, 3\)"):
         conditioning_of(programs)(wrong, timings=timings)
     assert programs.calls == []
-
-
-def test_media_are_read_or_given_as_inputs(timings: Timings, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wanrun.media import prepare
-
-    read = image_inputs()
-    seen: list[Media] = []
-
-    def load_media(manifest: Any, profile: Any, media: Media) -> Inputs:
-        seen.append(media)
-        return read
-
-    monkeypatch.setattr(prepare, "load_media", load_media)
-    conditioning, media = conditioning_of(image_programs()), Media(image=picture(9, 9))
-    assert conditioning.read(media, None, None, timings) is read and seen == [media]
-    assert conditioning.read(None, read, None, timings) is read and len(seen) == 1
-    with pytest.raises(UsageError, match="media and inputs exclude each other"):
-        conditioning.read(media, read, None, timings)
-    with pytest.raises(UsageError, match="segment_overlap is not that of the inputs; expected 1; found 5"):
-        conditioning.read(None, read, 5, timings)
-    with pytest.raises(UsageError, match=r"image is missing: wan2\.1-i2v needs it"):
-        conditioning.read(None, None, None, timings)
-    assert conditioning_of(held_programs(), "wan2.2-ti2v").read(None, None, None, timings) is None
-    assert len(seen) == 1
 
 
 def test_what_is_asked_for() -> None:

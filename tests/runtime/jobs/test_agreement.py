@@ -41,8 +41,8 @@ def several(worklist_of: Callable[..., Worklist], tmp_path: Path) -> Worklist:
 def test_process_0_says_what_is_left(several: Worklist) -> None:
     group = Agreeing([3, 1])
     work = agreed(cast(ProcessGroup, group), several, run_options())
-    assert [job.draft.entry.index for job in work.jobs] == [3, 1]
-    assert [job.draft.entry.index for job in work.finished] == [2]
+    assert [job.entry.index for job in work.jobs] == [3, 1]
+    assert [job.entry.index for job in work.finished] == [2]
     assert group.artifact == {
         "content digest": several.manifest.content_digest,
         "manifest digest": several.manifest.manifest_digest,

@@ -61,7 +61,7 @@ def test_a_prompt(
     assert np.load(tmp_path / "o.npy").shape == SIZE and np.load(tmp_path / "z.npy").shape == (1, 2)
     assert read_metadata(tmp_path / "o.npy").items() >= {"seed": 5, "video": 0, "prompt": "a fox"}.items()
     (options,) = pipeline.generations
-    assert (options["size"], options["num_frames"], options["num_videos"]) == ("96x64", 9, 1)
+    assert (options["width"], options["height"], options["num_frames"]) == (96, 64, 9)
     assert options["inputs"] is None and options["latents"] is None
     assert "encode_video" in {span.phase for span in timings.labelled_spans}
 

@@ -34,7 +34,7 @@ def maker(artifact: Path, tmp_path: Path) -> Callable[..., JobMaker]:
     ) -> JobMaker:
         manifest = read_manifest(artifact)
         how = run_options(**{"output": tmp_path / "o.npy", **run})
-        media, claims = MediaSets(manifest, Timings()), Claims(artifact, many)
+        media, claims = MediaSets(Timings()), Claims(artifact, many)
         return JobMaker(artifact, manifest, how, many, noise, facts or {}, media, claims)
 
     return make
@@ -46,16 +46,16 @@ def entry(index: int = 1, total: int = 1, **options: Any) -> Entry:
 
 
 def job_of(maker: JobMaker, **options: Any) -> Job:
-    return maker.job(maker.draft(entry(**options)))
+    return maker.compared(maker.job(entry(**options)))
 
 
 def test_the_artifact_s_defaults_fill_in(maker: Callable[..., JobMaker]) -> None:
-    draft = maker().draft(entry(seed=3))
+    generation = maker().job(entry(seed=3)).generation
     defaults = maker().manifest.model.defaults
-    assert draft.options["num_steps"] == 2 and draft.options["seed"] == 3
+    assert generation.options["num_steps"] == 2 and generation.options["seed"] == 3
     for name in ("guidance_scale", "flow_shift", "solver"):
-        assert draft.options[name] == getattr(defaults, name)
-    assert draft.profile.name == "96x64x9-b1-cfg" and draft.media.profile == draft.profile.name
+        assert generation.options[name] == getattr(defaults, name)
+    assert generation.profile.name == "96x64x9-b1-cfg" and generation.media is None
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = {} if own is None else {"output": own}
-    draft = maker(output=Path(output)).draft(entry(3 if total > 1 else 1, total, seed=5, **options))
-    assert draft.videos == (Path(name),) and draft.latents is None
+    job = maker(output=Path(output)).job(entry(3 if total > 1 else 1, total, seed=5, **options))
+    assert job.videos == (Path(name),) and job.latents is None
 
 
 def test_names_of_two_lines_differ(maker: Callable[..., JobMaker], tmp_path: Path) -> None:
     jobs = maker(save_latents=tmp_path / "z.npy", output=tmp_path / "o.gif")
-    assert jobs.draft(entry(1, 2)).latents == tmp_path / "z-1.npy"
+    assert jobs.job(entry(1, 2)).latents == tmp_path / "z-1.npy"
     with pytest.raises(UsageError, match=r"o-1.gif is also that of p.txt:1"):
-        jobs.draft(entry(2, 2, output=str(tmp_path / "o-1.gif")))
+        jobs.job(entry(2, 2, output=str(tmp_path / "o-1.gif")))
 
 
 def test_what_a_single_prompt_would_replace_is_refused(
@@ -95,9 +95,8 @@ def test_what_a_single_prompt_would_replace_is_refused(
 ) -> None:
     (tmp_path / "o.npy").write_bytes(b"the only copy")
     with pytest.raises(UsageError, match=r"o.npy exists; pass --overwrite"):
-        maker(many=False).draft(entry())
-    draft = maker(many=False, overwrite=True).draft(entry())
-    assert not draft.there
+        maker(many=False).job(entry())
+    assert job_of(maker(many=False, overwrite=True)).missing == (0,)
 
 
 @pytest.mark.parametrize(
@@ -113,25 +112,25 @@ def test_options_that_cannot_be_used(
     maker: Callable[..., JobMaker], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        maker().draft(entry(**options))
+        maker().job(entry(**options))
 
 
 def test_initial_latents_have_to_fit(maker: Callable[..., JobMaker]) -> None:
-    assert maker(noise=np.zeros(SHAPE, np.float32)).resolve(entry().line)
+    assert maker(noise=np.zeros(SHAPE, np.float32)).job(entry())
     with pytest.raises(UsageError, match="the initial latents do not fit the profile"):
-        maker(noise=np.zeros(SHAPE[1:], np.float32)).resolve(entry().line)
+        maker(noise=np.zeros(SHAPE[1:], np.float32)).job(entry())
 
 
 def test_the_metadata(maker: Callable[..., JobMaker]) -> None:
     facts = {"text_encoder": "jax"}
     job = job_of(maker(facts=facts), seed=5, fps=8)
-    assert job.fps == job.metadata["fps"] == 8.0
-    expected = {**job.draft.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
+    assert job.generation.fps == job.metadata["fps"] == 8.0
+    expected = {**job.generation.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
     assert job.metadata.items() >= expected.items()
     assert job.metadata["content_digest"] == maker().manifest.content_digest
     # Given latents are the noise: the seed has no influence.
     with_latents = job_of(maker(facts={"latents": "z.npy", "latents_sha256": "0"}), seed=5)
-    assert with_latents.metadata["seed"] is None and with_latents.fps == 16.0
+    assert with_latents.metadata["seed"] is None and with_latents.generation.fps == 16.0
 
 
 def test_what_is_there_already_is_finished(maker: Callable[..., JobMaker], tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_what_is_there_already_is_finished(maker: Callable[..., JobMaker], tmp_p
     job = job_of(maker(save_latents=latents))
     assert (job.missing, job.latents, job.finished) == ((0,), latents, False)
     frames = np.zeros((9, 64, 96, 3), np.uint8)
-    write_video(frames, tmp_path / "o.npy", job.fps, {**job.metadata, "video": 0})
+    write_video(frames, tmp_path / "o.npy", job.generation.fps, {**job.metadata, "video": 0})
     job = job_of(maker(save_latents=latents))  # the latents are still to be made
     assert (job.missing, job.latents, job.finished) == ((), latents, False)
     latents.touch()

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
-from pathlib import Path
-from types import SimpleNamespace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from helpers.media_tasks import manifest_of, profile_of
+from helpers.media_tasks import manifest_of
+from helpers.options import PROFILE, of_media
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import UsageError
-from wanrun.jobs.media_sets import Checked, MediaSet, MediaSets
+from wanrun.jobs.media_sets import MediaSets
 from wanrun.media import prepare
 from wanrun.media.types import Inputs, Media
+from wanrun.request.generation import Generation
 from wanrun.timing.timings import Timings
-
-PROFILE = "64x48"
 
 
 class Reader:
@@ -60,36 +59,35 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
     return reader
 
 
-def sets_of(variant: str) -> MediaSets:
-    """Of a manifest that has one profile."""
-    model, profiles = manifest_of(variant).model, {PROFILE: profile_of()}
-    return MediaSets(cast(Manifest, SimpleNamespace(model=model, profiles=profiles)), Timings())
-
-
 @pytest.fixture
 def sets(reader: Reader) -> MediaSets:
-    return sets_of("wan2.2-i2v")
+    return MediaSets(Timings())
 
 
-def of(name: str, **more: Any) -> MediaSet:
-    return MediaSet(PROFILE, Media(image=cast(Any, name), **more))
+MANIFEST = manifest_of("wan2.2-i2v")
+
+
+def of(name: str, **more: Any) -> Generation:
+    return of_media(MANIFEST, PROFILE, Media(image=cast(Any, name), **more))
 
 
 def test_each_set_is_read_once_to_be_checked(sets: MediaSets, reader: Reader) -> None:
-    facts = {"image": "a", "image_sha256": "a1"}
-    assert sets.check(of("a")) == sets.check(of("a")) == sets.digest(of("a")) == Checked(facts)
+    facts = Inputs(facts={"image": "a", "image_sha256": "a1"})
+    assert sets.facts(of("a")) == sets.facts(of("a")) == sets.facts(of("a"), digests=True) == facts
     assert (reader.reads, reader.digests) == (["a"], [])
 
 
 def test_what_is_there_already_is_digested_alone(sets: MediaSets, reader: Reader) -> None:
-    assert sets.digest(of("a")) == sets.digest(of("a")) == Checked({"image": "a", "image_sha256": "a1"})
+    found = [sets.facts(of("a"), digests=True) for _ in range(2)]
+    assert found == [Inputs(facts={"image": "a", "image_sha256": "a1"})] * 2
     assert (reader.reads, reader.digests) == ([], ["a"])
-    sets.digest(of("a", mode="replace"))  # of which the digests do not tell all
+    sets.facts(of("a", mode="replace"), digests=True)  # of which the digests do not tell all
     assert reader.reads == ["a"]
 
 
 def test_what_cannot_be_used_is_read_once_and_said_every_time(sets: MediaSets, reader: Reader) -> None:
-    for look in (sets.check, sets.check, sets.digest, sets.inputs):
+    looks = (sets.facts, sets.facts, partial(sets.facts, digests=True), sets.inputs)
+    for look in looks:
         with pytest.raises(UsageError, match="x cannot be read; found nothing; give another"):
             look(of("x"))
     assert reader.reads == ["x"]
@@ -97,8 +95,7 @@ def test_what_cannot_be_used_is_read_once_and_said_every_time(sets: MediaSets, r
 
 def test_jobs_that_share_media_get_the_same_object(sets: MediaSets, reader: Reader) -> None:
     for name in "ab":
-        sets.check(of(name))
-        sets.keep(of(name))
+        sets.facts(of(name))
     first = sets.inputs(of("a"))
     assert first is not None and sets.inputs(of("a")) is first
     sets.inputs(of("b"))
@@ -116,36 +113,35 @@ def test_one_set_is_in_memory(sets: MediaSets) -> None:
     assert alive() is None
 
 
-def test_what_no_job_takes_first_is_not_kept(sets: MediaSets, reader: Reader) -> None:
-    sets.check(of("a"))
-    sets.check(of("b"))
-    sets.keep(of("a"))
-    sets.inputs(of("a"))
-    assert reader.reads == ["a", "b", "a"]
+def test_what_no_job_takes_is_not_kept(sets: MediaSets, reader: Reader) -> None:
+    sets.facts(of("a"))
+    sets.spare(of("a"))
+    sets.facts(of("b"))
+    sets.spare(of("a"))
+    sets.inputs(of("b"))
+    assert reader.reads == ["a", "b"]
 
 
 def test_a_change_since_the_check_is_noticed(sets: MediaSets, reader: Reader) -> None:
-    sets.check(of("a"))
-    sets.check(of("b"))
+    sets.facts(of("b"))
+    sets.facts(of("a"))
     reader.versions["a"] = 2
-    with pytest.raises(
-        UsageError, match=r"changed while the run .*expected image_sha256 a1; found a2; run wanrun"
-    ):
-        sets.inputs(of("a"))
+    for _ in range(2):
+        with pytest.raises(
+            UsageError, match=r"changed while the run .*expected image_sha256 a1; found a2; run wanrun"
+        ):
+            sets.inputs(of("a"))
 
 
 def test_a_long_video_is_made_in_parts(sets: MediaSets, reader: Reader) -> None:
     reader.num_frames = 33
-    assert sets.check(of("a")).num_frames == 33
-    assert sets.check(of("a")).num_segments == 4  # of 9 frames, which share one
-    assert sets.check(of("a", segment_overlap=3)).num_segments == 5
+    found = sets.facts(of("a"))
+    assert found is not None and found.num_frames == 33 and not found.arrays
+    assert of("a").num_windows(found) == 4  # of 9 frames, which share one
+    assert of("a").num_windows(sets.facts(of("a", segment_overlap=3))) == 5
 
 
-def test_a_task_without_media_reads_nothing(reader: Reader) -> None:
-    sets = sets_of("wan2.1-t2v")
-    nothing = MediaSet(PROFILE, Media())
-    assert sets.check(nothing) == sets.digest(nothing) == Checked()
-    assert sets.inputs(nothing) is None
-    with pytest.raises(UsageError, match=r"image cannot be used with wan2\.1-t2v"):
-        sets.check(MediaSet(PROFILE, Media(image=Path("a.png"))))
-    assert reader.reads == []
+def test_without_media_nothing_is_read(sets: MediaSets, reader: Reader) -> None:
+    nothing = of_media(MANIFEST, PROFILE, None)
+    assert sets.facts(nothing) is sets.facts(nothing, digests=True) is sets.inputs(nothing) is None
+    assert (reader.reads, reader.digests) == ([], [])

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.jobs.requests import Entry, Line, have_media_of, key_of, media_of, read_entries
-from wanrun.media.types import Media
+from wanrun.jobs.requests import Entry, Line, key_of, read_entries
 
 OPTIONS: dict[str, Any] = {
     "negative_prompt": "blurry",
@@ -28,12 +27,14 @@ OPTIONS: dict[str, Any] = {
 }
 """Of the command line."""
 
+SHARED = Line(prompt="", **OPTIONS)
+
 
 def read(folder: Path, content: bytes | str, name: str = "p.txt") -> tuple[list[Entry], dict[int, str]]:
     """The entries of a file, and what is wrong with the other lines, with the file's name cut off."""
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    requests, failures = read_entries(path, OPTIONS)
+    requests, failures = read_entries(path, SHARED)
     messages = {index: error.spelled(key_of) for index, error in failures.items()}
     return requests, {index: message.removeprefix(f"{path}:") for index, message in messages.items()}
 
@@ -108,7 +109,7 @@ def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
     ]
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps({"prompt": "a", **line}) + "\n" for line in lines))
-    requests, failures = read_entries(path, shared)
+    requests, failures = read_entries(path, Line(prompt="", **shared))
     assert failures == {}
     found = [
         (line.image, line.pose_video, line.reference_image, line.mode)
@@ -126,29 +127,6 @@ def test_media_of_the_command_line_and_of_lines(tmp_path: Path) -> None:
         ("pose_video", Path("p")),
         ("reference_image", Path("r.png")),
     ]
-    of_shared = Entry(Line(prompt="another prompt", **shared))
-    assert have_media_of(of_shared, requests[:1]) and not have_media_of(of_shared, requests[:2])
-    assert not have_media_of(of_shared, [])  # where no line can be read, nothing is to be said of media
-
-
-def test_the_media_of_a_request() -> None:
-    assert media_of(Line(prompt="a fox", conditioning_scale=2.0)) == Media()
-    assert media_of(Line(prompt="a", reference_image="r.png")).reference_image == (Path("r.png"),)
-    media = media_of(Line(prompt="a", image="i.png", reference_image=("r.png", "s.png"), segment_overlap=5))
-    assert (media.image, media.last_image, media.mode) == (Path("i.png"), None, None)
-    assert (media.reference_image, media.segment_overlap) == ((Path("r.png"), Path("s.png")), 5)
-    same = media_of(
-        Line(prompt="b", seed=3, image="./i.png", reference_image=("r.png", "s.png"), segment_overlap=5)
-    )
-    assert media == same and hash(media) == hash(same)
-    for other in ({"image": "j.png"}, {"reference_image": ("s.png", "r.png")}, {"segment_overlap": 1}):
-        fields: dict[str, Any] = {
-            "image": "i.png",
-            "reference_image": ("r.png", "s.png"),
-            "segment_overlap": 5,
-        }
-        assert media_of(Line(prompt="a", **{**fields, **other})) != media
-    assert media_of(Line(prompt="a", mode="replace")) == Media(mode="replace")
 
 
 BAD = [
@@ -245,25 +223,25 @@ def test_a_file_without_prompts(tmp_path: Path, content: bytes) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file")):
         with pytest.raises(UsageError, match=f"the prompts file {path} cannot be read; found {reason}"):
-            read_entries(path, OPTIONS)
+            read_entries(path, SHARED)
     with pytest.raises(UsageError, match="/dev/zero is too large; expected at most 64 MiB"):
-        read_entries(Path("/dev/zero"), OPTIONS)
+        read_entries(Path("/dev/zero"), SHARED)
 
 
 def test_a_pipe_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"a\nb\n",))
     writer.start()
-    requests, _ = read_entries(tmp_path / "pipe", OPTIONS)
+    requests, _ = read_entries(tmp_path / "pipe", SHARED)
     writer.join()
     assert [request.line.prompt for request in requests] == ["a", "b"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "c"}\nx')))
-    requests, failures = read_entries(Path("-"), OPTIONS)
+    requests, failures = read_entries(Path("-"), SHARED)
     assert [(request.line.prompt, request.where) for request in requests] == [("c", "standard input:1")]
     assert str(failures[2]).startswith("standard input:2: the line is not JSON")
     monkeypatch.setattr(sys, "stdin", None)  # closed, as with <&-
     with pytest.raises(UsageError, match="standard input has no prompt"):
-        read_entries(Path("-"), OPTIONS)
+        read_entries(Path("-"), SHARED)
 
 
 NAMES = ["prompt", "seed", "steps", "fps", "output", "solver", "size", "image", "reference_image", "other"]
@@ -288,7 +266,7 @@ def test_whatever_is_in_a_file(tmp_path: Path, content: list[bytes], as_json: bo
     path = tmp_path / ("p.jsonl" if as_json else "p.txt")
     path.write_bytes(data)
     try:
-        requests, failures = read_entries(path, OPTIONS)
+        requests, failures = read_entries(path, SHARED)
     except UsageError:
         assert data[:2] in (b"\xff\xfe", b"\xfe\xff") or not data.removeprefix(b"\xef\xbb\xbf").strip()
         return

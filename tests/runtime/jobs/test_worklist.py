@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.fake_pipeline import make_two_experts, write_lines
-from helpers.manifests import with_profiles
+from helpers.fake_pipeline import write_lines
 from helpers.media_files import image, make_task
-from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import WanError
 from wanrun.files import sha256_of
 from wanrun.jobs.worklist import Worklist
@@ -33,10 +31,10 @@ def refusal(worklist_of: WorklistOf, given: dict[str, Any] | None = None, **run:
 def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -> None:
     work = worklist_of({"seed": 3}, prompt="a fox")
     (job,) = work.jobs
-    assert job.draft.entry.where == "" and job.draft.videos == (tmp_path / "o.npy",)
+    assert job.entry.where == "" and job.videos == (tmp_path / "o.npy",)
     assert (work.finished, work.failures, work.noise, work.many) == ([], [], None, False)
-    assert work.inputs_of(job) is None and work.first_expert == "transformer"
-    assert work.first_prompts() == ["a fox", ""] and not work.guidance_off
+    assert work.inputs_of(job) is None and work.first_prompts() == ["a fox", ""]
+    assert job.generation.warnings == ()
     assert job.metadata["text_encoder"] == "jax"
 
 
@@ -47,11 +45,11 @@ def test_without_an_output_a_single_prompt_takes_a_free_name(
     found = []
     for _ in range(3):
         (job,) = worklist_of({}, prompt="a fox", output=None).jobs
-        found += job.draft.videos
-        job.draft.videos[0].write_bytes(b"a video")
+        found += job.videos
+        job.videos[0].write_bytes(b"a video")
     assert found == [Path("out.mp4"), Path("out-2.mp4"), Path("out-3.mp4")]
     (job,) = worklist_of({}, prompt="a fox", output=None, overwrite=True).jobs
-    assert job.draft.videos == (Path("out.mp4"),)
+    assert job.videos == (Path("out.mp4"),)
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"})
     assert "out.mp4 exists" in str(worklist_of(prompts=file, output=None).failures[0])
 
@@ -65,7 +63,7 @@ def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Pa
     ]
     file = write_lines(tmp_path / "p.jsonl", *lines)  # type: ignore[arg-type]
     work = worklist_of(prompts=file)
-    assert [job.draft.entry.index for job in work.jobs] == [1, 4]
+    assert [job.entry.index for job in work.jobs] == [1, 4]
     assert [str(failure).partition(": ")[0] for failure in work.failures] == [f"{file}:2", f"{file}:3"]
     assert work.first_prompts() == ["one", "", "four", "n"] and work.first_prompts(1) == ["one", ""]
     assert work.many
@@ -84,8 +82,8 @@ def test_what_is_there_is_finished(worklist_of: WorklistOf, tmp_path: Path) -> N
     first, _ = worklist_of(prompts=file).jobs
     write_video(np.zeros((9, 64, 96, 3), np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
     work = worklist_of(prompts=file)
-    assert [job.draft.entry.index for job in work.finished] == [1]
-    assert [job.draft.entry.index for job in work.jobs] == [2]
+    assert [job.entry.index for job in work.finished] == [1]
+    assert [job.entry.index for job in work.jobs] == [2]
     assert worklist_of(prompts=file, overwrite=True).finished == []
 
 
@@ -137,17 +135,19 @@ def test_media_of_the_command_line_are_checked_once(
     assert f"a.png is also that of {one_line}:1 (image), which is read" in str(failure)
 
 
-def test_the_expert_that_is_needed_first(worklist_of: WorklistOf, artifact: Path) -> None:
-    make_two_experts(artifact)
-    assert worklist_of(prompt="a").first_expert == "transformer"
-    assert worklist_of({"boundary": 1.0}, prompt="a").first_expert == "transformer_2"
+def test_what_all_lines_lack_is_told_once(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    """Each line has the same error: it is the command line's, or might as well be."""
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": 3})
+    assert refusal(worklist_of, {"boundary": 0.5}, prompts=file).startswith("boundary has no effect")
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "boundary": 0.5}, {"prompt": "two"})
+    assert [str(failure)[-3:] for failure in worklist_of(prompts=file).failures] == ["rts"]
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "size": "64x64"})
+    assert len(worklist_of({"size": "32x32"}, prompts=file).failures) == 2
 
 
-def test_guidance_that_no_profile_has(worklist_of: WorklistOf, artifact: Path) -> None:
-    manifest = read_manifest(artifact)
-    make_two_experts(artifact)
-    (without,) = [p for p in read_manifest(artifact).profiles.values() if not p.guidance]
-    with_profiles(manifest, [without]).write(artifact)
-    assert worklist_of(prompt="a").guidance_off
-    assert not worklist_of({"guidance_scale": 1.0}, prompt="a").guidance_off
-    assert "no profile is built" in refusal(worklist_of, {"guidance_scale": 3.0}, prompt="a")
+def test_each_line_draws_its_seed(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a", "seed": 1}, {"prompt": "b"}, {"prompt": "c"})
+    one, *drawn = (
+        job.generation.options["seed"] for job in worklist_of({"seed": "random"}, prompts=file).jobs
+    )
+    assert one == 1 and drawn[0] != drawn[1]

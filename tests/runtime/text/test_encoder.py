@@ -54,7 +54,6 @@ class Encoder:
             length=LENGTH,
             width=WIDTH,
             dtype=self.dtype,
-            warn=self.warnings.append,
             **options,
         )
 
@@ -164,11 +163,11 @@ def test_a_cut_prompt_is_warned_about_every_time(tokenizer: PromptTokenizer) -> 
     store, long = Store(), "snow " * LENGTH + "fox"
     encoder = Encoder(tokenizer, store)
     for count in (1, 2):
-        encoder.prompts([long, "fox", long])
+        encoder.prompts([long, "fox", long], encoder.warnings.append)
         assert len(encoder.warnings) == count
     assert encoder.prompts.missing([long]) == []
     other = Encoder(tokenizer, store)
-    other.prompts([long])
+    other.prompts([long], other.warnings.append)
     assert other.batches == [] and len(encoder.warnings) == 2
     for line in (*encoder.warnings, *other.warnings):
         assert f"the prompt is longer than {LENGTH} tokens; this was cut: '" in line

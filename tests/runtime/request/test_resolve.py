@@ -1,7 +1,10 @@
-"""Which profile a generation runs in, and where its images and videos come from."""
+"""A request is resolved: its profile, which reference images and guidance choose too, and all else of it."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from helpers.fake_pipeline import make_two_experts
 from helpers.manifests import with_model
 from helpers.media_files import task_of
 from helpers.pictures import picture
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.artifact.programs import Profile
+from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.media.types import Inputs, Media
-from wanrun.request.choice import asked_for, chosen_profile, media_asked_for
-from wanrun.request.options import choose_profile
+from wanrun.request.generation import Generation
+from wanrun.request.resolve import request_of, resolve, resolve_request
 
 
 @pytest.fixture
@@ -31,7 +36,8 @@ def manifest(toy_artifact: Path) -> Manifest:
     unguided = structs.replace(small, guidance=False, index=4)
     references = structs.replace(small, num_references=2, index=5)
     profiles = {one.name: one for one in (small, large, long, pair, unguided, references)}
-    return with_model(manifest, task=task_of("wan2.1-vace")).changed(profiles=profiles)
+    vace = {"task": task_of("wan2.1-vace"), "options": {"conditioning_scale": 1.0}}
+    return with_model(manifest, **vace).changed(profiles=profiles)
 
 
 SMALL, UNGUIDED, REFERENCES = "96x64x9-b1-cfg", "96x64x9-b1-nocfg", "96x64x9-b1-cfg-r2"
@@ -40,9 +46,14 @@ SMALL, UNGUIDED, REFERENCES = "96x64x9-b1-cfg", "96x64x9-b1-nocfg", "96x64x9-b1-
 def chosen(
     manifest: Manifest, loaded: str = SMALL, given: Media | Inputs | None = None, **options: Any
 ) -> str:
-    profile = manifest.profiles[loaded]
-    request = asked_for(profile, {"prompt": "a fox", **options})
-    return chosen_profile(manifest, Path("artifact"), profile, request, given).name
+    """The name of the profile of a generation with this one loaded."""
+    media, inputs = (given, None) if isinstance(given, Media) else (None, given)
+    return of(manifest, manifest.profiles[loaded], media, inputs, **options).profile.name
+
+
+def of(manifest: Manifest, loaded: Profile | None = None, *given: Any, **options: Any) -> Generation:
+    request = request_of({"prompt": "a fox", **options})
+    return resolve_request(request, manifest, Path("artifact"), *(given or (None, None)), loaded)
 
 
 def test_what_is_not_said_is_as_loaded(manifest: Manifest) -> None:
@@ -95,37 +106,16 @@ def test_media_that_the_model_does_not_take(toy_artifact: Path) -> None:
 
 
 def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
-    for name in manifest.profiles:
+    for name, profile in manifest.profiles.items():
         assert chosen(manifest, profile=name) == name
-        request = asked_for(manifest.profiles[SMALL], {"prompt": "a fox", "profile": name})
-        images = ("a.png",) * manifest.profiles[name].num_references
-        request = structs.replace(request, reference_image=images)
-        assert choose_profile(manifest, Path("artifact"), request).name == name
-    assert chosen(manifest, profile="192x128x9-b1-cfg", size=(192, 128), num_frames=9) == "192x128x9-b1-cfg"
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"size": (96, 64)}, "has another size; expected 192x128; found 96x64; leave out size or profile"),
-        ({"num_frames": 17}, "has another num_frames; expected 9; found 17"),
-        ({"num_videos": 2}, "has another num_videos; expected 1; found 2"),
-        ({"reference_image": "a.png"}, "has another reference_image; expected 0; found 1"),
-    ],
-)
-def test_a_named_profile_with_another_shape_is_refused(
-    manifest: Manifest, options: dict[str, Any], line: str
-) -> None:
-    request = asked_for(
-        manifest.profiles[SMALL], {"prompt": "a fox", "profile": "192x128x9-b1-cfg", **options}
-    )
-    with pytest.raises(UsageError, match=f"^profile 192x128x9-b1-cfg {line}"):
-        choose_profile(manifest, Path("artifact"), request)
-
-
-def test_a_name_of_no_profile_is_refused(manifest: Manifest) -> None:
-    with pytest.raises(ArtifactError, match=r"no profile is named '96x64'; expected one of 96x64x9-b1-cfg, "):
-        chosen(manifest, profile="96x64")
+        images = ("a.png",) * profile.num_references
+        assert of(manifest, profile=name, reference_image=images).profile == profile
+    with pytest.raises(UsageError, match="has another reference_image; expected 0; found 1"):
+        of(manifest, profile=SMALL, reference_image="a.png")
+    with pytest.raises(UsageError, match="has another reference_image; expected 2; found 0"):
+        of(manifest, profile=REFERENCES)
+    with pytest.raises(UsageError, match="guidance_scale has no effect: profile"):
+        of(manifest, profile=UNGUIDED, guidance_scale=3)
 
 
 def test_what_is_not_built_is_refused(manifest: Manifest) -> None:
@@ -142,10 +132,9 @@ def test_guidance_is_decided_as_by_the_command(
     """The same profile or the same refusal, whichever profile was loaded."""
     profiles = {name: manifest.profiles[name] for name in built}
     some = manifest.changed(profiles=profiles, program_sets={}, targets={})
-    request = asked_for(profiles[built[0]], {"prompt": "a fox", "guidance_scale": scale})
     expected: str | None = None
     with suppress(ArtifactError):
-        expected = choose_profile(some, Path("artifact"), request).name
+        expected = of(some, guidance_scale=scale).profile.name
     assert (expected is not None) == any(profiles[name].guidance == (scale > 1) for name in built)
     for loaded in built:
         if expected is not None:
@@ -162,20 +151,71 @@ def test_an_option_that_there_is_not(manifest: Manifest) -> None:
         chosen(manifest, num_videos=0)
 
 
-def test_media_in_one_way(manifest: Manifest) -> None:
-    """As options they are files; None of them is nothing said, and so what is given counts."""
-    loaded, media = manifest.profiles[SMALL], Media(image="a.png")
-    plain = asked_for(loaded, {"prompt": "a fox"})
-    assert media_asked_for(plain, None, None) is None
-    assert media_asked_for(plain, media, None) is media
-    named = asked_for(loaded, {"prompt": "a fox", "image": "b.png", "segment_overlap": 5, "mode": "replace"})
-    found = Media(image=Path("b.png"), mode="replace", segment_overlap=5)
-    assert media_asked_for(named, None, None) == found
-    for images in ("c.png", ("c.png", "d.png")):
-        many = asked_for(loaded, {"prompt": "a fox", "reference_image": images})
-        paths = (Path("c.png"), Path("d.png"))[: 1 if images == "c.png" else 2]
-        assert media_asked_for(many, None, None) == Media(reference_image=paths)
-    with pytest.raises(UsageError, match="image is given beside media"):
-        media_asked_for(named, media, None)
-    with pytest.raises(UsageError, match="image is given beside inputs"):
-        media_asked_for(named, None, Inputs())
+def test_guidance_that_no_profile_has_is_a_warning(manifest: Manifest) -> None:
+    def warnings(*names: str, **options: Any) -> int:
+        some = {name: manifest.profiles[name] for name in names}
+        return len(of(manifest.changed(profiles=some, program_sets={}, targets={}), **options).warnings)
+
+    assert warnings(UNGUIDED) == warnings(UNGUIDED, "192x128x9-b1-cfg", size="96x64") == 1
+    assert warnings(UNGUIDED, guidance_scale=1) == warnings(SMALL, UNGUIDED) == 0
+    assert warnings(SMALL, UNGUIDED, profile=UNGUIDED) == 0  # which was asked for
+    with pytest.raises(ArtifactError, match="no profile is built"):
+        warnings(UNGUIDED, guidance_scale=3)
+
+
+def test_what_is_resolved(manifest: Manifest) -> None:
+    found = of(manifest, seed=3, num_steps=4, conditioning_scale=0.5, fps=24, loop="scan")
+    assert found.options.items() >= {"seed": 3, "num_steps": 4, "width": 96, "negative_prompt": ""}.items()
+    assert len(found.table.timesteps) == 4 and found.fps == 24.0 and found.options["loop"] == "scan"
+    assert [(part.transformer, part.first, part.last) for part in found.ranges] == [("transformer", 0, 4)]
+    assert found.prompts == ("a fox", "") and found.media == Media()  # the model encodes a blank video
+    assert of(manifest, guidance_scale=1).prompts == ("a fox",)
+    assert of(manifest, image=None, video="v.mp4").media == Media(video=Path("v.mp4"))
+    inputs = Inputs({"video": np.zeros(1)})
+    assert of(manifest, None, None, inputs).media is None
+    with pytest.raises(UsageError, match="the seed is out of range"):
+        of(manifest, seed=2**64)
+
+
+def test_the_form_of_the_loop(manifest: Manifest) -> None:
+    """That of ``load`` is the default where it is built."""
+    request, built = request_of({"prompt": "a"}), manifest.profiles[SMALL]
+    step = structs.replace(built, options=structs.replace(built.options, loop="step"))
+    for profile, loop, expected in ((built, "scan", "scan"), (built, None, "step"), (step, "scan", "step")):
+        some = manifest.changed(profiles={SMALL: profile})
+        found = resolve_request(request, some, Path("artifact"), loop=loop)
+        assert found.options["loop"] == expected
+
+
+def test_the_first_expert(artifact: Path) -> None:
+    make_two_experts(artifact)
+    assert resolve(artifact, "a").ranges[0].transformer == "transformer"
+    assert resolve(artifact, "a", boundary=1.0).ranges[0].transformer == "transformer_2"
+
+
+def test_a_request_is_resolved_without_its_files(toy_artifact: Path, tmp_path: Path) -> None:
+    """Of the artifact its manifest alone is read, and neither JAX nor Pillow is imported."""
+    for name in ("manifest.json", "manifest.sha256"):
+        if (toy_artifact / name).exists():
+            shutil.copy(toy_artifact / name, tmp_path)
+    code = (
+        "import sys, wanrun; found = wanrun.resolve(sys.argv[1], 'a fox', num_inference_steps=3);"
+        "print(found.options['num_steps'], found.cost().steps, {'jax', 'PIL'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout == "3 3 set()\n"
+
+
+def test_a_request_that_cannot_be_made(toy_artifact: Path, tmp_path: Path) -> None:
+    for options, line in (
+        ({"size": (64, 64)}, "no profile is built for 64x64"),
+        ({"image": "a.png"}, "image cannot be used with wan2.1-t2v"),
+        ({"image": b"a"}, "image has the wrong type; expected the path of a file"),
+        ({"media": 5}, "media has the wrong type"),
+        ({"boundary": 0.5}, "boundary has no effect"),
+        ({"num_steps": 0}, "num_steps is out of range"),
+    ):
+        with pytest.raises(WanError, match=line):
+            resolve(toy_artifact, "a fox", **options)
+    with pytest.raises(ArtifactError):
+        resolve(tmp_path, "a fox")

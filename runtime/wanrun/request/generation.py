@@ -1,0 +1,177 @@
+"""One video to make: a request with everything that an artifact's manifest decides about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from wanrun import __version__
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import FORMS, Profile, Program, with_role
+from wanrun.denoising.schedule import ExpertRange
+from wanrun.denoising.solvers import SolverTable
+from wanrun.files import sha256_of
+from wanrun.media.types import Inputs, Media
+from wanrun.media.windows import num_segments
+
+_BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The work of a generation, as the manifest knows it.
+
+    Attributes:
+        windows: windows that the video is made in; None if a video that was not read yet decides it. Then
+            all other figures are those of one window.
+        steps: denoising steps, of all windows.
+        calls: calls of each program by role. Those of the text encoder are the most: stored embeddings take
+            none, and short prompts a shorter program.
+        frames: frames of all videos.
+        pixels: pixels of all frames.
+        flops: floating point operations of all calls, by target; without targets that have no figures.
+        bytes: the most bytes on a device that one of the programs takes, with its weights, by target.
+    """
+
+    windows: int | None
+    steps: int
+    calls: Mapping[str, int]
+    frames: int
+    pixels: int
+    flops: Mapping[str, float]
+    bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """A resolved request: every default is filled in, and everything is checked that needs no file.
+
+    Made by ``wanrun.request.resolve`` alone, from a request and a manifest.
+
+    Attributes:
+        manifest: the artifact's manifest.
+        profile: the built profile that makes the video.
+        options: the options by name, with all defaults, as the metadata has them.
+        table: the solver's timesteps and coefficients.
+        ranges: the steps of each expert, in order.
+        fps: frames per second of the video file.
+        media: images and videos to read before the first step; None if there are none to read.
+        warnings: problems of the request that do not keep the video from being made, one line each.
+    """
+
+    manifest: Manifest = field(repr=False)
+    profile: Profile
+    options: Mapping[str, Any]
+    table: SolverTable = field(repr=False)
+    ranges: tuple[ExpertRange, ...]
+    fps: float
+    media: Media | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The prompt, and with guidance the negative prompt after it."""
+        return self.options["prompt"], *([self.options["negative_prompt"]] if self.profile.guidance else [])
+
+    def read_media(self) -> Inputs | None:
+        """Returns the images and videos as arrays; None if there are none to read.
+
+        Raises:
+            UsageError: for an image or video that cannot be read or does not fit the profile.
+        """
+        if self.media is None:
+            return None
+        from wanrun.media.prepare import load_media  # imports Pillow
+
+        return load_media(self.manifest, self.profile, self.media)
+
+    def num_windows(self, inputs: Inputs | None) -> int:
+        """Returns the number of windows, in each of which all steps run.
+
+        Args:
+            inputs: the images and videos, which may decide it; None for text alone.
+        """
+        if inputs is None or inputs.num_frames is None:
+            return 1
+        return num_segments(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
+
+    def metadata(self, inputs: Inputs | None, influences: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the metadata of the videos, except each video's number.
+
+        Args:
+            inputs: the images and videos that were read, of which only the facts are used.
+            influences: further facts that decide the result, such as the digest of given initial latents.
+        """
+        facts: dict[str, Any] = dict(influences)
+        if inputs is not None:
+            # "video" in the metadata is the number of the result, so the option's file is "video_file".
+            facts |= {"video_file" if name == "video" else name: fact for name, fact in inputs.facts.items()}
+            if inputs.num_frames is not None:  # the profile's num_frames are those of a window
+                facts |= {"num_frames": inputs.num_frames, "segment_frames": self.profile.num_frames}
+        if "latents_sha256" in facts and self.num_windows(inputs) == 1:
+            facts["seed"] = None  # the latents replace the noise of the first window, which is the only one
+        return {
+            **self.options,
+            "content_digest": self.manifest.content_digest,
+            "fps": self.fps,
+            "num_videos": self.profile.num_videos,
+            "wanrun": __version__,
+            **facts,
+        }
+
+    def cost(self, inputs: Inputs | None = None) -> Cost:
+        """Returns what the generation will take.
+
+        Args:
+            inputs: the images and videos, which may decide the number of windows; None before they are read.
+        """
+        profile, form = self.profile, self.options["loop"]
+        windows, steps = self.num_windows(inputs), len(self.table.timesteps)
+        one_by_one = form == "step" or bool(self.table.noise.any())
+        encodes = int(inputs is not None or self.media is not None)
+        calls = {
+            "text": len(self.prompts),
+            "once": encodes,
+            "window": encodes * windows,
+            "prepare": windows * len(self.ranges),
+            form: windows * (steps if one_by_one else len(self.ranges)),
+            "decode": windows * profile.num_videos,
+        }
+        frames = profile.num_videos * ((inputs and inputs.num_frames) or profile.num_frames)
+        counted = {**calls, form: windows * steps}  # of a loop the compiler counts one step
+        flops, most = dict[str, float](), dict[str, int]()
+        for name, target in self.manifest.targets.items():
+            figures = target.statistics.get(profile.name, {})
+            programs = self.manifest.programs(target, profile)
+            run = [(one, counted[role]) for role in counted for one in _run(programs, role)]
+            if run and all(one in figures for one, _ in run):
+                flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
+                most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _ in run)
+        known = self.manifest.model.task.windows is None or inputs is not None
+        pixels = frames * profile.width * profile.height
+        return Cost(windows if known else None, windows * steps, calls, frames, pixels, flops, most)
+
+
+def _run(programs: Mapping[str, Program], role: str) -> tuple[str, ...]:
+    """Returns the programs of a role that a generation runs: of text and steps the full one alone."""
+    names = with_role(programs, role)
+    if role == "text":
+        return names[-1:]
+    return names[:1] if role in FORMS else names
+
+
+def influences_of(text_encoder: str, latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:
+    """Returns the facts that decide a video beside its prompt's own options, for its metadata.
+
+    Args:
+        text_encoder: what runs the text encoder.
+        latents: the given initial latents, float32 (B, C, T, h, w), or None.
+        name: their file's name; None for latents in memory.
+    """
+    facts: dict[str, Any] = {"text_encoder": text_encoder}
+    if latents is not None:
+        facts |= {"latents": name, "latents_sha256": sha256_of(latents.tobytes())}
+    return facts

@@ -1,0 +1,62 @@
+"""The images and videos that a request names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from wanrun.errors import UsageError, field
+from wanrun.media.types import MEDIA_KINDS, Inputs, Media
+from wanrun.request.request import Request
+from wanrun.request.rows import rows
+from wanrun.rows import Row
+
+
+def media_files(request: Request) -> Iterator[tuple[Row, tuple[Path, ...]]]:
+    """Yields the media options of a request with their files; options that take several files come last."""
+    for row in sorted(rows(), key=lambda row: row.many):
+        if row.name in MEDIA_KINDS:
+            value = getattr(request, row.name) or ()
+            yield row, tuple(map(Path, (value,) if isinstance(value, str) else value))
+
+
+def media_of(request: Request) -> Media:
+    """Returns the media that a request names, as files."""
+    named = {row.name: files if row.many else files[0] for row, files in media_files(request) if files}
+    given: dict[str, Any] = {**named, "mode": request.mode, "segment_overlap": request.segment_overlap}
+    return Media(**given)
+
+
+def given_media(request: Request, media: Media | None, inputs: Inputs | None) -> Media | None:
+    """Returns the images and videos of a generation that are still to be read; None if none are given.
+
+    Args:
+        request: the request, which may name files.
+        media: images and videos as files or in memory.
+        inputs: images and videos that were already read.
+
+    Raises:
+        UsageError: if they are given in two ways, or the inputs have another overlap than is asked for.
+    """
+    named = next((name for name in (*MEDIA_KINDS, "mode") if getattr(request, name) not in (None, ())), None)
+    if named is not None and (media is not None or inputs is not None):
+        raise UsageError(
+            f"{field(named)} is given beside {'inputs' if media is None else 'media'}",
+            remedy="give images and videos in one way: by name, as media, or as inputs",
+        )
+    if media is not None and inputs is not None:
+        raise UsageError("media and inputs exclude each other", remedy="pass one of them")
+    if inputs is not None and request.segment_overlap not in (None, inputs.segment_overlap):
+        raise UsageError(
+            f"{field('segment_overlap')} is not that of the inputs",
+            expected=inputs.segment_overlap,
+            found=request.segment_overlap,
+            remedy="give it to the Media that they are loaded from",
+        )
+    given = media if named is None else media_of(request)
+    if request.segment_overlap is not None and inputs is None:
+        given = structs.replace(given or Media(), segment_overlap=request.segment_overlap)
+    return given

@@ -1,0 +1,91 @@
+"""Chooses the built profile for a generation and for ``load``, by one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import named_profile, select_profile
+from wanrun.errors import ArtifactError, UsageError, field
+from wanrun.opened.policy import SHAPE
+
+
+def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
+    """Returns whether guidance is on: a guidance scale above 1 turns it on, any other scale off.
+
+    The low-noise expert's scale does not count (``do_classifier_free_guidance`` of diffusers' Wan pipelines).
+
+    Args:
+        manifest: the artifact's manifest.
+        scale: the guidance scale; None for the model's own.
+    """
+    return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
+
+
+def choose_profile(
+    manifest: Manifest, artifact: Path, shape: Mapping[str, object], loaded: Profile | None = None
+) -> Profile:
+    """Returns the built profile of a shape; nothing is rounded.
+
+    What the shape leaves out is the loaded profile's. Without a loaded profile it is the first built one's
+    that fits, guidance is on or off as the model has it, and if only a profile without guidance fits, that
+    one is taken.
+
+    Args:
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        shape: what is asked for, by the names of ``SHAPE``; None means not given.
+        loaded: the loaded profile; None if none is loaded.
+
+    Raises:
+        ArtifactError: listing the built profiles, if none fits.
+        UsageError: if the shape names a profile, and also something that this profile does not have.
+    """
+    given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
+    if "profile" in given:
+        profile = named_profile(manifest, artifact, given["profile"])
+        _check_same(profile, given)
+        return profile
+    if loaded is not None:
+        given = {**shape_of(loaded), **given}
+    choose = partial(select_profile, manifest, artifact, **given)
+    if "guidance" in given:
+        return choose()
+    guidance = has_guidance(manifest)
+    try:
+        return choose(guidance=guidance)
+    except ArtifactError:
+        if guidance:
+            with suppress(ArtifactError):
+                return choose(guidance=False)
+        raise
+
+
+def shape_of(profile: Profile) -> dict[str, Any]:
+    """Returns a profile's shape, by the names of ``SHAPE``."""
+    size = profile.width, profile.height
+    return {"size": size, **{name: getattr(profile, name) for name in SHAPE if name != "size"}}
+
+
+def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:
+    """Raises UsageError for a shape that a named profile does not have."""
+    for name, built in shape_of(profile).items():
+        found = given.get(name, built)
+        if found != built:
+            option = field("reference_image" if name == "num_references" else name)
+            raise UsageError(
+                f"profile {profile.name} has another {option}",
+                expected=_text(built),
+                found=_text(found),
+                remedy=f"leave out {option} or {field('profile')}",
+            )
+
+
+def _text(value: Any) -> str:
+    """Returns a value of a shape for messages: a size as ``832x480``."""
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

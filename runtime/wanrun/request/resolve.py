@@ -1,0 +1,159 @@
+"""Resolves a request against an artifact's manifest, without a weight, another of its files, or JAX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.programs import Profile
+from wanrun.denoising.noise import Noise
+from wanrun.denoising.schedule import schedule
+from wanrun.media.types import Inputs, Media, check_media
+from wanrun.request.arguments import check_media_options, check_objects, folder_of
+from wanrun.request.generation import Generation
+from wanrun.request.media import given_media
+from wanrun.request.options import check_effects, loop_forms, resolve_options
+from wanrun.request.plain import as_plain
+from wanrun.request.profiles import choose_profile, has_guidance, shape_of
+from wanrun.request.reading import read_request
+from wanrun.request.request import Request
+from wanrun.request.rows import aliases
+from wanrun.terminal.console import parse_size
+
+
+def resolve(
+    artifact: str | os.PathLike[str],
+    prompt: str,
+    negative_prompt: str | None = None,
+    *,
+    media: Media | None = None,
+    **options: Any,
+) -> Generation:
+    """Checks a request, and returns what it would make and cost, without running anything.
+
+    Only the artifact's manifest is read. Images and videos are not opened: that they are given and taken by
+    the model is checked, not that they can be used. ``Pipeline.run`` makes the video of the generation.
+
+    Args:
+        artifact: the artifact's folder.
+        prompt: description of the video.
+        negative_prompt: description of what the video must not show; None for the manifest's default.
+        media: the images and videos that the model takes, as files or in memory.
+        options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
+
+    Raises:
+        ArtifactError: if the manifest cannot be read, or no such profile is built.
+        UsageError: for an option of another type, unknown, out of range or without effect, and for media that
+            are missing or not taken.
+    """
+    check_objects(media)
+    folder = folder_of(artifact)
+    request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
+    return resolve_request(request, read_manifest(folder), folder, media)
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """Returns the request of keywords: fields of ``Request`` by name; None means the default.
+
+    Raises:
+        UsageError: naming every option that is unknown or out of range, or one that is no file's path.
+    """
+    given = {aliases().get(name, name): value for name, value in options.items() if value is not None}
+    check_media_options(given)
+    if isinstance(size := as_plain(given.get("size")), list):
+        given["size"] = tuple(size)
+    return read_request(given.items(), Request)
+
+
+def resolve_request(
+    request: Request,
+    manifest: Manifest,
+    artifact: Path,
+    media: Media | None = None,
+    inputs: Inputs | None = None,
+    loaded: Profile | None = None,
+    loop: str | None = None,
+) -> Generation:
+    """Returns the generation that a request asks of an artifact: the only way to make one.
+
+    Args:
+        request: the request.
+        manifest: the artifact's manifest.
+        artifact: its folder, for messages.
+        media: images and videos, if the request names none.
+        inputs: images and videos that were already read, instead of media.
+        loaded: the loaded profile, which has the defaults of size, frames, videos, guidance and number of
+            reference images; None if none is loaded.
+        loop: the form of the denoising loop if the request names none and the profile is built with it.
+
+    Raises:
+        ArtifactError: for a profile or a form of the loop that is not built.
+        UsageError: for an option without effect, a seed or steps that are out of range, and media that are
+            missing, not taken, or given in two ways.
+    """
+    Noise(request.seed)  # refuses one that is too large
+    given, task = given_media(request, media, inputs), manifest.model.task
+    check_effects(manifest, has_guidance(manifest, request.guidance_scale), request)
+    if inputs is None:
+        check_media(manifest, given or Media())
+    count = _num_references(manifest, given, inputs)
+    if count is None and loaded is None:
+        count = 0
+    profile = choose_profile(manifest, artifact, _shape(manifest, request, count), loaded)
+    changes: dict[str, Any] = {"loop": request.loop or (loop if loop in loop_forms(profile) else None)}
+    if task.windows is not None and (said := inputs or given) is not None:
+        changes["segment_overlap"] = said.segment_overlap
+    options = resolve_options(manifest, profile, structs.replace(request, **changes))
+    table, ranges = schedule(options, manifest)
+    if inputs is not None or not task.inputs or (given is None and not task.always_encodes):
+        reads = None
+    else:  # with the resolved overlap, so that equal media compare equal
+        reads = structs.replace(given or Media(), segment_overlap=options.get("segment_overlap"))
+    return Generation(
+        manifest=manifest,
+        profile=profile,
+        options=options,
+        table=table,
+        ranges=ranges,
+        fps=float(manifest.model.defaults.fps if request.fps is None else request.fps),
+        media=reads,
+        warnings=() if request.guidance_scale is not None else tuple(_warnings(manifest, profile)),
+    )
+
+
+def _warnings(manifest: Manifest, profile: Profile) -> Iterator[str]:
+    """Yields a warning if the model's own guidance is off only because no profile of this shape has it."""
+    shape = {**shape_of(profile), "guidance": True}
+    built = any(shape_of(other) == shape for other in manifest.profiles.values())
+    if has_guidance(manifest) and not profile.guidance and not built:
+        yield "no profile is built with guidance, so guidance is off; a guidance scale of 1 asks for that"
+
+
+def _shape(manifest: Manifest, request: Request, num_references: int | None) -> dict[str, object]:
+    """Returns the shape that a request asks for.
+
+    A named profile is with or without guidance; whether the scale suits it, ``resolve_options`` checks.
+    """
+    scale = None if request.profile is not None else request.guidance_scale
+    return {
+        "profile": request.profile,
+        "size": None if request.size is None else parse_size(request.size),
+        "num_frames": request.num_frames,
+        "num_videos": request.num_videos,
+        "num_references": num_references,
+        "guidance": None if scale is None else has_guidance(manifest, scale),
+    }
+
+
+def _num_references(manifest: Manifest, media: Media | None, inputs: Inputs | None) -> int | None:
+    """Returns the number of reference images; None for a model without them, and if no media are given."""
+    counted = manifest.model.task.counted
+    if counted is None or (media is None and inputs is None):
+        return None
+    name, item = counted
+    return len(getattr(media, name) if inputs is None else inputs.arrays.get(item.array, ()))

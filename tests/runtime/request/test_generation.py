@@ -1,0 +1,104 @@
+"""What a generation says of itself: its windows, the metadata of its videos, and what it will cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from helpers.manifests import plain_manifest, with_model
+from helpers.media_files import task_of
+from helpers.options import PROFILE, generation
+from wanrun import __version__
+from wanrun.artifact.manifest import Component
+from wanrun.errors import UsageError
+from wanrun.files import sha256_of
+from wanrun.media.types import Inputs, Media
+from wanrun.request.generation import Generation, influences_of
+
+ONE = plain_manifest(components={"transformer": Component("transformer", {})})
+ANIMATE = with_model(ONE, task=task_of("wan2.2-animate", encoder=False))
+
+
+def test_the_metadata() -> None:
+    found = generation(seed=3, fps=24)
+    metadata = found.metadata(None, {"text_encoder": "jax"})
+    assert metadata == {
+        **found.options,
+        "content_digest": found.manifest.content_digest,
+        "fps": 24.0,
+        "num_videos": 1,
+        "wanrun": __version__,
+        "text_encoder": "jax",
+    }
+
+
+def test_the_metadata_of_media() -> None:
+    facts = {"video": "v.mp4", "video_sha256": "1"}
+    metadata = generation().metadata(Inputs(facts=facts), {})
+    assert metadata["video_file"] == "v.mp4" and "video" not in metadata  # which is the number of the result
+    long = generation().metadata(Inputs(num_frames=33), {})
+    assert (long["num_frames"], long["segment_frames"]) == (33, 9)
+
+
+def test_given_latents_replace_the_seed() -> None:
+    latents = np.ones((1, 2), np.float32)
+    facts = influences_of("torch", latents, "z.npy")
+    assert facts == {
+        "text_encoder": "torch",
+        "latents": "z.npy",
+        "latents_sha256": sha256_of(latents.tobytes()),
+    }
+    assert generation(seed=3).metadata(None, facts)["seed"] is None
+    assert generation(seed=3).metadata(Inputs(num_frames=33), facts)["seed"] == 3  # of the later windows
+    assert influences_of("jax", None) == {"text_encoder": "jax"}
+
+
+def test_media_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from wanrun.media import prepare
+
+    read, seen = Inputs(), list[Media]()
+
+    def load_media(manifest: Any, profile: Any, media: Media) -> Inputs:
+        seen.append(media)
+        return read
+
+    monkeypatch.setattr(prepare, "load_media", load_media)
+    manifest = with_model(ONE, variant="wan2.2-i2v", task=task_of("wan2.2-i2v", encoder=False))
+    assert generation(manifest, image="i.png").read_media() is read and seen == [Media(image=Path("i.png"))]
+    with pytest.raises(UsageError, match=r"image is missing: wan2\.2-i2v needs it"):
+        generation(manifest)
+    held = with_model(ONE, task=task_of("wan2.2-ti2v", encoder=False))
+    assert generation(held).read_media() is None and len(seen) == 1  # its image may be left out
+
+
+@pytest.mark.parametrize(("frames", "overlap", "windows"), [(None, 1, 1), (9, 1, 1), (33, 1, 4), (29, 5, 6)])
+def test_the_windows(frames: int | None, overlap: int, windows: int) -> None:
+    inputs = Inputs(num_frames=frames, segment_overlap=overlap)
+    assert generation().num_windows(inputs) == windows and generation().num_windows(None) == 1
+
+
+def test_the_cost_of_text_alone() -> None:
+    pair = msgspec.structs.replace(PROFILE, num_videos=2)
+    cost = generation(profile=pair, num_videos=2, num_steps=4).cost()
+    assert (cost.windows, cost.steps, cost.frames, cost.pixels) == (1, 4, 18, 18 * 96 * 64)
+    assert cost.calls == {"text": 2, "once": 0, "window": 0, "prepare": 1, "step": 4, "decode": 2}
+    assert cost.flops == cost.bytes == {}  # nothing was compiled
+    scan = generation(num_steps=4, loop="scan").cost().calls
+    assert scan["scan"] == 1 and "step" not in scan
+    # Noise is added between the calls.
+    assert generation(num_steps=4, loop="scan", solver="lcm").cost().calls["scan"] == 4
+
+
+def test_the_cost_of_a_long_video() -> None:
+    def given() -> Generation:
+        return generation(ANIMATE, num_steps=3, image="i.png", pose_video="p", face_video="f")
+
+    unread = given().cost()
+    assert unread.windows is None and unread.steps == 3
+    cost = given().cost(Inputs(num_frames=33))
+    assert (cost.windows, cost.steps, cost.frames) == (4, 12, 33)
+    assert (cost.calls["step"], cost.calls["decode"], cost.calls["once"]) == (12, 4, 1)

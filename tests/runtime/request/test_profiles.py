@@ -1,0 +1,75 @@
+"""The built profile of a shape, whoever asks for it: what is left out, what is loaded, what a name has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from helpers.manifests import plain_manifest, with_model
+from helpers.options import PROFILE
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.request.profiles import choose_profile, has_guidance
+
+LARGE = structs.replace(PROFILE, width=192, height=128, index=1)
+PAIR = structs.replace(PROFILE, num_videos=2, index=2)
+OFF = structs.replace(PROFILE, guidance=False, index=3)
+LARGE_OFF = structs.replace(LARGE, guidance=False, index=4)
+
+
+def manifest(*profiles: Profile, scale: float = 4.0) -> Manifest:
+    built = {one.name: one for one in profiles or (PROFILE, LARGE, PAIR, OFF)}
+    return with_model(plain_manifest(profiles=built), {"guidance_scale": scale})
+
+
+def chosen(where: Manifest, loaded: Profile | None = None, **shape: Any) -> Profile:
+    return choose_profile(where, Path("artifact"), shape, loaded)
+
+
+def test_without_a_loaded_one_it_is_the_first_that_fits() -> None:
+    assert chosen(manifest()) == PROFILE and chosen(manifest(), size=None, guidance=None) == PROFILE
+    assert chosen(manifest(), size=(192, 128)) == LARGE
+    assert chosen(manifest(), guidance=False) == OFF
+    assert chosen(manifest(), num_videos=2) == PAIR
+
+
+def test_what_is_left_out_is_as_loaded() -> None:
+    assert chosen(manifest(), PAIR) == PAIR and chosen(manifest(), OFF) == OFF
+    assert chosen(manifest(), LARGE, size=(96, 64)) == PROFILE
+    with pytest.raises(ArtifactError, match="no profile is built for 192x128, 9 frames, 2 video"):
+        chosen(manifest(), PAIR, size=(192, 128))
+
+
+def test_the_model_s_own_guidance_gives_way() -> None:
+    """Where nobody asks for guidance, and it is not built; if somebody does, this is refused."""
+    assert chosen(manifest(OFF)) == OFF and chosen(manifest(PROFILE, LARGE_OFF), size=(192, 128)) == LARGE_OFF
+    assert chosen(manifest(scale=1.0)) == OFF
+    for where, options in ((manifest(OFF), {"guidance": True}), (manifest(PROFILE, scale=1.0), {})):
+        with pytest.raises(ArtifactError, match="no profile is built for any size"):
+            chosen(where, **options)
+    assert has_guidance(manifest()) and not has_guidance(manifest(), 1.0) and has_guidance(manifest(), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"size": (96, 64)}, "has another size; expected 192x128; found 96x64; leave out size or profile"),
+        ({"num_frames": 17}, "has another num_frames; expected 9; found 17"),
+        ({"num_videos": 2}, "has another num_videos; expected 1; found 2"),
+        ({"num_references": 1}, "has another reference_image; expected 0; found 1"),
+    ],
+)
+def test_a_named_profile_with_another_shape_is_refused(options: dict[str, Any], line: str) -> None:
+    for loaded in (None, PROFILE):
+        with pytest.raises(UsageError, match=f"^profile 192x128x9-b1-cfg {line}"):
+            chosen(manifest(), loaded, profile="192x128x9-b1-cfg", **options)
+    assert chosen(manifest(), profile="192x128x9-b1-cfg", size=(192, 128), num_frames=9) == LARGE
+
+
+def test_a_name_of_no_profile_is_refused() -> None:
+    with pytest.raises(ArtifactError, match=r"no profile is named '96x64'; expected one of 96x64x9-b1-cfg, "):
+        chosen(manifest(), profile="96x64")
