@@ -128,7 +128,7 @@ class Opening:
         return select_target(manifest, self.folder, profile, self.policy.target, self.policy.allow_compile)
 
     def _refusal(self, trust: Trust, profile: Profile) -> str:
-        """Tries executables that were built elsewhere; why they are not used, empty if they are.
+        """Tries executables that were built elsewhere. Returns the reason to refuse them, or "".
 
         Raises:
             ArtifactError: if they are refused and may not be compiled here.

@@ -47,12 +47,12 @@ class Pipeline:
     So the device is one generation's at a time, in the order of arrival, and the prompts of the next ones are
     encoded meanwhile; but where memory is low, one at a time and in order too. ``close`` ends the calls that
     wait for the device, and all later ones, with a UsageError. In a fork of the process every call ends with
-    one. An error in one thread is no matter of the others. ``on_step`` is called by the thread that has the
-    device: from there it cannot be asked for again. Calls record what they take in the ``timings`` that they
-    are given; ``generate`` else in its result's.
+    one. An error in one thread does not affect the others. ``on_step`` is called by the thread that has the
+    device, and cannot ask for it again. Each call records its times in ``timings`` if they are given;
+    ``generate`` otherwise in its result.
 
-    Pipelines of one process are independent, except for JAX's process-wide cache options: only one executable
-    is loaded at a time in all pipelines together.
+    Pipelines of one process are independent, except that only one executable is loaded at a time in all of
+    them together.
 
     Attributes:
         artifact: the artifact's folder.

@@ -143,7 +143,7 @@ def _compare_encoders(pipeline: Pipeline) -> None:
 
 
 def _is_kept(error: Exception, kind: type[WanError]) -> bool:
-    """Whether an error says something of the executables: not one of memory, or of other files."""
+    """Returns whether an error blames the executables, not memory or another file."""
     if isinstance(error, WanError):
         return isinstance(error, kind)
     return not (isinstance(error, MemoryError | OSError) or "RESOURCE_EXHAUSTED" in str(error))

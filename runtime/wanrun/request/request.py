@@ -1,8 +1,8 @@
 """The options of a generation: one typed record, with a row for each option.
 
 The command line, the lines of a prompts file, the keywords of ``Pipeline.generate``, the metadata of a video,
-the table in README.md and a JSON schema derive from ``Request`` (``wanrun.rows``). A new option is one row
-here, and the line that uses it.
+the table in docs/commands.md and a JSON schema derive from ``Request`` (``wanrun.rows``). A new option is one
+row here, and the line that uses it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt, its media and its other options; None means the default.
 
     Field names are the Python keywords. ``steps`` and ``frames`` are shorter on the command line and in JSON.
-    Files are relative to the working directory. The order is that of the help and of README.md.
+    Files are relative to the working directory. The order is that of the help and of docs/commands.md.
     """
 
     prompt: Annotated[str, option("Description of the video; may be empty.", section=PROMPTS)]

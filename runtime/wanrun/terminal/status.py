@@ -1,7 +1,7 @@
 """What a command is waiting for, and for how long: one line, the same for bytes, steps and everything else.
 
-Where a line can be written over, it is the last one, and goes away; else it is a line every 10 s, so that
-what is quick says nothing.
+On a terminal it is one line, rewritten and then erased. Elsewhere it is a line every 10 s, so that quick
+phases print nothing.
 """
 
 from __future__ import annotations
