@@ -8,33 +8,36 @@ process, and its executables do not depend on the flags of the process that load
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import pickle
+import queue
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.process import BaseProcess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from wanrun.artifact.mesh import Sizes
 from wanrun.errors import WanError
+from wanrun.terminal.undo import begun
 
 FLAG = "--xla_cpu_max_isa"
 """XLA's flag."""
+
+Process = subprocess.Popen[bytes]
 
 
 class LimitedProcesses:
     """Processes that compile with a limit on the instruction set, one for each limit.
 
-    On exit they end; after an error at once, in the middle of a program.
+    On exit they end, in the middle of a program if there was an error.
     """
 
     def __init__(self) -> None:
-        self._pools: dict[str, ProcessPoolExecutor] = {}
-        self._processes: set[BaseProcess] = set()
+        self._processes: dict[str, Process] = {}
+        self._begun = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -42,10 +45,10 @@ class LimitedProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._processes if kind is not None else ():
+        for process in self._processes.values():
             process.kill()
-        for pool in self._pools.values():
-            pool.shutdown(cancel_futures=True)
+            process.communicate()
+        self._begun.close()
 
     def compile(
         self, limit: str, cache: Path, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]
@@ -63,51 +66,61 @@ class LimitedProcesses:
         Raises:
             WanError: if the process is killed.
         """
-        pool, others = self._pool(limit), set(multiprocessing.active_children())
+        if limit not in self._processes:
+            started = begun(lambda: _started(limit), subprocess.Popen.kill)
+            self._processes[limit] = self._begun.enter_context(started)
+        process = self._processes[limit]
+        assert process.stdin is not None and process.stdout is not None
         try:
-            with _limited(limit):  # the process starts with its first task
-                future = pool.submit(_compile, str(cache), dict(mesh), name, data, tuple(donate))
-            self._processes |= set(multiprocessing.active_children()) - others
-            return future.result()
-        except BrokenProcessPool:
+            pickle.dump((str(cache), dict(mesh), name, data, tuple(donate)), process.stdin)
+            process.stdin.flush()
+            answer = pickle.load(process.stdout)
+        except (EOFError, OSError):
             raise WanError(
                 f"the process that compiles {name} for {limit} has ended",
                 expected="the executable",
                 found="the process killed, perhaps because memory ran out",
                 remedy="run it again with more free memory",
             ) from None
-
-    def _pool(self, limit: str) -> ProcessPoolExecutor:
-        if limit not in self._pools:
-            spawn = multiprocessing.get_context("spawn")
-            self._pools[limit] = ProcessPoolExecutor(1, mp_context=spawn, initializer=_end_with_parent)
-        return self._pools[limit]
+        if isinstance(answer, Exception):
+            raise answer
+        figures: Mapping[str, Any] = answer
+        return figures
 
 
-@contextlib.contextmanager
-def _limited(limit: str) -> Iterator[None]:
-    """Adds the limit to XLA's flags in the environment of processes that start meanwhile."""
-    before = os.environ.get("XLA_FLAGS")
-    os.environ["XLA_FLAGS"] = f"{before or ''} {FLAG}={limit}".strip()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["XLA_FLAGS"]
-        else:
-            os.environ["XLA_FLAGS"] = before
+def _started(limit: str) -> Process:
+    """Starts a process in a session of its own, where Ctrl-C does not reach it: this process ends it."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}={limit}".strip()
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "XLA_FLAGS": flags},
+        start_new_session=True,
+    )
 
 
-def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, even if that was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+def main() -> None:
+    """Compiles what standard input asks for, until that ends: its parent has ended, perhaps by a kill."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    requests = queue.SimpleQueue[Any]()
 
-    def follow() -> None:
-        parent.join()
+    def read() -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                requests.put(pickle.load(sys.stdin.buffer))
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
+    answer: Mapping[str, Any] | Exception
+    while True:
+        try:
+            answer = _compile(*requests.get())
+        except Exception as error:
+            answer = error
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 def _compile(cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[str]) -> Mapping[str, Any]:
@@ -118,3 +131,7 @@ def _compile(cache: str, mesh: Sizes, name: str, data: bytes, donate: Sequence[s
 
     with pinned("cpu"):
         return compile_into(Path(cache), resolve_target("cpu", mesh), name, data, donate)
+
+
+if __name__ == "__main__":
+    main()
