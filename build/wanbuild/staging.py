@@ -72,10 +72,9 @@ def build_lock(artifact: Path) -> Iterator[None]:
         raise UsageError(
             f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
         ) from None
-    undo = functools.partial(_abandon, artifact, path)
     try:
-        _recover(artifact)
-        with undone_at_exit(undo):
+        with undone_at_exit(functools.partial(_abandon, artifact, path)):
+            _recover(artifact)
             yield
     except BaseException as error:
         _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one

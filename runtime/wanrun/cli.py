@@ -20,6 +20,7 @@ from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
 from wanrun.terminal.console import NUMBERS, SIZE
 from wanrun.terminal.lines import print_result, report
+from wanrun.terminal.undo import undone_at_exit
 
 if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
@@ -134,7 +135,7 @@ def _make(
     batch.report_worklist()
     try:
         if work.jobs:
-            with status:
+            with status, undone_at_exit(batch.say_count):
                 _run(artifact, how, work, batch, timings, group)
     except Exception:
         with contextlib.suppress(UsageError):  # the error that ended the run is the one to report

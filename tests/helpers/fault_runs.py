@@ -25,7 +25,8 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
-from wanrun.terminal.console import run
+from wanrun.terminal.console import leave, run
+from wanrun.terminal.early import start
 
 KILLS = 50
 INTERRUPTS = 12
@@ -70,7 +71,8 @@ class Builds:
         return convert(ConvertRequest(checkpoint, self.artifact, force=force, threads=2))
 
     def command(self, checkpoint: Path, *options: str) -> int:
-        """The command's exit code."""
+        """The command's exit code, as in a process of its own."""
+        start()
         return run(wanbuild, ["convert", str(checkpoint), "--artifact", str(self.artifact), *options])
 
     @staticmethod
@@ -164,7 +166,7 @@ def interrupts(builds: Builds) -> None:
             old = None
         name = signal.SIGTERM if number % 3 == 2 else signal.SIGINT
         arguments = (builds.checkpoints[new], *options)
-        child = fork(lambda arguments=arguments: os._exit(builds.command(*arguments)))
+        child = fork(lambda arguments=arguments: leave(builds.command(*arguments)))
         time.sleep(0.02 + moment)  # a Python child needs a moment to set its handlers
         os.kill(child, name)
         code = wait(child)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import threading
@@ -28,6 +29,7 @@ from wanbuild.staging import check_free_space
 from wanrun.errors import SourceError
 from wanrun.files import replace_file
 from wanrun.terminal.status import Progress
+from wanrun.terminal.undo import undone_at_exit
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
@@ -165,10 +167,10 @@ def _download(
     *,
     dry_run: bool = False,
 ) -> Any:
-    """Calls snapshot_download in a thread, so that Ctrl-C arrives here and stops the library's threads.
+    """Calls snapshot_download in a thread: an exception arrives here, and stops the library's threads.
 
-    They stop after their next 10 MiB and remove their partial files. On a silent connection the process ends
-    before they do (``wanrun.terminal.signals``), and the partial files stay until ``hf cache prune``.
+    They stop after their next 10 MiB, or after 10 s on a silent connection, and remove their partial files. A
+    command that a signal ends does not wait for that, and removes them itself.
 
     Returns:
         For a dry run, the list of files to download; otherwise the folder.
@@ -186,10 +188,20 @@ def _download(
             dry_run=dry_run,
         )
         try:
-            return future.result()
+            with undone_at_exit(_remove_parts):
+                return future.result()
         except BaseException:
             stop.set()
             raise
+
+
+def _remove_parts() -> None:
+    """Removes the files in transfer, which nobody would resume: this process has them open."""
+    with contextlib.suppress(OSError):  # not on Linux
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if (name := os.readlink(link)).endswith(".incomplete"):  # noqa: PTH115 - no path, if a socket
+                    Path(name).unlink()
 
 
 def _compare_digests(snapshot: Snapshot, names: Container[str]) -> None:

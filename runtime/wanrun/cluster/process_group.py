@@ -21,9 +21,9 @@ from typing import Any, Self
 
 from wanrun.cluster.channel import Channel, Message
 from wanrun.cluster.launch import Cluster
-from wanrun.cluster.watch import GRACE_SECONDS, Watch
+from wanrun.cluster.watch import CLOSE_SECONDS, GRACE_SECONDS, Watch
 from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, shortened
-from wanrun.terminal.undo import undone_at_exit
+from wanrun.terminal.undo import told_at_exit
 
 JOIN_SECONDS = 300.0
 """How long the processes wait for one another at the start, as JAX does."""
@@ -76,8 +76,8 @@ class ProcessGroup:
         listener = _listen(*self.cluster.address) if self.leads else None
         channels = {} if self.leads else {0: self._connect()}
         self._watch = Watch(self.process, self.num_processes, listener, channels)
-        self._undone = undone_at_exit(lambda: self._watch.fail("it was ended by a signal"))
-        self._undone.__enter__()
+        self._told = told_at_exit(self._watch.fail, CLOSE_SECONDS)
+        self._told.__enter__()
         self._watch.start()
         try:
             self._join()
@@ -97,7 +97,7 @@ class ProcessGroup:
             self._fail(error)
             if self._disconnect is not None:
                 atexit.register(_leave)
-        self._undone.__exit__(None, None, None)
+        self._told.__exit__(None, None, None)
         self._watch.close()
 
     def at_end(self, disconnect: Callable[[], None]) -> None:

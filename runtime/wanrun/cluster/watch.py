@@ -12,10 +12,8 @@ Process 0 has a connection to each of the others, and passes on what it learns.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -23,7 +21,7 @@ from typing import Any
 
 from wanrun.cluster.channel import MAX_MESSAGE_BYTES, MAX_STRANGE_BYTES, Channel, Message
 from wanrun.errors import ClusterError, escaped
-from wanrun.terminal.undo import everything_undone
+from wanrun.terminal.undo import end
 
 BEAT_SECONDS = 1.0
 """Seconds between two heartbeats."""
@@ -243,17 +241,4 @@ class Watch:
             self._over.set()
         this = ", this one," if process == self._process else ""
         error = ClusterError(f"process {process} of {self._count}{this} {what}")
-        with contextlib.suppress(OSError):
-            os.write(_stderr(), f"error: {escaped(str(error))}\n".encode(errors="backslashreplace"))
-        try:
-            with everything_undone():
-                os._exit(error.exit_code)
-        finally:
-            os._exit(error.exit_code)
-
-
-def _stderr() -> int:
-    try:
-        return sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):
-        return 2
+        end(error.exit_code, f"error: {escaped(str(error))}")

@@ -22,12 +22,16 @@ from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Count, Status
+from wanrun.terminal.undo import say, told_at_exit
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.timing.timings import Timings
+
+TRACE_SECONDS = 2.0
+"""How long the end of the process waits for a trace of the profiler to be written."""
 
 
 class Batch:
@@ -125,10 +129,18 @@ class Batch:
     def report_count(self) -> None:
         """Prints the numbers of made, skipped, failed and untried lines, also if the run ended early."""
         if self._work.many:
-            skipped, failed = len(self._work.finished), len(self._failures)
-            left = len(self._work.jobs) - self._made - (failed - len(self._work.failures))
-            rest = f", {left} not tried" if left else ""
-            self.report(f"{self._made} made, {skipped} skipped, {failed} failed{rest}")
+            self.report(self._count())
+
+    def say_count(self) -> None:
+        """Does so when a signal ends the process, without the locks of Python's streams."""
+        if self._work.many and self._leads:
+            say(f"{self._count()}\n")
+
+    def _count(self) -> str:
+        skipped, failed = len(self._work.finished), len(self._failures)
+        left = len(self._work.jobs) - self._made - (failed - len(self._work.failures))
+        rest = f", {left} not tried" if left else ""
+        return f"{self._made} made, {skipped} skipped, {failed} failed{rest}"
 
     def _make(self, job: Job, pipeline: Pipeline) -> None:
         work, entry, started = self._work, job.entry, time.monotonic()
@@ -209,8 +221,9 @@ def tracing(folder: Path | None) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         raise _no_trace(folder, error) from error
     try:
-        yield
-    except BaseException:  # Ctrl-C too; the error that ended the block is the one to report
+        with told_at_exit(lambda line: jax.profiler.stop_trace(), TRACE_SECONDS):
+            yield
+    except BaseException:  # the error that ended the block is the one to report
         with suppress(OSError, RuntimeError):
             jax.profiler.stop_trace()
         raise

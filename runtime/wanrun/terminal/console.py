@@ -20,21 +20,18 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import click
 
 from wanrun.errors import UsageError, WanError, lacks_space, space_told
 from wanrun.terminal.aliases import elsewhere
 from wanrun.terminal.lines import print_error, silence_stdout
-from wanrun.terminal.signals import Stopped, Watch
-from wanrun.terminal.undo import everything_undone
+from wanrun.terminal.undo import end
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Runs a command and reports any failure as one line on stderr.
-
-    After a signal ``sys.stderr`` stays silent, because the process is to end (``wanrun.terminal.signals``).
+    """Runs a command and reports any failure as one line on stderr. Signals are left as they are.
 
     Args:
         command: the click command or group.
@@ -46,20 +43,18 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     if (code := _completed(command)) is not None:
         return code
     arguments = list(sys.argv[1:] if argv is None else argv)
-    stderr = sys.stderr
     try:
-        with Watch(ending=everything_undone):
-            code = _invoke(command, list(arguments))  # click empties the list
-            if sys.stdout is not None:  # None if closed, as with >&-
-                sys.stdout.flush()
-            return code
+        code = _invoke(command, list(arguments))  # click empties the list
+        if sys.stdout is not None:  # None if closed, as with >&-
+            sys.stdout.flush()
+        return code
     except BrokenPipeError as error:
         if error.filename is None:
             silence_stdout()
             return 141
-        return _report(error, command, arguments, stderr)
+        return _report(error, command, arguments)
     except (Exception, KeyboardInterrupt) as error:
-        return _report(error, command, arguments, stderr)
+        return _report(error, command, arguments)
 
 
 def _completed(command: click.Command) -> int | None:
@@ -78,11 +73,9 @@ def leave(code: int) -> NoReturn:
 
     There the signals' handlers are gone: a signal would end a finished run without a word. The interpreter
     also waits for threads, whatever they compile or read, and lets C++ destructors run beside them.
-    What was printed has been flushed by ``run``.
+    What was printed has been flushed by ``run``. If a signal is ending the process already, it does.
     """
-    # A signal may raise after something was begun and before its context is entered.
-    with everything_undone():
-        os._exit(code)
+    end(code)
 
 
 def _invoke(command: click.Command, arguments: list[str]) -> int:
@@ -95,13 +88,13 @@ def _invoke(command: click.Command, arguments: list[str]) -> int:
     return result if type(result) is int else 0
 
 
-def _report(error: BaseException, command: click.Command, arguments: list[str], stderr: TextIO) -> int:
+def _report(error: BaseException, command: click.Command, arguments: list[str]) -> int:
     """Prints the error and returns its exit code."""
     if "--debug" in arguments:
-        traceback.print_exception(error, file=stderr)
+        traceback.print_exception(error)
     message, code = _describe(error, command)
     for line in message.split("\n"):  # several for a group's help
-        print_error(line, stderr)
+        print_error(line)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -111,8 +104,6 @@ def _report(error: BaseException, command: click.Command, arguments: list[str], 
 
 
 def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
-    if isinstance(error, Stopped):
-        return str(error), 128 + error.number
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return "interrupted", 130
     if isinstance(error, WanError):

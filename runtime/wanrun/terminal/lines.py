@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 import click
 
@@ -43,18 +42,14 @@ def warn(message: str) -> None:
     print_error(f"warning: {message}")
 
 
-def print_error(line: str, stream: TextIO | None = None) -> None:
+def print_error(line: str) -> None:
     """Prints a line to standard error, if that can be written.
-
-    Args:
-        line: what is printed.
-        stream: standard error, where ``sys.stderr`` is another.
 
     Raises:
         BrokenPipeError: if its reader has gone.
     """
     try:
-        click.echo(escaped(line), stream, err=True)
+        click.echo(escaped(line), err=True)
     except BrokenPipeError:
         raise
     except OSError:

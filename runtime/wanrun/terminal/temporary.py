@@ -18,9 +18,6 @@ from pathlib import Path
 
 from wanrun.terminal.undo import undone_at_exit
 
-FINISHED_FIRST = True
-"""No signal raises inside the functions of this module; see ``wanrun.terminal.signals``."""
-
 FORGOTTEN_SECONDS = 24 * 3600
 """Age of a file of another machine, whose processes cannot be seen, that is taken for abandoned."""
 

@@ -1,71 +1,145 @@
-"""What is under way in this process and has to be undone if the process ends without unwinding.
+"""What is under way in this process, and the end of the process without unwinding.
 
-A signal ends a process whose main thread is inside XLA, whatever its other threads are doing.
+A signal ends the process whatever its threads are doing (``wanrun.terminal.signals``): no ``finally`` clause
+runs then, and what has been registered here is undone instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import os
+import select
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
-T = TypeVar("T")
+TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
+if TYPE_CHECKING:
+    from typing import NoReturn, TypeVar
 
-FINISHED_FIRST = True
-"""No signal raises inside the functions of this module; see ``wanrun.terminal.signals``."""
+    T = TypeVar("T")
 
 LOCK_SECONDS = 1.0
 """What the end of the process waits for a thread that begins something at that moment."""
 
-_under_way: dict[int, Callable[[], object]] = {}  # of the process, in the order of their beginning
-_beginning = threading.Lock()
+
+class _Process:
+    """The registry of this process.
+
+    Attributes:
+        undo: what undoes each thing that is under way, in the order of their beginning; it takes the last
+            line that the process prints.
+        beginning: held while something begins, and from then on when the process ends.
+        ending: held by the thread that ends the process.
+    """
+
+    def __init__(self) -> None:
+        self.undo: dict[object, Callable[[str], object]] = {}
+        self.beginning, self.ending = threading.Lock(), threading.Lock()
+
+
+_PROCESS = _Process()
 
 
 @contextlib.contextmanager
 def begun(begin: Callable[[], T], undo: Callable[[T], object]) -> Iterator[T]:
-    """Begins something that ``everything_undone`` undoes while the context is entered; leaving it does not.
-
-    No signal raises between the beginning and its record.
+    """Begins something that ``end`` undoes while the context is entered; leaving the context does not.
 
     Args:
         begin: starts a process, for example, and returns it; raises if it cannot.
-        undo: takes what ``begin`` returned.
+        undo: takes what ``begin`` returned. It must not take a lock that a thread may hold while it works:
+            the main thread stands still when the process ends.
     """
-
-    with _beginning:
+    key = object()
+    with _PROCESS.beginning:
         made = begin()
-        _under_way[id(made)] = functools.partial(undo, made)
+        _PROCESS.undo[key] = lambda line: undo(made)
     try:
         yield made
     finally:
-        del _under_way[id(made)]
+        del _PROCESS.undo[key]
 
 
 @contextlib.contextmanager
 def undone_at_exit(undo: Callable[[], object]) -> Iterator[None]:
-    """Lets ``everything_undone`` call a function while the context is entered; leaving it calls nothing.
+    """Lets ``end`` call a function while the context is entered; leaving the context calls nothing.
 
     Args:
-        undo: removes what a process that ends now would leave behind.
+        undo: removes what a process that ends now would leave behind; it takes no lock, as for ``begun``.
     """
     with begun(lambda: undo, lambda function: function()):
         yield
 
 
 @contextlib.contextmanager
-def everything_undone() -> Iterator[None]:
-    """Undoes what is under way, the last first, and lets nothing begin while the context is entered.
+def told_at_exit(tell: Callable[[str], object], seconds: float) -> Iterator[None]:
+    """Lets ``end`` call a function that may take locks, and time, while the context is entered.
 
-    The process is to end in it. A process is ended before the file is removed that it writes.
+    Args:
+        tell: takes the last line of the process.
+        seconds: how long the end waits for it.
     """
-    held = _beginning.acquire(timeout=LOCK_SECONDS)
+
+    def bounded(line: str) -> None:
+        thread = threading.Thread(target=tell, args=(line,), daemon=True)
+        thread.start()
+        thread.join(seconds)
+
+    key = object()
+    _PROCESS.undo[key] = bounded
     try:
-        for undo in reversed(list(_under_way.values())):
-            with contextlib.suppress(Exception):
-                undo()
         yield
     finally:
-        if held:
-            _beginning.release()
+        del _PROCESS.undo[key]
+
+
+def end(code: int, line: str = "", hold: Callable[[], object] = lambda: None) -> NoReturn:
+    """Ends the process: undoes what is under way, the last first, and lets nothing begin meanwhile.
+
+    What other threads print to stderr from now on is lost: they fail because of this. The first caller ends
+    the process; a second one waits for it.
+
+    Args:
+        code: the exit code.
+        line: the last line on stderr; empty for none.
+        hold: holds other threads still, when nothing begins any more.
+    """
+    _PROCESS.ending.acquire()
+    try:
+        _PROCESS.beginning.acquire(timeout=LOCK_SECONDS)
+        hold()
+        stderr = _silenced()
+        for undo in reversed(list(_PROCESS.undo.values())):
+            with contextlib.suppress(Exception):
+                undo(line)
+        if line:
+            say(f"{_blank(stderr)}{line}\n", stderr)
+    finally:
+        os._exit(code)
+
+
+def say(text: str, descriptor: int = 1) -> None:
+    """Writes to a stream, by default stdout, without waiting for its reader or for Python's locks."""
+    ready = select.poll()
+    ready.register(descriptor, select.POLLOUT)
+    with contextlib.suppress(OSError):  # it is closed, its reader has gone, or its disk is full
+        if ready.poll(0):
+            os.write(descriptor, text.encode(errors="backslashreplace"))
+
+
+def _silenced() -> int:
+    """Sends stderr to /dev/null; returns a descriptor of what it was."""
+    try:
+        before = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    except OSError:  # no descriptors are left
+        return 2
+    return before
+
+
+def _blank(descriptor: int) -> str:
+    """Returns what erases the last line of a terminal, which may be one that is written over."""
+    try:
+        columns = os.get_terminal_size(descriptor).columns - 1
+    except OSError:
+        return ""
+    return f"\r{' ' * columns}\r"

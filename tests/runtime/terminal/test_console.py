@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -150,82 +147,20 @@ def test_arguments_come_from_the_process(
     assert "'x' is not a valid integer" in capsys.readouterr().err
 
 
-SCRIPT = """
-import sys, time, click
-from pathlib import Path
-from wanrun.terminal.console import run
-
-@click.command("wanrun")
-@click.argument("folder", type=Path)
-def command(folder):
-    temporary = folder / "half"
-    temporary.write_bytes(b"")
-    try:
-        print("ready", flush=True)
-        time.sleep(60)
-    finally:
-        temporary.unlink()
-
-sys.exit(run(command))
-"""
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "message"),
-    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
-)
-def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        assert [file.name for file in tmp_path.iterdir()] == ["half"]
-        process.send_signal(number)
-        _, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (code, message)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_in_a_garbage_collection_count(
-    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Python drops what is raised in a callback of its garbage collection, such as JAX's."""
-    sent: list[str] = []
-
-    def callback(phase: str, info: dict[str, Any]) -> None:
-        if not sent:
-            sent.append(phase)
-            os.kill(os.getpid(), number)
-            for _ in range(100):  # it is handled here
-                pass
+def test_signals_are_left_to_whoever_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    """A process that calls a command as a function, as these tests do, keeps its handlers."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    seen: list[Any] = []
 
     @click.command()
     def command() -> None:
-        gc.callbacks.append(callback)
-        try:
-            gc.collect()
-            time.sleep(10)
-        finally:
-            gc.callbacks.remove(callback)
+        seen.extend(map(signal.getsignal, numbers))
+        raise KeyboardInterrupt
 
-    assert run(command, []) == code
-    assert sent == ["start"]
-
-
-def test_sigterm_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    assert run(failing(UsageError("no")), []) == 2
-    assert signal.getsignal(signal.SIGTERM) is before
-
-    def own(number: int, frame: Any) -> None: ...
-
-    signal.signal(signal.SIGTERM, own)
-    try:
-        run(failing(UsageError("no")), [])
-        assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    before = list(map(signal.getsignal, numbers))
+    assert run(command, []) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert seen == before == list(map(signal.getsignal, numbers))
 
 
 def test_other_threads_can_run_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,63 +2,146 @@
 
 from __future__ import annotations
 
-import functools
+import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from wanrun.terminal.undo import begun
+
+HEAD = """
+import os, sys, threading, time
+from pathlib import Path
+
 from wanrun.terminal.temporary import temporary_path
-from wanrun.terminal.undo import begun, everything_undone, undone_at_exit
+from wanrun.terminal.undo import begun, end, say, told_at_exit, undone_at_exit
+
+def printing(word):
+    return lambda *of: print(word, *of, flush=True)
+"""
 
 
-def test_what_is_under_way_is_undone(tmp_path: Path) -> None:
-    done: list[str] = []
-
-    def fails() -> None:
-        raise OSError
-
-    with (
-        temporary_path(tmp_path / "a") as path,
-        undone_at_exit(fails),
-        undone_at_exit(functools.partial(done.append, "undone")),
-    ):
-        path.write_text("half")
-        with everything_undone():
-            assert (done, path.exists()) == (["undone"], False)
-    with everything_undone():
-        assert done == ["undone"]
+def ended(code: str, *arguments: object, **streams: int) -> tuple[int, str, str]:
+    """The exit code of a process, and what it printed to stdout and stderr."""
+    command = [sys.executable, "-c", HEAD + code, *map(str, arguments)]
+    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    done = subprocess.run(command, text=True, timeout=30, **captured)  # type: ignore[call-overload]
+    return done.returncode, done.stdout, done.stderr
 
 
-def test_the_last_is_undone_first() -> None:
-    """A program is ended before the file is removed that it writes."""
-    done: list[str] = []
-    with begun(lambda: "file", done.append), begun(lambda: "program", done.append), everything_undone():
-        assert done == ["program", "file"]
+def test_what_is_under_way_is_undone_the_last_first(tmp_path: Path) -> None:
+    """A program is ended before the file is removed that it writes; what fails does not keep the others."""
+    code = """
+with undone_at_exit(printing("left")):
+    pass
+with (
+    temporary_path(Path(sys.argv[1])) as path,
+    begun(lambda: "file", printing("removes")),
+    undone_at_exit(lambda: os.close(-1)),
+    begun(lambda: "program", printing("ends")),
+    told_at_exit(printing("told"), 1),
+):
+    path.write_text("half")
+    end(7, "gone")
+"""
+    out = "told gone\nends program\nremoves file\n"
+    assert ended(code, tmp_path / "video") == (7, out, "gone\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_begin_needs_no_undoing() -> None:
-    def begin() -> None:
-        raise FileNotFoundError
+    code = """
+def begin():
+    raise FileNotFoundError
 
-    undone: list[None] = []
-    with pytest.raises(FileNotFoundError), begun(begin, undone.append):
+try:
+    with begun(begin, printing("undone")):
         pass
-    with everything_undone():
-        assert undone == []
+except FileNotFoundError:
+    end(0)
+"""
+    assert ended(code) == (0, "", "")
 
 
 def test_nothing_begins_while_the_process_ends() -> None:
-    did: list[str] = []
+    code = """
+def work():
+    print("work", flush=True)
+    with begun(printing("begun"), printing("undone")):
+        print("entered", flush=True)
 
-    def work() -> None:
-        with begun(lambda: did.append("begun"), lambda nothing: did.append("undone")):
-            did.append("entered")
+def undo():
+    threading.Thread(target=work).start()
+    time.sleep(0.3)
 
-    thread = threading.Thread(target=work)
-    with everything_undone():
-        thread.start()
-        thread.join(0.2)
-        assert did == []
-    thread.join()
-    assert did == ["begun", "entered"]
+with undone_at_exit(undo):
+    end(3)
+"""
+    assert ended(code) == (3, "work\n", "")
+
+
+def test_what_begins_at_that_moment_is_undone() -> None:
+    code = """
+def begin():
+    threading.Thread(target=end, args=(3,)).start()
+    time.sleep(0.3)
+    print("begun", flush=True)
+
+with begun(begin, printing("undone")):
+    time.sleep(60)
+"""
+    assert ended(code) == (3, "begun\nundone None\n", "")
+
+
+def test_the_first_end_counts_and_is_the_last_to_speak() -> None:
+    """A thread fails because of what is undone, and the main thread ends the process because of that."""
+    code = """
+def undo():
+    threading.Thread(target=os.close, args=(-1,)).start()
+    time.sleep(0.3)
+    print("undone", flush=True)
+
+with undone_at_exit(undo):
+    threading.Thread(target=end, args=(3, "first")).start()
+    time.sleep(0.1)
+    end(4, "second")
+"""
+    assert ended(code) == (3, "undone\n", "first\n")
+
+
+def test_what_is_told_is_not_waited_for_for_ever() -> None:
+    started = time.monotonic()
+    assert ended("with told_at_exit(lambda line: time.sleep(60), 0.2): end(3)") == (3, "", "")
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_is_stuck_does_not_hold_up_the_end(stream: str) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, bytes(2**16))
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    try:
+        code = "with undone_at_exit(lambda: say('count')): end(3, 'word')"
+        shown = ended(code, **{stream: write})
+        assert shown[0] == 3
+        assert shown[1:] == ((None, "word\n") if stream == "stdout" else ("count", None))
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_leaving_undoes_nothing() -> None:
+    undone: list[str] = []
+    thread = threading.Thread(target=lambda: undone.append("thread"))
+    with begun(lambda: thread, lambda started: undone.append("undone")) as made:
+        made.start()
+        made.join()
+    assert undone == ["thread"]
