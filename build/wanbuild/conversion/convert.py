@@ -38,6 +38,10 @@ from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import canonical_json, sha256_of, write_durable
 from wanrun.terminal.status import Progress
 from wanrun.terminal.temporary import remove_tree
+from wanrun.terminal.undo import told_at_exit
+
+CANCEL_SECONDS = 1.0
+"""How long the end of the process waits for the writers, which stop after a block."""
 
 SPARE_BYTES = 64 * 2**20
 """Free space required beyond the weights: metadata, programs and executables."""
@@ -265,13 +269,17 @@ def _write_components(
         pieces = [piece for writer in writers.values() for piece in writer.pieces()]
         pieces.sort(key=lambda piece: -piece.nbytes)
         with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(piece.run) for piece in pieces]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
+
+            def cancel(line: str = "") -> None:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
+
+            try:
+                with told_at_exit(cancel, CANCEL_SECONDS):  # before the folder is removed that they write to
+                    for future in as_completed([pool.submit(piece.run) for piece in pieces]):
+                        future.result()
+            except BaseException:
+                cancel()
                 raise
         return {name: writer.finish() for name, writer in writers.items()}
 

@@ -130,7 +130,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["step", "scan"] | None,
         option(
             "Form of the loop: one call per step, or one call for all steps of an expert, which shows no "
-            "progress and ends before Ctrl-C takes effect.",
+            "progress.",
             default="step if it is built, else scan",
         ),
     ] = None
