@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from wanbuild.hub.repository import is_hub_id
@@ -19,46 +20,48 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, read_bounded, sha256_of
 from wanrun.terminal.console import parse_size
 
-FIELDS: Mapping[str, Mapping[str, type]] = {
-    "": {"source": str, "artifact": str},
-    "convert": {
-        "weights_dtype": str,
-        "vae_weights_dtype": str,
-        "text_weights_dtype": str,
-        "negative_prompt": str,
-        "revision": str,
-        "lora": str,
-        "lora_high": str,
-        "lora_low": str,
-        **dict.fromkeys(OPTIONS, str),
-    },
-    "convert.defaults": {
-        "steps": int,
-        "guidance_scale": float,
-        "guidance_scale_2": float,
-        "boundary": float,
-        "flow_shift": float,
-        "solver": str,
-        "timesteps": float,
-        "fps": float,
-    },
-    "compile": {
-        "targets": str,
-        "sizes": str,
-        "frames": int,
-        "guidance": bool,
-        "num_videos": int,
-        "num_references": int,
-        "dtype": str,
-        "vae_dtype": str,
-        "scheduler_dtype": str,
-        "vae_decode_chunk": int,
-        "vae_encode_chunk": int,
-        "loop": str,
-        "max_steps": int,
-        "mesh": str,
-    },
-}
+FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
+    {
+        "": {"source": str, "artifact": str},
+        "convert": {
+            "weights_dtype": str,
+            "vae_weights_dtype": str,
+            "text_weights_dtype": str,
+            "negative_prompt": str,
+            "revision": str,
+            "lora": str,
+            "lora_high": str,
+            "lora_low": str,
+            **dict.fromkeys(OPTIONS, str),
+        },
+        "convert.defaults": {
+            "steps": int,
+            "guidance_scale": float,
+            "guidance_scale_2": float,
+            "boundary": float,
+            "flow_shift": float,
+            "solver": str,
+            "timesteps": float,
+            "fps": float,
+        },
+        "compile": {
+            "targets": str,
+            "sizes": str,
+            "frames": int,
+            "guidance": bool,
+            "num_videos": int,
+            "num_references": int,
+            "dtype": str,
+            "vae_dtype": str,
+            "scheduler_dtype": str,
+            "vae_decode_chunk": int,
+            "vae_encode_chunk": int,
+            "loop": str,
+            "max_steps": int,
+            "mesh": str,
+        },
+    }
+)
 """The fields of each section, with the type of the value or of each item of a list."""
 
 MAX_BYTES = 2**20

@@ -27,6 +27,7 @@ import click
 
 from campaign.sources import toy
 from helpers.memory import resident_bytes
+from wanrun.denoising.solvers import SOLVERS
 
 THREADS = 4
 SAMPLE_SECONDS = 5.0
@@ -62,7 +63,7 @@ def request_of(rng: random.Random) -> dict[str, Any]:
         "seed": rng.randrange(2),
         "num_steps": rng.choice((2, 3)),
         "guidance_scale": rng.choice((1.0, 4.0)),
-        "solver": rng.choice(("unipc", "euler", "dpm++", "lcm")),
+        "solver": rng.choice(tuple(SOLVERS)),
         "loop": rng.choice(("step", "scan")),
     }
     if rng.random() < 1 / 16:

@@ -12,7 +12,6 @@ from wanbuild.check.reference_pipeline import Made, Reference
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
 PROMPT = "a cat &amp; a dog,   in the  snow"
 NEGATIVE = "ugly, blurry"
-SOLVERS = ("unipc", "dpm++", "euler", "lcm")
 
 
 def generate(reference: Reference, **options: Any) -> Made:

@@ -13,11 +13,12 @@ import torch
 
 from helpers.artifacts import shared
 from helpers.reference_models import relative_error
-from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, SOLVERS, generate, within_one_level
+from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, generate, within_one_level
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanrun.denoising.solvers import SOLVERS
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from wanbuild.plan.generation import Runs
@@ -16,7 +17,9 @@ from wanrun.artifact.mesh import mesh_text
 _HEADER = ("program", "calls", "compile", "TFLOP", "arguments", "temporaries", "code", "a call", "bound by")
 _WIDTHS = (-14, 6, 9, 10, 11, 13, 9, 10, 14)
 
-WORDS: Mapping[str, str] = {"products": "matrix units", "bytes": "memory", "exchange": "links"}
+WORDS: Mapping[str, str] = MappingProxyType(
+    {"products": "matrix units", "bytes": "memory", "exchange": "links"}
+)
 """The terms of a time, in words."""
 
 

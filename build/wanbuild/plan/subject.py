@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -27,8 +28,15 @@ from wanrun.errors import UsageError, shortened
 INDEX = "model_index.json"
 """The file that makes a folder a checkpoint."""
 
-_STORED = {"transformer": "weights_dtype", "transformer_2": "weights_dtype", "vae": "vae_weights_dtype"}
-_STORED |= {"text_encoder": "text_weights_dtype", "image_encoder": "text_weights_dtype"}
+_STORED: Mapping[str, str] = MappingProxyType(
+    {
+        "transformer": "weights_dtype",
+        "transformer_2": "weights_dtype",
+        "vae": "vae_weights_dtype",
+        "text_encoder": "text_weights_dtype",
+        "image_encoder": "text_weights_dtype",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wanrun.artifact.programs import Profile
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 _NEEDED = re.compile(r"[Uu]sed ([\d.]+)([KMG]) of|temporaries \(([\d.]+)([KMG])\) exceeds")
 """The message of a TPU's compiler about a program that is too large."""
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_UNITS: Mapping[str, int] = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30})
 
 
 class TooLargeError(UsageError):

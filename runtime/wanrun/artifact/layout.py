@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.record import Record
@@ -29,7 +30,7 @@ SMALL_BYTES = 4 * 2**20
 LARGE_BYTES = 64 * 2**20
 """A parameter that is not stacked is split into rows of at most this size, which threads read in parallel."""
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ITEM_BYTES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "float16": 2, "float32": 4})
 
 
 class ArrayLayout(Record, frozen=True):

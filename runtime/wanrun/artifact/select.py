@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, num_devices
@@ -132,7 +133,9 @@ class SelectedTarget:
         return f"{self.name} ({first.what} {first.expected}, found {first.found})"
 
 
-_EXAMPLES = {"tpu": "v6e", "gpu": "h100", "cuda": "h100", "nvidia": "h100"}
+_EXAMPLES: Mapping[str, str] = MappingProxyType(
+    {"tpu": "v6e", "gpu": "h100", "cuda": "h100", "nvidia": "h100"}
+)
 """An example of a target, by the names that users take for one."""
 
 
