@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.media import SEVERAL
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import named_profile, select_profile
 from wanrun.errors import ArtifactError, UsageError, field
@@ -77,7 +78,7 @@ def _check_same(profile: Profile, given: Mapping[str, Any]) -> None:
     for name, built in shape_of(profile).items():
         found = given.get(name, built)
         if found != built:
-            option = field("reference_image" if name == "num_references" else name)
+            option = field(SEVERAL if name == "num_references" else name)
             raise UsageError(
                 f"profile {profile.name} has another {option}",
                 expected=_text(built),
