@@ -12,6 +12,7 @@ import pytest
 from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
+from helpers.options import options as resolved
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.noise import Noise
@@ -20,6 +21,7 @@ from wanrun.media.types import Inputs
 from wanrun.timing.timings import Timings
 
 SHAPE = (1, 2, 3, 4, 5)
+RESOLVED = resolved(seed=7)
 LENGTH = 9
 """Frames of a window."""
 
@@ -94,7 +96,7 @@ class Made:
             self.told.append((done, total))
 
         run = Denoising(cast(Any, None), (), np.zeros(0), "step", Timings(), on_step=on_step)
-        self.frames, self.latents = sampler(run, {"seed": 7, **options}, inputs, latents)
+        self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents)
         self.called = programs.names
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]
 
@@ -172,7 +174,7 @@ def test_the_options_are_passed_on(options: dict[str, Any]) -> None:
     """All of them: which ones the steps take, the conditioning knows, and their defaults."""
     for inputs, windows in ((None, 1), (animate(17, 17), 2)):
         asked = Made(inputs, **options).conditioning.asked
-        assert [one["options"] for one in asked] == [{"seed": 7, **options}] * windows
+        assert [one["options"] for one in asked] == [{**RESOLVED, **options}] * windows
 
 
 def test_the_programs_after_the_loop_run_in_their_order() -> None:
