@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +72,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session")
+def new_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Empty folders in one: ``mktemp`` looks through all that it has made, for each test."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(new_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has an empty cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    cache = next(new_caches)
+    cache.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 @pytest.fixture(scope="session")
