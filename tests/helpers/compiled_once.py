@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from filelock import FileLock
 
-from wanbuild.programs.compile import CompiledProgram, _Compiler
-from wanrun.artifact.targets import Executable
-from wanrun.files import canonical_json, file_sha256, sha256_of
+from wanbuild.programs import compile as compiling
+from wanbuild.programs.compiler import compile_into
+from wanbuild.targets.target import TargetSpec
+from wanrun.files import canonical_json, sha256_of
 from wanrun.machine.environment import host_environment
 
 
 @contextmanager
 def compiled_once(store: Path) -> Iterator[None]:
     """Takes from a folder what was compiled of the same StableHLO, and keeps there what is compiled."""
-    compile_now, host = _Compiler.compile, canonical_json(host_environment("cpu"))
+    host = host_environment("cpu")
 
-    def compile_or_copy(self: _Compiler, name: str, data: bytes, donate: Sequence[str]) -> CompiledProgram:
-        folder = store / sha256_of(host + f"{name} {list(donate)} ".encode() + data)
+    def compile_or_copy(
+        cache: Path, target: TargetSpec, name: str, data: bytes, donate: Sequence[str]
+    ) -> Mapping[str, Any]:
+        facts = canonical_json([host, dict(target.mesh), target.options_of(name), name, list(donate)])
+        folder = store / sha256_of(facts + data)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
-                compiled = compile_now(self, name, data, donate)
                 building = folder.with_suffix(".building")
+                shutil.rmtree(building, ignore_errors=True)
                 building.mkdir()
-                placed = self._artifact / self.folder / compiled.executable.file
-                shutil.copyfile(placed, building / placed.name)
-                (building / "statistics.json").write_text(json.dumps(compiled.statistics))
+                figures = compile_into(building, target, name, data, donate)
+                (building / "figures.json").write_text(json.dumps(figures))
                 building.rename(folder)
-                return compiled
-        (entry,) = folder.glob("*-cache")
-        placed = self._artifact / self.folder / entry.name
-        placed.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(entry, placed)
-        statistics = json.loads((folder / "statistics.json").read_text())
-        record = Executable(entry.name, entry.stat().st_size, file_sha256(entry))
-        return CompiledProgram(record, statistics)
+        for entry in folder.glob("*-cache"):
+            shutil.copyfile(entry, cache / entry.name)
+        kept: Mapping[str, Any] = json.loads((folder / "figures.json").read_text())
+        return kept
 
     store.mkdir(parents=True, exist_ok=True)
-    with mock.patch.object(_Compiler, "compile", compile_or_copy):
+    with mock.patch.object(compiling, "compile_into", compile_or_copy):
         yield
