@@ -1,4 +1,5 @@
-# Two commands do all the set-up: `make demo` and `make test`; `make test-fast` is for the one who edits.
+# Two commands do all the set-up: `make demo` and `make test`. `make test-fast` is for the one who edits, and
+# `make test-all` is what CI runs.
 # PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
 # demo's model: one of artifacts/tiny, which have learned from drawn videos, or a toy with random weights, one that
 # `wanbuild toy --help` lists.
@@ -40,7 +41,13 @@ MEDIA_wan2.2-animate := --image $(SAMPLES)/image.png --pose-video $(SAMPLES)/pos
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS)
 SETUP := pyproject.toml constraints.txt
 
-.PHONY: demo test test-fast compilers lint format clean
+# Each command that a test starts would compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# What tests compile is kept here for the next time.
+PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-all test-fast compilers lint format clean
 
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
@@ -54,18 +61,21 @@ demo: $(VENV)/.installed-build
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json. $(NOTE)"
 
+# Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+	$(PYTEST) -m "not thorough" tests
 
-# The compilers for TPUs and NVIDIA GPUs: 1.3 GB. With them `make test` compiles for chips that are not here too.
+test-all: $(VENV)/.installed-test lint
+	$(PYTEST) tests
+
+# The compilers for TPUs and NVIDIA GPUs: 1.3 GB. With them `make test-all` compiles for chips that are not here too.
 compilers: $(VENV)/.installed-compilers
 
-# Without torch, which need not be installed. What is compiled for it is kept for the next time.
+# Without torch, which need not be installed.
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" \
-		--without-torch --ignore tests/parity tests
+	$(PYTEST) -m "not slow" --without-torch --ignore tests/parity tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

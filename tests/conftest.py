@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers.artifacts import MEDIA_PROFILES, build_artifact, build_on_mesh, compiled_store, shared
+from helpers.cost import Cost, part
 from helpers.damage import Refused, linked, one_error
 from helpers.devices import on_devices
+from helpers.tiers import Tiers
 
 if TYPE_CHECKING:
     from helpers.fake_pipeline import Fake
@@ -43,33 +45,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Let imports of torch, diffusers, transformers, peft and accelerate fail, also in subprocesses.",
     )
+    parser.addoption("--record-times", metavar="FILE", help="Write what each test costs to a file of JSON.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers, record = Tiers(), config.getoption("--record-times")
+    config.pluginmanager.register(tiers, "tiers")
+    config.pluginmanager.register(Cost(tiers.times, Path(record) if record else None), "cost")
     if config.getoption("--without-torch"):
         from helpers.without_torch import sitecustomize
 
         assert not sitecustomize.PACKAGES & sys.modules.keys()
         folders = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-
-
-COMPILED = {
-    "two_experts_artifact",
-    "ti2v_artifact",
-    "bfloat16_vae_artifact",
-    "media_toy",
-    "mesh_artifact",
-    "two_sizes",
-}
-"""Fixtures that compile a toy besides the one that most tests share: a test that has one is slow."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if COMPILED & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +86,9 @@ def toy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of the toy, float32 throughout, with the profile 96x64x9-b1-cfg. Not to be changed."""
-    return shared(tmp_path_factory, "artifact", lambda folder: build_artifact(toy_checkpoint, folder))
+    return shared(
+        tmp_path_factory, "artifact", lambda folder: build_artifact(toy_checkpoint, folder, shipping=True)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -194,14 +184,15 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     def make(variant: str) -> tuple[Path, Path]:
         from wanbuild.toy.checkpoint import write_toy
 
-        checkpoint = shared(
-            tmp_path_factory, f"{variant}-checkpoint", lambda folder: write_toy(folder, variant, seed=0)
-        )
-        artifact = shared(
-            tmp_path_factory,
-            f"{variant}-artifact",
-            lambda folder: build_artifact(checkpoint, folder, **MEDIA_PROFILES[variant]),
-        )
+        with part("tests::media_toy"):
+            checkpoint = shared(
+                tmp_path_factory, f"{variant}-checkpoint", lambda folder: write_toy(folder, variant, seed=0)
+            )
+            artifact = shared(
+                tmp_path_factory,
+                f"{variant}-artifact",
+                lambda folder: build_artifact(checkpoint, folder, **MEDIA_PROFILES[variant]),
+            )
         return checkpoint, artifact
 
     return make
