@@ -15,7 +15,7 @@ import pytest
 from helpers.artifacts import shared
 from helpers.damage import linked
 from helpers.pictures import picture, pictures
-from wanbuild.programs.builder import BuildOptions
+from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
