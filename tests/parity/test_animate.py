@@ -71,12 +71,12 @@ def path(
     return make
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.essential
 @pytest.mark.parametrize("name", FRAMES)
-def test_latents_and_frames(path: Make, name: str, loop: str, record_property: Any) -> None:
+def test_latents_and_frames(path: Make, name: str, record_property: Any) -> None:
     made = path(name != "without guidance")
-    made.check(name, loop, record_property)  # with lcm every window goes on with the noise of the one before
-    latents, frames = made.ours(name, loop)
+    made.check(name, record_property)  # with lcm every window goes on with the noise of the one before
+    latents, frames = made.ours(name, "step")
     assert latents.shape[2] == 4 + 1 and len(frames) == FRAMES[name]
 
 

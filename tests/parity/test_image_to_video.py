@@ -80,13 +80,13 @@ def paths(
     return path
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.essential
 @pytest.mark.parametrize(("variant", "name"), NAMES)
 def test_latents_and_frames(
-    paths: Callable[[str], MediaPath], variant: str, name: str, loop: str, record_property: Any
+    paths: Callable[[str], MediaPath], variant: str, name: str, record_property: Any
 ) -> None:
     path = paths(variant)
-    path.check(name, loop, record_property)
+    path.check(name, record_property)
     added = path.reference.pipe.transformer.config.added_kv_proj_dim
     assert added is not None or variant.startswith("wan2.2")
 

@@ -53,6 +53,7 @@ def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return shared(tmp_path_factory, "bfloat16-artifact", build)
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_whole_path(
     reference: Reference, toy_artifact: Path, cli: Any, commands: Any, tmp_path: Path, solver: str

@@ -69,6 +69,7 @@ def failed(error: str) -> list[str]:
     return [part.rsplit(" ", 3)[0] for part in rest.split("; ")[0].split(", ")]
 
 
+@pytest.mark.essential
 def test_one_transformer(toy_artifact: Path, toy_checkpoint: Path, verify: Verify) -> None:
     code, checks, _ = verify(toy_artifact, toy_checkpoint)
     assert code == 0 and list(checks) == sorted(ALL)

@@ -155,6 +155,7 @@ def made_without(
     return Maker(two_experts_artifact, commands, tmp_path_factory.mktemp("nocfg"), WITHOUT_GUIDANCE)
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", TWO_EXPERTS)
 def test_two_experts(experts: Judge, made: Maker, name: str, loop: str, record_property: Any) -> None:
@@ -256,6 +257,7 @@ def made_per_token(ti2v_artifact: Path, commands: Any, tmp_path_factory: pytest.
     return Maker(ti2v_artifact, commands, tmp_path_factory.mktemp("ti2v"), PER_TOKEN)
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", PER_TOKEN)
 def test_a_timestep_per_token(
