@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from wanbuild.programs.compile import CompileRequest
 
 MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "wan2.1-i2v": {},
+    "wan2.1-i2v": {"shipping": True},
     "wan2.1-flf2v": {},
     "wan2.2-i2v": {},
     "wan2.1-vace": {"references": (0, 2)},
-    "wan2.2-vace": {"references": (2,)},
-    "wan2.2-animate": {"guidance": (True, False), "num_frames": 13},  # enough to share five
+    "wan2.2-vace": {"references": (2,), "shipping": True},
+    "wan2.2-animate": {"guidance": (True, False), "num_frames": 13, "shipping": True},  # enough to share five
 }
-"""The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``."""
+"""The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``.
+
+Every kind of program is in one that is compiled with the options that ship, or in ``toy_artifact``.
+"""
 
 
 def build_artifact(
