@@ -87,7 +87,7 @@ def _specs(dtype: str) -> list[ProgramSpec]:
 
 @dataclass
 class SmallPrograms:
-    """Gives an ``ExpertLoop`` the programs of this module; there is nothing to load.
+    """Gives a ``Sampler`` the programs of this module; there is nothing to load.
 
     Attributes:
         records: as a manifest has them.
@@ -104,15 +104,16 @@ class SmallPrograms:
     def with_role(self, *roles: str) -> tuple[str, ...]:
         return with_role(self.records, *roles)
 
-    def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
-        self.bound_names.append((name, components.get("transformer")))
+    def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
         if name == "prepare":
+            self.bound_names.append((name, expert))
             return lambda **inputs: {}
-        weights = {key: {"scale": np.float32(SCALES[value])} for key, value in components.items()}
-        assert weights.keys() == {"transformer"} & set(self.records[name].inputs)
+        takes_weights = "transformer" in self.records[name].inputs
+        self.bound_names.append((name, expert if takes_weights else None))
+        weights = {"transformer": {"scale": np.float32(SCALES[expert])}} if takes_weights else {}
         return functools.partial(self.compiled[name], **weights)
 
-    def request(self, *, programs: Sequence[str] = (), components: Sequence[str] = ()) -> list[Any]:
+    def expect(self, experts: Sequence[str]) -> list[Any]:
         return []
 
 

@@ -1,9 +1,8 @@
-"""The program calls of the denoising loop, in two forms: one call per step, or one per expert's steps."""
+"""The steps of a generation: its parameters, the rule that chooses a program for each step, and the calls."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +10,109 @@ import numpy as np
 
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
-from wanrun.denoising.state import State, check_finite, with_noise
-
-LoopProgram = Callable[..., Mapping[str, Any]]
-"""An executable bound to its weights. It takes its inputs by name and returns its part of the state."""
-
-Rule = Callable[[int], str]
-"""Names a step's program by the step's index: the full program, or a cheaper one of the same form.
-
-The state passes from one expert to the next. A program that reuses the result of an earlier step must not
-be an expert's first.
-"""
+from wanrun.denoising.state import State
+from wanrun.errors import UsageError
+from wanrun.timing.timings import Timings
 
 OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a rule knows when it chooses the program of a step.
+
+    Attributes:
+        index: index of the step, from 0.
+        total: steps of all experts.
+        expert: the transformer component whose step it is.
+        first: index of this expert's first step.
+        timestep: the step's timestep, 0 to 1000.
+        sigma: the step's noise level.
+        programs: names of the programs of this form of the loop, the full one first.
+        state: latents (B, C, T, h, w) and all else that steps pass on, on the device; None in the scan form,
+            whose programs are chosen before the first of an expert's steps has run.
+    """
+
+    index: int
+    total: int
+    expert: str
+    first: int
+    timestep: float
+    sigma: float
+    programs: tuple[str, ...]
+    state: State | None
+
+
+Rule = Callable[[StepContext], str]
+"""Returns the name of the program that computes a step, one of the context's.
+
+An expert's first step is always the full program's, and the rule is not asked: a cheaper program may reuse
+what that step returns. State passes from one expert to the next.
+"""
+
+
+def in_turn(context: StepContext) -> str:
+    """The rule that takes an expert's programs in turn, so that each of them runs."""
+    return context.programs[(context.index - context.first) % len(context.programs)]
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """One generation's parameters of the denoising loop, shared by all of its windows.
+
+    Attributes:
+        table: timesteps and coefficients.
+        ranges: the steps of each expert.
+        embeddings: (P, 512, text_dim), the positive prompt first.
+        loop: the form of the loop, and the role of its programs: 'step' or 'scan'.
+        timings: where steps are recorded.
+        behind: called, more than once, when the next stage may start to load during the steps.
+        on_step: called after each program call with the number of steps done and the total.
+        rule: chooses the program of each step; None: the full program.
+    """
+
+    table: SolverTable
+    ranges: Sequence[ExpertRange]
+    embeddings: np.ndarray
+    loop: str
+    timings: Timings
+    behind: Callable[[], None] = _nothing
+    on_step: OnStep = _nothing
+    rule: Rule | None = None
+
+    def chosen(self, programs: tuple[str, ...], steps: ExpertRange, index: int, state: State | None) -> str:
+        """Returns the program of a step.
+
+        Args:
+            programs: the programs of the form, the full one first.
+            steps: the expert's steps.
+            index: index of the step.
+            state: the state before it.
+
+        Raises:
+            UsageError: if the rule names another program.
+        """
+        if self.rule is None or index == steps.first:
+            return programs[0]
+        total, sigma = (
+            len(self.table.timesteps),
+            float(self.table.coefficients[index, COLUMNS.index("sigma")]),
+        )
+        timestep = float(self.table.timesteps[index])
+        name = self.rule(
+            StepContext(index, total, steps.transformer, steps.first, timestep, sigma, programs, state)
+        )
+        if name not in programs:
+            raise UsageError(
+                f"the rule has chosen no program for step {index}",
+                expected=" or ".join(programs),
+                found=repr(name),
+            )
+        return name
 
 
 @dataclass(frozen=True)
@@ -46,36 +135,33 @@ class Call:
     noise: float | None = None
 
 
-def full_program(name: str) -> Rule:
-    """Returns the rule that gives every step to one program."""
-    return lambda index: name
-
-
-def step_calls(table: SolverTable, steps: ExpertRange, rule: Rule) -> Iterator[Call]:
+def step_calls(table: SolverTable, steps: ExpertRange, choose: Callable[[int], str]) -> Iterator[Call]:
     """Yields one call per step, so that progress can be shown and Ctrl-C takes effect between steps.
 
     Args:
         table: timesteps and coefficients.
         steps: the range of steps.
-        rule: names the program of each step.
+        choose: names the program of a step, just before the step.
     """
     for index in range(steps.first, steps.last):
         row, timestep = table.coefficients[index], table.timesteps[index]
         arguments = {"coefficients": row, "timestep": timestep}
-        yield Call(rule(index), arguments, index, index + 1, _noise_after(table, index))
+        yield Call(choose(index), arguments, index, index + 1, _noise_after(table, index))
 
 
-def loop_calls(table: SolverTable, steps: ExpertRange, rule: Rule, max_steps: int) -> Iterator[Call]:
+def scan_calls(
+    table: SolverTable, steps: ExpertRange, choose: Callable[[int], str], max_steps: int
+) -> Iterator[Call]:
     """Yields one call per run of consecutive steps with the same program and no noise added between them.
 
     Args:
         table: timesteps and coefficients.
         steps: the range of steps.
-        rule: names the program of each step.
+        choose: names the program of a step; asked of all steps before the first.
         max_steps: rows in the programs' tables.
     """
     coefficients, timesteps = _padded(table.coefficients, max_steps), _padded(table.timesteps, max_steps)
-    names = [rule(index) for index in range(steps.first, steps.last)]
+    names = [choose(index) for index in range(steps.first, steps.last)]
     first = steps.first
     for last, (name, following) in enumerate(zip(names, [*names[1:], None], strict=True), steps.first + 1):
         noise = _noise_after(table, last - 1)
@@ -91,58 +177,14 @@ def _noise_after(table: SolverTable, index: int) -> float | None:
     return float(table.noise[index]) if table.noise.any() else None
 
 
-def run_calls(
-    programs: Mapping[str, LoopProgram],
-    calls: Iterable[Call],
-    state: State,
-    constant: Mapping[str, Any],
-    draw: Callable[[Sequence[int]], np.ndarray],
-    record: Callable[[Call, float], None],
-    on_call: Callable[[Call], None],
-) -> State:
-    """Runs the calls in order.
-
-    Args:
-        programs: the executables bound to their weights, by name.
-        calls: the calls, in the order of their steps.
-        state: the state of all programs. Each call takes its program's part as donated buffers, which the
-            program's outputs replace. The rest is kept.
-        constant: the inputs of every call: the outputs of ``prepare``, and the guidance scale.
-        draw: returns the noise that the solver adds between calls, an array of the latents' shape each time.
-        record: called after each call with its duration in seconds, synchronised with the device.
-        on_call: called after each call.
-
-    Returns:
-        The state after the last call.
-
-    Raises:
-        WanError: if the latents are not finite after the very first call.
-    """
-    import jax
-
-    for call in calls:
-        started = time.perf_counter()
-        state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
-        # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s for 1280x720 (AMD EPYC).
-        noise = None if call.noise is None else draw(state["latents"].shape)
-        jax.block_until_ready(state)
-        record(call, time.perf_counter() - started)
-        if call.first == 0:
-            check_finite(state, "after the first step" if call.last == 1 else f"after {call.last} steps")
-        if call.noise and noise is not None:
-            state = {**state, "latents": with_noise(state["latents"], call.noise, noise)}
-        on_call(call)
-    return state
-
-
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:
     """Returns the rows followed by zeros, which no step reads."""
     return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def velocity_table(timestep: float) -> SolverTable:
-    """Returns a table of one step with σ = 1 that gives m0 = x − v, which reveals the model's output v."""
+def velocity_table(timestep: float, steps: int = 1) -> SolverTable:
+    """Returns a table whose steps have σ = 1 and give m0 = x − v, which reveals the model's output v."""
     row = np.zeros(len(COLUMNS), np.float32)
     row[[COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
-    once = np.array([timestep], np.float32)
-    return SolverTable("velocity", once, row[None], np.zeros(2), np.zeros(1, np.float32))
+    rows, zeros = np.tile(row, (steps, 1)), np.zeros(steps, np.float32)
+    return SolverTable("velocity", np.full(steps, timestep, np.float32), rows, np.zeros(steps + 1), zeros)

@@ -14,9 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.schedule import ExpertRange
-from wanrun.denoising.steps import OnStep
+from wanrun.denoising.steps import Denoising, OnStep, Rule
 from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.result import Result
@@ -151,7 +150,7 @@ class Pipeline:
         latents = array_of(latents)
         check_latents(latents, (*latents.shape[:1], *self.latents_shape[1:]), "the latents")
         with self._call(timings) as timings, self._device(timings):
-            return self._session.sampler.decode(latents, timings)[0]
+            return self._session.decode(latents, timings)[0]
 
     def velocity(
         self,
@@ -219,6 +218,7 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
+        rule: Rule | None = None,
         timings: Timings | None = None,
         **options: Any,
     ) -> Result:
@@ -237,6 +237,8 @@ class Pipeline:
                 encoded again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: called after each program call with the number of steps done and the total.
+            rule: chooses the program of each step, for a profile with several kinds of steps: see
+                ``wanrun.denoising.steps.Rule``. None: the full one.
             timings: where the times are recorded; None for new ones in the result.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
@@ -244,7 +246,8 @@ class Pipeline:
             UsageError, ArtifactError, WanError: as ``resolve`` and ``run``.
         """
         generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
-        return self.run(generation, inputs=inputs, latents=latents, on_step=on_step, timings=timings)
+        given: dict[str, Any] = {"inputs": inputs, "latents": latents, "on_step": on_step}
+        return self.run(generation, **given, rule=rule, timings=timings)
 
     def resolve(
         self,
@@ -277,6 +280,7 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
+        rule: Rule | None = None,
         timings: Timings | None = None,
         warn: Warn = silent,
     ) -> Result:
@@ -285,7 +289,7 @@ class Pipeline:
         Args:
             generation: what is made, of ``resolve`` or ``wanrun.resolve``.
             inputs: its images and videos, if they were already read.
-            latents, on_step, timings: as for ``generate``.
+            latents, on_step, rule, timings: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
 
         Raises:
@@ -295,7 +299,8 @@ class Pipeline:
             ArtifactError: if something that is needed is missing or damaged.
             WanError: if the latents are not finite.
         """
-        check_objects(inputs=inputs, timings=timings, on_step=on_step, warn=warn)
+        functions = {"on_step": on_step, "warn": warn, **({} if rule is None else {"rule": rule})}
+        check_objects(inputs=inputs, timings=timings, **functions)
         if not isinstance(generation, Generation):
             raise wrong_type("generation", "wanrun's Generation", generation)
         if generation.manifest.content_digest != self.manifest.content_digest:
@@ -322,17 +327,11 @@ class Pipeline:
                 check_latents(latents, session.latents_shape)
             with following(on_step, timings.activities if self._progress else None) as on_step:
                 embeddings = self._encode(session, generation.prompts, timings, tell)
-                run = Denoising(
-                    generation.table,
-                    generation.ranges,
-                    embeddings,
-                    generation.options["loop"],
-                    timings,
-                    session.load_behind,
-                    on_step,
-                )
+                table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
+                behind = session.load_behind
+                run = Denoising(table, ranges, embeddings, loop, timings, behind, on_step, rule)
                 with self._device(timings):
-                    frames, final = session.sampler(run, generation.options, inputs, latents)
+                    frames, final = session(run, generation.options, inputs, latents)
         influences = influences_of(self._opened.policy.text_encoder, latents)
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
 

@@ -1,8 +1,12 @@
-"""Makes frames from noise and conditions: the whole video at once, or a long one window by window."""
+"""How a video is made: images are encoded, each expert is prepared and runs its steps, latents are decoded.
+
+A long video is made window by window. ``wanrun.generation.session`` loads what this runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,58 +14,43 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.expert_loop import Denoising, ExpertLoop
+from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
+from wanrun.denoising.schedule import ExpertRange
+from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
+from wanrun.denoising.steps import Call, Denoising, scan_calls, step_calls
 from wanrun.generation.conditioning import Conditioning
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, windows
 from wanrun.request.options import latents_shape, leading_latents
 from wanrun.timing.timings import Timings
+from wanrun.weights.futures import unfinished
 from wanrun.weights.programs import Programs
+
+Draw = Callable[[Sequence[int]], np.ndarray]
+"""Returns noise of a shape."""
 
 
 class Sampler:
-    """Denoises and decodes.
+    """Makes a profile's videos.
 
     Args:
         programs: the profile's programs, with their weights.
         manifest: the artifact's manifest.
         profile: the profile.
         conditioning: encodes images and videos.
-        expert_loop: the denoising loop.
+
+    Attributes:
+        programs, profile, conditioning: the arguments.
+        latents_shape: shape (B, C, T, h, w) of the latents, with the leading frames.
     """
 
     def __init__(
-        self,
-        programs: Programs,
-        manifest: Manifest,
-        profile: Profile,
-        conditioning: Conditioning,
-        expert_loop: ExpertLoop,
+        self, programs: Programs, manifest: Manifest, profile: Profile, conditioning: Conditioning
     ) -> None:
-        self._programs, self._profile, self._conditioning = programs, profile, conditioning
-        self._expert_loop, self._shape = expert_loop, latents_shape(manifest, profile)
+        self.programs, self.profile, self.conditioning = programs, profile, conditioning
+        self.latents_shape = latents_shape(manifest, profile)
         self._leading, self._task = leading_latents(manifest, profile), manifest.model.task
-
-    def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Mapping[str, Any]]:
-        """Decodes latents, one video at a time.
-
-        Args:
-            latents: normalised, float32 (B, C, T, h, w), with the leading latent frames.
-            timings: where the time is recorded.
-
-        Returns:
-            Frames, uint8 (B, F, H, W, 3), and all outputs of the programs for the last video, on the device.
-        """
-        programs = [self._programs.bound(name) for name in self._programs.with_role("decode")]
-        with timings.phase("decode", f"{len(latents) * self._profile.num_frames} frames"):
-            frames, made = [], dict[str, Any]()
-            for one in latents[:, :, self._leading :]:
-                made = {"latents": one}
-                for program in programs:
-                    made |= program(**made)
-                frames.append(np.asarray(made["frames"]))
-            return np.stack(frames), made
 
     def __call__(
         self,
@@ -70,7 +59,7 @@ class Sampler:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Makes a profile's videos.
+        """Makes the videos of one prompt.
 
         All noise comes from one random generator with the seed. Each window draws its initial noise, unless
         latents replace it, and then the noise of each step if the solver adds noise. The next window
@@ -88,24 +77,152 @@ class Sampler:
             window if there are several.
         """
         noise, overlap = Noise(options["seed"]), 1 if inputs is None else inputs.segment_overlap
-        parts: list[np.ndarray] = []
-        final, carried = np.empty(0), dict[str, Any]()
+        parts, final, carried = list[np.ndarray](), np.empty(0), dict[str, Any]()
         for window in self._windows(inputs, overlap):
-            conditions = self._conditioning(
+            conditions = self.conditioning(
                 inputs, timings=run.timings, window=window, carried=carried, options=options
             )
-            start = latents if latents is not None and not parts else noise(self._shape)
+            start = latents if latents is not None and not parts else noise(self.latents_shape)
             done, count = len(parts), 1 if window is None else window.count
 
             def on_step(step: int, steps: int, done: int = done, count: int = count) -> None:
                 run.on_step(done * steps + step, count * steps)
 
-            final = self._expert_loop(replace(run, on_step=on_step, draw=noise), start, conditions)
+            final = self.denoise(replace(run, on_step=on_step), start, conditions, noise)
             frames, made = self.decode(final, run.timings)
             carried = self._carried(made)
             parts.append(frames[:, overlap if parts else 0 :])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return whole[:, : None if inputs is None else inputs.num_frames], final
+
+    def denoise(self, run: Denoising, noise: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
+        """Runs the experts' steps, one expert after the other.
+
+        Args:
+            run: the generation's parameters.
+            noise: initial latents, float32 (B, C, T, h, w); only read.
+            conditions: inputs from images and videos.
+            draw: returns the noise that the solver adds between steps.
+
+        Returns:
+            The final latents, float32 (B, C, T, h, w).
+
+        Raises:
+            ArtifactError: if a program or weights cannot be loaded.
+            UsageError: if the rule names a program that there is not.
+            WanError: if the latents are not finite.
+        """
+        kinds = self.programs.with_role(run.loop)
+        kinds = kinds[:1] if run.rule is None else kinds
+        state: State = start_state(noise, [self.programs[name] for name in kinds])
+        for index, steps in enumerate(run.ranges):
+            later = [others.transformer for others in run.ranges[index + 1 :]]
+            constant = self._prepare(run, conditions, steps)
+            state = self._steps(run, steps, kinds, state, constant, draw, later)
+            del constant  # each expert has its own
+        return conditions.finish(final_latents(state))
+
+    def _prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
+        """Returns the inputs that every step of an expert takes."""
+        import jax
+
+        names = self.programs.with_role("prepare")
+        programs = [self.programs.of_expert(name, steps.transformer) for name in names]
+        given = {"embeddings": run.embeddings, **conditions.prepare}
+        constant: dict[str, Any] = {}
+        with run.timings.phase("prepare"):
+            for program in programs:
+                constant |= program(**{**given, **constant})
+            # Otherwise its seconds, 1 for a 1.3B model on two cores, would be those of the first step.
+            jax.block_until_ready(constant)
+        constant |= conditions.steps
+        if self.profile.guidance:
+            constant["guidance_scale"] = np.float32(steps.guidance_scale)
+        return constant
+
+    def _steps(
+        self,
+        run: Denoising,
+        steps: ExpertRange,
+        kinds: tuple[str, ...],
+        state: State,
+        constant: Mapping[str, Any],
+        draw: Draw,
+        later: Sequence[str],
+    ) -> State:
+        """Runs one expert's steps. After it returns, nothing here refers to the expert's weights.
+
+        Args:
+            run: the generation's parameters.
+            steps: the expert's steps.
+            kinds: the programs that a step may take, the full one first.
+            state: the state before the first step. Each call takes its program's part as donated buffers,
+                which the program's outputs replace. The rest is kept.
+            constant: the inputs of every call.
+            draw: as for ``denoise``.
+            later: the experts that follow.
+        """
+        import jax
+
+        programs = {name: self.programs.of_expert(name, steps.transformer) for name in kinds}
+        if run.loop == "scan":
+            choose = [run.chosen(kinds, steps, index, None) for index in range(steps.first, steps.last)]
+            limit = self.profile.options.max_steps
+            calls = scan_calls(run.table, steps, lambda index: choose[index - steps.first], limit)
+        else:
+            calls = step_calls(run.table, steps, lambda index: run.chosen(kinds, steps, index, state))
+        if run.loop == "scan" or steps.last - steps.first == 1:
+            self._load_behind(run, later)  # this expert may have no later call to hide the loading
+        with run.timings.phase("denoise"):
+            for call in calls:
+                started = time.perf_counter()
+                state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
+                # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s for 1280x720.
+                noise = None if call.noise is None else draw(state["latents"].shape)
+                jax.block_until_ready(state)
+                self._record(run, call, time.perf_counter() - started)
+                if call.first == 0:
+                    when = "after the first step" if call.last == 1 else f"after {call.last} steps"
+                    check_finite(state, when)
+                if call.noise and noise is not None:
+                    state = {**state, "latents": with_noise(state["latents"], call.noise, noise)}
+                self._load_behind(run, later)
+                run.on_step(call.last, len(run.table.timesteps))
+        return state
+
+    @staticmethod
+    def _record(run: Denoising, call: Call, seconds: float) -> None:
+        """Records a call's duration, which is synchronised with the device."""
+        if run.loop == "scan":
+            run.timings.steps(call.last - call.first, seconds)
+        else:
+            run.timings.step(seconds)
+        run.timings.mark_first_step()
+
+    def _load_behind(self, run: Denoising, later: Sequence[str]) -> None:
+        """Starts to load what follows an expert's steps; raises the error of a load that has failed."""
+        unfinished(self.programs.expect(later))
+        run.behind()
+
+    def decode(self, latents: np.ndarray, timings: Timings) -> tuple[np.ndarray, Mapping[str, Any]]:
+        """Decodes latents, one video at a time.
+
+        Args:
+            latents: normalised, float32 (B, C, T, h, w), with the leading latent frames.
+            timings: where the time is recorded.
+
+        Returns:
+            Frames, uint8 (B, F, H, W, 3), and all outputs of the programs for the last video, on the device.
+        """
+        programs = [self.programs.bound(name) for name in self.programs.with_role("decode")]
+        with timings.phase("decode", f"{len(latents) * self.profile.num_frames} frames"):
+            frames, made = [], dict[str, Any]()
+            for one in latents[:, :, self._leading :]:
+                made = {"latents": one}
+                for program in programs:
+                    made |= program(**made)
+                frames.append(np.asarray(made["frames"]))
+            return np.stack(frames), made
 
     def _carried(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the outputs of a window that the next one takes, by its inputs' names."""
@@ -118,4 +235,4 @@ class Sampler:
         if inputs is None or windowing is None:
             return [None]
         deciding = inputs.arrays[self._task.inputs[windowing.frames_of].array]
-        return windows(len(deciding), self._profile.num_frames, overlap)
+        return windows(len(deciding), self.profile.num_frames, overlap)

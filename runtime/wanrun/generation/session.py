@@ -1,4 +1,4 @@
-"""One profile of an opened artifact: it runs the profile's programs in the order that makes a video."""
+"""One profile of an opened artifact: loads what its videos need, and warms it up."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
-from wanrun.denoising.expert_loop import Denoising, ExpertLoop
-from wanrun.denoising.noise import initial_noise
+from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
-from wanrun.denoising.steps import velocity_table
+from wanrun.denoising.steps import Denoising, in_turn, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.entries import check_entries
 from wanrun.generation.conditioning import Conditioning
@@ -24,7 +23,7 @@ from wanrun.generation.shared import Shared
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.options import latents_shape, loop_forms, resolve_loop
+from wanrun.request.options import loop_forms, resolve_loop
 from wanrun.text.prompt import clean_prompt
 from wanrun.timing.timings import Timings
 from wanrun.weights.experts import Division, Placement, choose_placement
@@ -64,7 +63,7 @@ def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
     return policy.first_expert or names[0]
 
 
-class Session:
+class Session(Sampler):
     """Makes videos of one profile. A session holds no weights, and its constructor reads none.
 
     Args:
@@ -77,7 +76,6 @@ class Session:
         loop: the default form of the denoising loop: the form of ``load``, if the profile is built with it.
         text: turns its prompts into embeddings.
         conditioning: encodes its images and videos.
-        sampler: makes its frames.
         placement: where two experts are kept; None for a model with one transformer.
 
     Raises:
@@ -90,25 +88,19 @@ class Session:
         manifest, policy = opened.manifest, opened.policy
         check_profile(opened.folder, profile, opened.selected, policy)
         loop = policy.loop if policy.loop in loop_forms(profile) else None
-        self.profile, self.loop = profile, resolve_loop(profile, loop)
+        self.loop = resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
         self.placement = _place(shared, profile)
         kind = "both" if self.placement is None else self.placement.kind
         shared.weights.keep_on_host(self._experts if kind == "host" else ())
-        self.programs = Programs(profile, shared.executables, shared.weights)
-        self.text = shared.texts.of(self.programs, profile.options.dtype)
-        self._expert_loop = ExpertLoop(self.programs, profile, self._experts, kind)
-        self.conditioning = Conditioning(
-            self.programs, manifest, profile, shared.last_encoded, policy.low_memory
+        programs = Programs(
+            profile, shared.executables, shared.weights, experts=self._experts, placement=kind
         )
-        self.sampler = Sampler(self.programs, manifest, profile, self.conditioning, self._expert_loop)
+        conditioning = Conditioning(programs, manifest, profile, shared.last_encoded, policy.low_memory)
+        super().__init__(programs, manifest, profile, conditioning)
+        self.text = shared.texts.of(programs, profile.options.dtype)
         self._text_expected = True
-
-    @property
-    def latents_shape(self) -> tuple[int, int, int, int, int]:
-        """Shape (B, C, T, h, w) of the latents, with the leading frames."""
-        return latents_shape(self._opened.manifest, self.profile)
 
     def describe(self, timings: Timings) -> None:
         """Records in the timings of a call where the experts are kept."""
@@ -182,7 +174,7 @@ class Session:
     ) -> np.ndarray:
         """Returns the model's guided velocity at these latents; see ``Pipeline.velocity``."""
         run = Denoising(velocity_table(timestep), [steps], embeddings, self.loop, Timings())
-        return latents - self._expert_loop(run, latents, self.conditioning(inputs, timings=Timings()))
+        return latents - self.denoise(run, latents, self.conditioning(inputs, timings=Timings()), Noise(0))
 
     def warm_up_text(self) -> None:
         """Runs the text encoder once, unless ``start`` had the embeddings of all given prompts."""
@@ -190,15 +182,20 @@ class Session:
             self.text.warm_up()
 
     def warm_up(self, timings: Timings) -> None:
-        """Executes every program except the text encoder's once, with every expert; records no step."""
+        """Executes every program except the text encoder's once, with every expert; records no step.
+
+        Of the two forms of the loop only that of ``load`` is executed: each of its kinds of steps in turn.
+        """
         embeddings = self.text.blank(2 if self.profile.guidance else 1)
-        noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
+        kinds = len(self.programs.with_role(self.loop))
+        noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0, kinds)
         conditions = self.conditioning.blank()
         # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
-            run = Denoising(table, [ExpertRange(expert, 0, 1, 1.0)], embeddings, self.loop, Timings())
-            latents = self._expert_loop(run, noise, conditions)
-        self.sampler.decode(latents[:1], timings)
+            steps = [ExpertRange(expert, 0, kinds, 1.0)]
+            run = Denoising(table, steps, embeddings, self.loop, Timings(), rule=in_turn)
+            latents = self.denoise(run, noise, conditions, Noise(0))
+        self.decode(latents[:1], timings)
 
 
 def _place(shared: Shared, profile: Profile) -> Placement | None:

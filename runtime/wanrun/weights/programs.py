@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.programs import Profile, Program, with_role
 from wanrun.executables.store import Executables
 from wanrun.weights.store import WeightStore
@@ -22,6 +23,9 @@ class Programs(Mapping[str, Program]):
         executables: the opened artifact's executables.
         weights: the opened artifact's weights.
         names: the programs that are used; None for all of the profile.
+        experts: the transformer components, the high-noise one first.
+        placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
+            in host memory; ``one``: one on the device, the other is read again at the boundary.
 
     Attributes:
         profile: the profile.
@@ -36,9 +40,12 @@ class Programs(Mapping[str, Program]):
         executables: Executables,
         weights: WeightStore,
         names: Collection[str] | None = None,
+        experts: Sequence[str] = (),
+        placement: str = "both",
     ) -> None:
         self.profile, self._executables, self._weights = profile, executables, weights
         self._programs = executables.check(profile, names)
+        self._experts, self._placement = tuple(experts), placement
 
     def __getitem__(self, name: str) -> Program:
         return self._programs[name]
@@ -75,6 +82,29 @@ class Programs(Mapping[str, Program]):
     def put(self, tree: Any) -> Any:
         """Puts host arrays on the device, for inputs that many program calls share."""
         return self._weights.put(tree)
+
+    def expect(self, experts: Sequence[str]) -> list[Future[Any]]:
+        """Starts to load experts of later steps, as far as they fit beside the one that runs."""
+        if self._placement == "both":
+            return self.request(components=experts)
+        return self.prefetch(experts) if self._placement == "host" else []
+
+    def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
+        """Binds a program to an expert's weights, if it takes any; releases another expert that does not fit.
+
+        Args:
+            name: the program.
+            expert: the transformer component.
+
+        Raises:
+            ArtifactError: if the program or the weights cannot be loaded.
+        """
+        if self._placement != "both":
+            for other in self._experts:
+                if other != expert:
+                    self.release(other)
+        takes_weights = TRANSFORMERS[0] in self._programs[name].inputs
+        return self.bound(name, **{TRANSFORMERS[0]: expert} if takes_weights else {})
 
     def bound(self, name: str, **components: str) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.

@@ -14,9 +14,9 @@ from helpers.manifests import plain_manifest, plain_model
 from helpers.media_files import task_of
 from helpers.options import options as resolved
 from wanrun.denoising.conditions import Conditions
-from wanrun.denoising.expert_loop import Denoising
 from wanrun.denoising.noise import Noise
-from wanrun.generation.sampler import Sampler
+from wanrun.denoising.steps import Denoising
+from wanrun.generation.sampler import Draw, Sampler
 from wanrun.media.types import Inputs
 from wanrun.timing.timings import Timings
 
@@ -46,10 +46,9 @@ class Loop:
         self.starts: list[np.ndarray] = []
         self.drawn: list[np.ndarray] = []
 
-    def __call__(self, run: Denoising, start: np.ndarray, conditions: Conditions) -> np.ndarray:
+    def __call__(self, run: Denoising, start: np.ndarray, conditions: Conditions, draw: Draw) -> np.ndarray:
         self.starts.append(start)
-        assert run.draw is not None
-        self.drawn.append(run.draw(start.shape))
+        self.drawn.append(draw(start.shape))
         for done in range(1, self.steps + 1):
             run.on_step(done, self.steps)
         return np.full(start.shape, len(self.starts), np.float32)
@@ -90,7 +89,8 @@ class Made:
         profile = SimpleNamespace(width=40, height=32, num_frames=LENGTH, num_videos=videos, num_references=0)
         self.loop, self.conditioning, self.told = Loop(), Conditioning(), [(0, 0)]
         manifest = plain_manifest(model=model)
-        sampler = Sampler(*map(cast_any, (programs, manifest, profile, self.conditioning, self.loop)))
+        sampler = Sampler(*map(cast_any, (programs, manifest, profile, self.conditioning)))
+        sampler.denoise = self.loop  # type: ignore[method-assign]
 
         def on_step(done: int, total: int) -> None:
             self.told.append((done, total))

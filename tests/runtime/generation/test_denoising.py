@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers.manifests import plain_manifest
 from helpers.small_loop import CHEAP, FULL, MAX_STEPS, SCALES, SHAPE, SmallPrograms, small_programs
 from wanrun.denoising.conditions import Conditions
-from wanrun.denoising.expert_loop import Denoising, ExpertLoop
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
-from wanrun.errors import WanError
+from wanrun.denoising.steps import Denoising, StepContext, in_turn
+from wanrun.errors import UsageError, WanError
+from wanrun.generation.sampler import Draw, Sampler
 from wanrun.timing.timings import Timings
 
 SEED = 3
@@ -31,12 +33,21 @@ def denoise(
     table: SolverTable,
     loop: str,
     ranges: Sequence[ExpertRange] = RANGES,
+    draw: Draw = Noise(0),  # noqa: B008
     **options: Any,
 ) -> np.ndarray:
-    profile: Any = types.SimpleNamespace(guidance=False, options=types.SimpleNamespace(max_steps=MAX_STEPS))
-    expert_loop = ExpertLoop(programs, profile, tuple(SCALES), "both")  # type: ignore[arg-type]
+    profile: Any = types.SimpleNamespace(
+        width=40,
+        height=32,
+        num_frames=9,
+        num_videos=1,
+        num_references=0,
+        guidance=False,
+        options=types.SimpleNamespace(max_steps=MAX_STEPS),
+    )
+    sampler = Sampler(cast(Any, programs), plain_manifest(), profile, cast(Any, None))
     run = Denoising(table, ranges, np.empty(0), loop, Timings(), **options)
-    return expert_loop(run, NOISE, Conditions())
+    return sampler.denoise(run, NOISE, Conditions(), draw)
 
 
 def after_the_initial_noise() -> Noise:
@@ -84,7 +95,7 @@ def test_a_rule_mixes_programs(loop: str) -> None:
         programs,
         table,
         loop,
-        rule=lambda index: (CHEAP if index in REUSED else FULL)[loop],
+        rule=lambda step: (CHEAP if step.index in REUSED else FULL)[loop],
         on_step=lambda step, total: done.append(step),
     )
     np.testing.assert_allclose(found, in_numpy(table, REUSED), rtol=0, atol=2e-6)
@@ -98,7 +109,10 @@ def test_both_forms_are_the_same() -> None:
     table = solver_table("dpm++", 8, 3.0)
     step, scan = (
         denoise(
-            small_programs(), table, loop, rule=lambda index, loop=loop: (FULL, CHEAP)[index % 3 == 1][loop]
+            small_programs(),
+            table,
+            loop,
+            rule=lambda step, loop=loop: (FULL, CHEAP)[step.index % 3 == 1][loop],
         )
         for loop in ("step", "scan")
     )
@@ -109,7 +123,7 @@ def test_both_forms_are_the_same() -> None:
 def test_state_in_bfloat16(loop: str) -> None:
     """The dtype is that of the program's arguments."""
     table = solver_table("unipc", 8, 5.0)
-    found = denoise(small_programs("bfloat16"), table, loop, rule=lambda index: FULL[loop])
+    found = denoise(small_programs("bfloat16"), table, loop, rule=lambda step: FULL[loop])
     assert found.dtype == np.float32
     assert np.array_equal(found, found.astype(ml_dtypes.bfloat16).astype(np.float32))
     np.testing.assert_allclose(found, in_numpy(table, set()), rtol=0, atol=5e-2)
@@ -135,7 +149,7 @@ def test_noise_between_the_calls(dtype: str) -> None:
                 table,
                 loop,
                 draw=draw,
-                rule=lambda index, loop=loop, reused=reused: (CHEAP if index in reused else FULL)[loop],
+                rule=lambda step, loop=loop, reused=reused: (CHEAP if step.index in reused else FULL)[loop],
                 on_step=lambda step, total: done.append(step),
             )
             # bfloat16 keeps 8 bits, and rounds twice where noise is added.
@@ -168,3 +182,34 @@ def test_a_solver_without_noise_draws_none() -> None:
     table = solver_table("unipc", 8, 5.0)
     found = denoise(small_programs(), table, "step", draw=draw)
     np.testing.assert_allclose(found, in_numpy(table, set()), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("loop", ["step", "scan"])
+def test_what_a_rule_knows(loop: str) -> None:
+    """It is asked of every step but an expert's first; in the step form it sees the state before the step."""
+    table, seen = solver_table("unipc", 8, 5.0), list[StepContext]()
+
+    def rule(step: StepContext) -> str:
+        seen.append(step)
+        assert step.programs == (FULL[loop], CHEAP[loop])
+        return in_turn(step)
+
+    found = denoise(small_programs(), table, loop, rule=rule)
+    np.testing.assert_allclose(found, in_numpy(table, {1, 3, 6}), rtol=0, atol=2e-6)
+    assert [step.index for step in seen] == [1, 2, 3, 4, 6, 7]
+    assert [step.first for step in seen] == [0] * 4 + [5] * 2
+    assert [step.expert for step in seen] == ["transformer"] * 4 + ["transformer_2"] * 2
+    for step in seen:
+        assert (step.total, step.timestep) == (8, table.timesteps[step.index])
+        assert step.sigma == pytest.approx(step.timestep / 1000, abs=1e-3)
+    if loop == "scan":
+        assert all(step.state is None for step in seen)
+    else:
+        states = [step.state for step in seen if step.state is not None]
+        assert [state.keys() for state in states] == [{"latents", "history", "residual"}] * 6
+
+
+@pytest.mark.parametrize("loop", ["step", "scan"])
+def test_a_rule_that_names_no_program(loop: str) -> None:
+    with pytest.raises(UsageError, match="the rule has chosen no program for step 1"):
+        denoise(small_programs(), solver_table("euler", 8, 5.0), loop, rule=lambda step: "no")
