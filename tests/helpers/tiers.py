@@ -31,7 +31,7 @@ EVERYBODYS = frozenset({"toy_artifact", "golden"})
 
 BUDGETS: Mapping[str, float] = {"fast": 80.0, "test": 880.0, "all": 3100.0}
 """CPU seconds of the tests of each tier, with the fixtures that they share. Two cores have 120 in a minute;
-lint, types, imports and collection come on top. The aim of ``all`` is 2300: its records are of a busy machine,
+lint, types, imports and collection come on top. The aim of ``all`` is 2300: it was taken on a busy machine,
 and the campaign, the sweep and the tiny checkpoints are most of what is too much."""
 
 
