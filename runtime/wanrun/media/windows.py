@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from wanrun.errors import UsageError
 
 
-def num_segments(num_frames: int, length: int, overlap: int) -> int:
+def num_windows(num_frames: int, length: int, overlap: int) -> int:
     """Returns the number of windows that cover a video.
 
     Args:
@@ -23,14 +23,14 @@ def num_segments(num_frames: int, length: int, overlap: int) -> int:
 
 def padded_frames(num_frames: int, length: int, overlap: int) -> int:
     """Returns the frames that these windows have together; shared frames count once."""
-    return num_segments(num_frames, length, overlap) * (length - overlap) + overlap
+    return num_windows(num_frames, length, overlap) * (length - overlap) + overlap
 
 
 def check_segments(num_frames: int, length: int, overlap: int, video: str = "the video") -> None:
     """Checks that a video can be made in windows.
 
     Args:
-        num_frames, length, overlap: as for ``num_segments``.
+        num_frames, length, overlap: as for ``num_windows``.
         video: the name, in messages, of the video whose frames are counted.
 
     Raises:
@@ -90,5 +90,5 @@ def windows(total: int, length: int, overlap: int) -> list[Window]:
         overlap: frames that a window shares with the one before.
     """
     stride = length - overlap
-    count = num_segments(total, length, overlap)
+    count = num_windows(total, length, overlap)
     return [Window(i, count, i * stride, i * stride + length) for i in range(count)]

@@ -15,7 +15,7 @@ from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
 from wanrun.files import sha256_of
 from wanrun.media.types import Inputs, Media
-from wanrun.media.windows import num_segments
+from wanrun.media.windows import num_windows
 
 _BYTES = ("argument_bytes", "output_bytes", "temporary_bytes", "code_bytes")
 
@@ -96,7 +96,7 @@ class Generation:
         """
         if inputs is None or inputs.num_frames is None:
             return 1
-        return num_segments(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
+        return num_windows(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
 
     def metadata(self, inputs: Inputs | None, influences: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the metadata of the videos, except each video's number.

@@ -114,6 +114,15 @@ def test_what_a_step_takes_of_an_image(ti2v_checkpoint: Path, toy_checkpoint: Pa
     assert export_program(step, "cpu")
 
 
+def test_a_channel_that_no_conditioner_fills(toy_artifact: Path) -> None:
+    """As of a variant whose conditioner was forgotten: one line, before anything is exported."""
+    manifest = read_manifest(toy_artifact)
+    transformer = {**manifest.configs["transformer"], "in_channels": 17}
+    changed = manifest.changed(configs={**manifest.configs, "transformer": transformer})
+    with pytest.raises(UsageError, match="input channels do not fit the conditioner of wan2"):
+        builder(changed, 5).programs()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "frames", "message"),

@@ -10,7 +10,7 @@ from wanrun.errors import UsageError
 from wanrun.media.windows import (
     Window,
     check_segments,
-    num_segments,
+    num_windows,
     padded_frames,
     reflected,
     windows,
@@ -44,7 +44,7 @@ def test_segments_are_the_references(length: int, overlap: int) -> None:
         rest = (frames - overlap) % (length - overlap)
         target = frames if rest == 0 else frames + (length - overlap) - rest
         assert padded_frames(frames, length, overlap) == target
-        assert num_segments(frames, length, overlap) == target // (length - overlap)
+        assert num_windows(frames, length, overlap) == target // (length - overlap)
         check_segments(frames, length, overlap)
 
 
