@@ -43,7 +43,16 @@ class LoadedProgram:
         self._compiled, self.inputs = compiled, tuple(inputs)
 
     def __call__(self, **arguments: Any) -> Any:
-        """Runs the executable; arguments that it does not take are ignored."""
+        """Runs the executable; arguments that it does not take are ignored.
+
+        Raises:
+            ArtifactError: if an input is missing: the manifest gives the program another role than its own.
+        """
+        if missing := [name for name in self.inputs if name not in arguments]:
+            raise ArtifactError(
+                f"a program takes {missing[0]}, which no program before it returns",
+                remedy="run wanbuild verify, or build the artifact again",
+            )
         return self._compiled(**{name: arguments[name] for name in self.inputs})
 
 

@@ -70,7 +70,7 @@ def test_arguments_are_given_by_name() -> None:
     one, two = np.full(3, 7, np.float32), np.full(3, 2, np.float32)
     assert np.array_equal(loaded(second=two, first=one)["c"], [3, 3, 3])
     assert np.array_equal(loaded(first=two, second=one, third=None)["c"], [-12, -12, -12])
-    with pytest.raises(KeyError, match="second"):
+    with pytest.raises(ArtifactError, match="a program takes second, which no program before it returns"):
         loaded(first=one)
 
 
