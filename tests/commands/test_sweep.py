@@ -116,7 +116,7 @@ def test_no_option_needs_an_executable(
         programs = programs_of(pipeline.manifest, pipeline.profile.name)
         assert {"denoise_step", "denoise_loop"} <= programs.keys()
         assert seen.count(COMPILE) == timings.cache_hits == len(programs)
-        assert seen.count(HIT) == seen.count(MISS) == timings.cache_misses == 0, "JAX's own cache is not asked"
+        assert seen.count(HIT) == seen.count(MISS) == timings.cache_misses == 0  # JAX's cache is not asked
 
         seen.clear()
         steps, scans = (
