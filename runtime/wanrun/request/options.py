@@ -194,7 +194,7 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     if (timesteps := explicit_timesteps(defaults, given)) is not None:
         options |= {"timesteps": timesteps, "num_steps": len(timesteps)}
     floats = {row.name for row in rows() if row.base is float and not row.numbers} & options.keys()
-    options |= {name: float(options[name]) for name in floats}
+    options |= {name: float(options[name]) for name in floats if options[name] is not None}
     options |= {"width": profile.width, "height": profile.height, "num_frames": profile.num_frames}
     if not profile.guidance:
         off = {"guidance_scale": 1.0, "guidance_scale_2": 1.0, "negative_prompt": None}
