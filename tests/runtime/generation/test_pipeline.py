@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import wanrun
 from helpers.damage import flip, own
 from helpers.manifests import programs_of
 from wanbuild.cli import wanbuild
+from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.store import Executables
@@ -61,6 +63,29 @@ def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: 
         assert reads == ["text_encoder", "transformer", "vae"]
         assert loads == [*TEXT, "prepare", "denoise_step", "decode_video"]
         assert (timings.cache_hits, timings.cache_misses) == (7, 0)
+
+
+@pytest.mark.slow
+def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> None:
+    """A server checks a request, runs it later, and tells the warnings to whoever asked."""
+    told: list[str] = []
+    with wanrun.load(toy_artifact, warn=told.append) as pipeline:
+        generation = wanrun.resolve(toy_artifact, PROMPT, num_steps=2, seed=3)
+        found = pipeline.run(generation)
+        expected = pipeline.generate(PROMPT, num_steps=2, seed=3)
+        assert np.array_equal(found.frames, expected.frames) and found.options == expected.options
+        assert found.warnings == () and found.options.items() >= generation.options.items()
+        cut = pipeline.generate("word " * 600, num_steps=1, guidance_scale=4)
+        assert [line.startswith("the prompt is longer than 512 tokens") for line in cut.warnings] == [True]
+        assert told == [], "of loading there was nothing to tell"
+        with pytest.raises(UsageError, match="generation has the wrong type; expected wanrun's Generation"):
+            pipeline.run(PROMPT)  # type: ignore[arg-type]
+        manifest = read_manifest(artifact)
+        defaults = structs.replace(manifest.model.defaults, fps=7)
+        manifest.changed(model=structs.replace(manifest.model, defaults=defaults)).write(artifact)
+        other = wanrun.resolve(artifact, PROMPT)
+        with pytest.raises(UsageError, match="was resolved for another artifact"):
+            pipeline.run(other)
 
 
 @pytest.mark.slow
