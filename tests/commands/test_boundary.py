@@ -105,7 +105,7 @@ def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> 
     events = blocked[1]["events"]
     assert sorted(events["jaxpr_trace_duration"]) == programs
     assert sorted(events["backend_compile_duration"]) == [f"jit({name})" for name in programs]
-    assert len(events["cache_retrieval_time_sec"]) == len(programs)
+    assert "cache_retrieval_time_sec" not in events  # JAX is handed the executables, and asks no cache
 
 
 @pytest.mark.slow
