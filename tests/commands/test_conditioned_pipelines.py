@@ -17,6 +17,7 @@ from helpers.damage import linked
 from helpers.pictures import picture, pictures
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.wiring import check_set
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.load import load
@@ -220,9 +221,15 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
         name: msgspec.structs.replace(target, executables=without(target.executables, "encode_video"))
         for name, target in manifest.targets.items()
     }
-    manifest.changed(program_sets=sets, targets=targets).write(older)
-    with pytest.raises(ArtifactError, match="a program is missing; expected encode_video"):
-        load(older, lazy=True)
+    changed = manifest.changed(program_sets=sets, targets=targets)
+    changed.write(older)
+    with load(older, lazy=True) as pipeline:
+        fails(
+            ArtifactError, "has no program for images and videos", media=Media(image=pictures(1, 96, 64)[0])
+        )
+    (key,) = sets
+    with pytest.raises(ArtifactError, match="no program takes the images and videos"):
+        check_set(changed, key)
 
 
 def without(groups: Mapping[str, Mapping[str, Any]], program: str) -> dict[str, dict[str, Any]]:
