@@ -312,7 +312,7 @@ def decode(rows: Rows, arguments: Arguments) -> None:
         for size in arguments["sizes"][: None if choice is VAE_CHOICES[0] else 1]:
             what = "decode {}x{}x{}, {}".format(*size, choice.label)
             with rows.attempt(what):
-                spec = programs.builder(*size).decode_video()
+                spec = programs.builder(*size).named("decode_video")
                 compiled = programs.compile(spec)
                 given = random_arrays(dict(zip(spec.inputs, spec.arguments, strict=True)), programs.device)
                 make = functools.partial(dict, given)

@@ -184,7 +184,7 @@ def test_a_smoke_run_comes_to_its_end(toy_artifact: Path, tmp_path: Path) -> Non
     assert list(parts) == ["device", "ceiling", "cross", "native", "step-1.3b", "decode", "torch", "start"]
     assert {name: part for name, part in parts.items() if part["state"] != "done" and name != "torch"} == {}
     notes = {row["what"]: row["note"] for part in parts.values() for row in part["rows"]}
-    assert notes["load denoise_step"] == "the same key; loaded"
+    assert notes["load denoise_step"] == "loaded"
     assert notes["golden 96x64x9-b1-cfg"] == "digests equal"
     assert notes["wanrun, 2 steps"].endswith(" 0 misses in the cache")
     torch = [row for row in parts["torch"]["rows"] if row["failed"]]

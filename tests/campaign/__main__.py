@@ -149,7 +149,9 @@ def campaign_in(
     """A campaign that works in a folder, and a small disk for it."""
     heeded = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in heeded.items():
-        if handler is signal.SIG_IGN:  # as under nohup: commands would inherit that, and rightly go on
+        # Commands would inherit what is ignored, and rightly go on: under nohup, or because libtpu ignored
+        # SIGHUP when it was loaded, without Python's knowledge.
+        if handler in (signal.SIG_IGN, signal.SIG_DFL):
             signal.signal(number, signal.SIG_DFL)
     size = max(
         sum(path.stat().st_size for path in one.artifact.rglob("*") if path.is_file()) for one in samples
