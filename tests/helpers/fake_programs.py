@@ -91,6 +91,11 @@ class FakePrograms(Mapping[str, FakeProgram]):
     def release(self, name: str) -> None:
         self.calls.append(("release", name))
 
+    @property
+    def weights(self) -> FakePrograms:
+        """What keeps the weights: this too."""
+        return self
+
     @staticmethod
     def put(tree: Any) -> Any:
         """What is brought to the device, as it is."""

@@ -19,7 +19,6 @@ from wanrun.artifact.layout import CRC_BYTES, ArrayLayout
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.parameters import Component, Parameter
 from wanrun.artifact.select import select_target
-from wanrun.executables.store import Executables
 from wanrun.files import sha256_of
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.opened.device import open_device
@@ -56,17 +55,15 @@ class Opened:
         self.opened = OpenedArtifact(
             artifact, manifest, selected, device, LoadPolicy(), recorder, print, print
         )
-        self.executables = Executables(self.opened)
-        bits = self.opened.program_set.kernels.weight_bits
-        self.weights = WeightStore(self.opened, self.executables, bits, memories)
+        self.weights = WeightStore(self.opened, memories)
+        self.executables = self.weights.executables
 
     def programs(self, profile: str = PROFILE) -> Programs:
         """The programs of a profile, bound to these weights."""
-        return Programs(self.opened.manifest.profiles[profile], self.executables, self.weights)
+        return Programs(self.opened.manifest.profiles[profile], self.weights)
 
     def close(self) -> None:
         self._recording.close()
-        self.executables.close()
         self.weights.close()
 
 

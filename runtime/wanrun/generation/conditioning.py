@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,11 +15,30 @@ from wanrun.artifact.programs import FORMS, Profile, Program
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.last_encoded import Encoded, LastEncoded
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
 from wanrun.weights.programs import Programs
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The outputs of the encoding programs, on the device, by name.
+
+    Attributes:
+        once: outputs that are the same for all windows.
+        window: outputs for the first window only.
+    """
+
+    once: Mapping[str, Any]
+    window: Mapping[str, Any]
+
+
+LastEncoded = WeakKeyDictionary[Inputs, Mapping[tuple[str, ...], Encoded]]
+"""The encodings of the last inputs, for all profiles: by the object, and by the digests of the programs.
+
+Its arrays may take gigabytes and belong to the caller: they are neither compared nor kept alive.
+"""
 
 
 class Conditioning:
@@ -114,7 +135,7 @@ class Conditioning:
         arrays = self._of_window(inputs, window)
         self._check(arrays)
         first = window is None or not window.start
-        known = self._last.find(inputs, self._digests)
+        known = self._last.get(inputs, {}).get(self._digests)
         if known is not None and first:
             return self._conditions(arrays, known, options or {})
         with timings.phase("encode_media"):
@@ -122,7 +143,8 @@ class Conditioning:
             of_window = self._encode_window(arrays, once, carried or {}, inputs.segment_overlap)
         encoded = Encoded(once, of_window)
         if first:
-            self._last.keep(inputs, self._digests, encoded)
+            self._last.clear()
+            self._last[inputs] = {self._digests: encoded}
         return self._conditions(arrays, encoded, options or {})
 
     def _of_window(self, inputs: Inputs, window: Window | None) -> dict[str, Any]:
@@ -169,7 +191,7 @@ class Conditioning:
             for component in {
                 component for name in self._once for component in self._programs.components(name)
             }:
-                self._programs.release(component)
+                self._programs.weights.release(component)
         return made
 
     def _encode_window(
@@ -201,7 +223,7 @@ class Conditioning:
         if (frame := self._task.held) is not None:
             held = np.asarray(made[frame.condition][frame.latents])
             steps[frame.mask] = self._frame_mask(frame.mask, held=True)
-        return Conditions(prepare, self._programs.put(steps), held)
+        return Conditions(prepare, self._programs.weights.put(steps), held)
 
     def _frame_mask(self, name: str, held: bool) -> np.ndarray:
         """Returns float32 (T,): zero for a held frame, else one."""
@@ -216,4 +238,4 @@ class Conditioning:
             return Conditions()
         nothing = zeros(self._steps[frame.condition].avals["inputs"][frame.condition])
         steps = {frame.condition: nothing, frame.mask: self._frame_mask(frame.mask, held=False)}
-        return Conditions(steps=self._programs.put(steps))
+        return Conditions(steps=self._programs.weights.put(steps))

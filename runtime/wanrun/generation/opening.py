@@ -24,9 +24,11 @@ from wanrun.opened.policy import SHAPE, LoadPolicy
 from wanrun.request.options import resolve_loop
 from wanrun.request.profiles import choose_profile
 from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
+from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Recorder, Timings
 from wanrun.trust.trust import Trust
 from wanrun.weights.buffers import Memory
+from wanrun.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from wanrun.cluster.process_group import ProcessGroup
@@ -99,7 +101,8 @@ class Opening:
             folder, manifest, selected, device, policy, Recorder(), self.warn, self.report, trust.check
         )
         beside = None if text is None else opened_beside(opened, text)
-        return Shared.of(opened, ahead, beside), profile
+        weights = WeightStore(opened, ahead)
+        return Shared(weights, TextStages(opened, None if beside is None else WeightStore(beside))), profile
 
     def try_ahead(self, profiles: Iterable[Profile]) -> None:
         """Tries the executables of profiles that a run loads later, when it has the device.

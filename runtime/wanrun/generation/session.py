@@ -94,9 +94,7 @@ class Session(Sampler):
         self.placement = _place(shared, profile)
         kind = "both" if self.placement is None else self.placement.kind
         shared.weights.keep_on_host(self._experts if kind == "host" else ())
-        programs = Programs(
-            profile, shared.executables, shared.weights, experts=self._experts, placement=kind
-        )
+        programs = Programs(profile, shared.weights, experts=self._experts, placement=kind)
         conditioning = Conditioning(programs, manifest, profile, shared.last_encoded, policy.low_memory)
         super().__init__(programs, manifest, profile, conditioning)
         self.text = shared.texts.of(programs, profile.options.dtype)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from wanrun.artifact.manifest import Manifest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inputs:
-    """Media as the arrays that programs take.
+    """Media as the arrays that programs take. Two objects are equal only if they are one.
 
     Attributes:
         arrays: arrays by program input; for a model with windows, videos are padded to whole windows.

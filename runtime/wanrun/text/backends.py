@@ -115,7 +115,7 @@ class ArtifactTextEncoder:
             self(np.ones((1, length), np.int32), np.ones((1, length), np.int32))
 
     def release(self) -> None:
-        self._programs.release(TEXT_ENCODER)
+        self._programs.weights.release(TEXT_ENCODER)
 
 
 class TorchBackend:

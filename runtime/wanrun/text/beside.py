@@ -1,22 +1,19 @@
-"""The text encoder's CPU program beside an accelerator, whose memory it leaves free."""
+"""Chooses and opens the text encoder's CPU program beside an accelerator, whose memory it leaves free."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import num_devices
-from wanrun.artifact.programs import Profile, with_role
+from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, compared_targets
 from wanrun.errors import ArtifactError, artifact_mismatch, field
-from wanrun.executables.store import Executables
 from wanrun.machine.cpu import level_rank
 from wanrun.machine.environment import device_mismatches, open_devices
 from wanrun.opened.artifact import OpenedArtifact, trust_all
 from wanrun.opened.device import OpenDevice
-from wanrun.weights.programs import Programs
-from wanrun.weights.store import WeightStore
 
 
 def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> SelectedTarget:
@@ -66,40 +63,3 @@ def opened_beside(opened: OpenedArtifact, selected: SelectedTarget) -> OpenedArt
     if mismatches := device_mismatches(selected.target.environment, devices):
         raise artifact_mismatch(f"target {selected.name}, for the text encoder,", mismatches)
     return replace(opened, selected=selected, device=OpenDevice(devices[0], False), check_trust=trust_all)
-
-
-@dataclass(frozen=True)
-class CpuEncoder:
-    """The text encoder's programs and weights on the CPU, one copy for all profiles.
-
-    Attributes:
-        opened: the artifact, opened on the CPU.
-        executables: its executables.
-        weights: its weights, as the CPU's programs take them.
-    """
-
-    opened: OpenedArtifact
-    executables: Executables
-    weights: WeightStore
-
-    @classmethod
-    def of(cls, opened: OpenedArtifact) -> CpuEncoder:
-        """Makes the record. Nothing is loaded yet."""
-        executables = Executables(opened)
-        return cls(
-            opened, executables, WeightStore(opened, executables, opened.program_set.kernels.weight_bits)
-        )
-
-    def programs(self, profile: Profile) -> Programs:
-        """Returns a profile's programs that encode text.
-
-        Raises:
-            ArtifactError: if one is missing or damaged.
-        """
-        names = with_role(self.opened.programs(profile), "text")
-        return Programs(profile, self.executables, self.weights, names)
-
-    def close(self) -> None:
-        """Releases programs and weights."""
-        self.executables.close()
-        self.weights.close()

@@ -10,13 +10,13 @@ import numpy as np
 from wanrun.artifact.programs import with_role
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.backends import TextBackend, embedding_stores, text_backend
-from wanrun.text.beside import CpuEncoder
 from wanrun.text.encoder import PromptEncoder, Warn, silent
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
 from wanrun.timing.timings import Timings
 from wanrun.weights.buffers import DTYPES
 from wanrun.weights.programs import Programs
+from wanrun.weights.store import WeightStore
 
 
 class TextStage:
@@ -102,10 +102,11 @@ class TextStages:
 
     Args:
         opened: the artifact.
-        beside: the text encoder on the CPU; None where it runs with the other programs.
+        beside: the text encoder's weights and executables on the CPU, one copy for all profiles; None where
+            it runs with the other programs.
     """
 
-    def __init__(self, opened: OpenedArtifact, beside: CpuEncoder | None = None) -> None:
+    def __init__(self, opened: OpenedArtifact, beside: WeightStore | None = None) -> None:
         self._beside = beside
         self._opened, self._lock = opened, threading.Lock()
         self._tokenizer = ArtifactTokenizer(opened.folder, opened.manifest)
@@ -120,10 +121,12 @@ class TextStages:
 
         Raises:
             UsageError: if torch runs the text encoder, and torch or the chosen device is missing.
+            ArtifactError: if a program of the CPU is missing or damaged.
         """
         opened = self._opened
         if self._beside is not None:
-            opened, programs = self._beside.opened, self._beside.programs(programs.profile)
+            opened, profile = self._beside.opened, programs.profile
+            programs = Programs(profile, self._beside, with_role(opened.programs(profile), "text"))
         names = with_role(programs, "text")
         key = (dtype, *(programs[name].sha256 for name in names))
         with self._lock:

@@ -9,7 +9,6 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.programs import Profile, Program, with_role
-from wanrun.executables.store import Executables
 from wanrun.weights.store import WeightStore
 
 
@@ -20,15 +19,14 @@ class Programs(Mapping[str, Program]):
 
     Args:
         profile: the profile.
-        executables: the opened artifact's executables.
-        weights: the opened artifact's weights.
+        weights: the opened artifact's weights and executables.
         names: the programs that are used; None for all of the profile.
         experts: the transformer components, the high-noise one first.
         placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
             in host memory; ``one``: one on the device, the other is read again at the boundary.
 
     Attributes:
-        profile: the profile.
+        profile, weights: the arguments.
 
     Raises:
         ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
@@ -37,14 +35,13 @@ class Programs(Mapping[str, Program]):
     def __init__(
         self,
         profile: Profile,
-        executables: Executables,
         weights: WeightStore,
         names: Collection[str] | None = None,
         experts: Sequence[str] = (),
         placement: str = "both",
     ) -> None:
-        self.profile, self._executables, self._weights = profile, executables, weights
-        self._programs = executables.check(profile, names)
+        self.profile, self.weights = profile, weights
+        self._programs = weights.executables.check(profile, names)
         self._experts, self._placement = tuple(experts), placement
 
     def __getitem__(self, name: str) -> Program:
@@ -62,32 +59,20 @@ class Programs(Mapping[str, Program]):
 
     def components(self, name: str) -> list[str]:
         """The components whose weights a program takes, in the order of its inputs."""
-        return [key for key in self._programs[name].inputs if key in self._weights.components]
+        return [key for key in self._programs[name].inputs if key in self.weights.components]
 
     def request(self, *, programs: Iterable[str] = (), components: Iterable[str] = ()) -> list[Future[Any]]:
         """Starts to load what is named and not loaded yet, in order; returns the futures of all."""
         return [
-            *self._weights.request(components),
-            *self._executables.request(self.profile, programs),
+            *self.weights.request(components),
+            *self.weights.executables.request(self.profile, programs),
         ]
-
-    def prefetch(self, components: Iterable[str]) -> list[Future[Any]]:
-        """Starts to read components into host memory, like ``WeightStore.prefetch``."""
-        return self._weights.prefetch(components)
-
-    def release(self, component: str) -> None:
-        """Releases a component's weights, like ``WeightStore.release``."""
-        self._weights.release(component)
-
-    def put(self, tree: Any) -> Any:
-        """Puts host arrays on the device, for inputs that many program calls share."""
-        return self._weights.put(tree)
 
     def expect(self, experts: Sequence[str]) -> list[Future[Any]]:
         """Starts to load experts of later steps, as far as they fit beside the one that runs."""
         if self._placement == "both":
             return self.request(components=experts)
-        return self.prefetch(experts) if self._placement == "host" else []
+        return self.weights.prefetch(experts) if self._placement == "host" else []
 
     def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to an expert's weights, if it takes any; releases another expert that does not fit.
@@ -102,7 +87,7 @@ class Programs(Mapping[str, Program]):
         if self._placement != "both":
             for other in self._experts:
                 if other != expert:
-                    self.release(other)
+                    self.weights.release(other)
         takes_weights = TRANSFORMERS[0] in self._programs[name].inputs
         return self.bound(name, **{TRANSFORMERS[0]: expert} if takes_weights else {})
 
@@ -123,5 +108,5 @@ class Programs(Mapping[str, Program]):
             raise ValueError(f"{name} takes no weights {sorted(unknown)}")
         named = {key: components.get(key, key) for key in inputs}
         *_, program = self.request(programs=[name], components=named.values())
-        weights = {key: self._weights.weights(component) for key, component in named.items()}
+        weights = {key: self.weights.weights(component) for key, component in named.items()}
         return functools.partial(program.result(), **weights)

@@ -47,23 +47,21 @@ if TYPE_CHECKING:
 
 
 class WeightStore:
-    """The weights of an opened artifact on its device, shared by all of its profiles.
+    """The weights of an opened artifact on its device, shared by all of its profiles, and its executables.
 
     Args:
         opened: the artifact.
-        executables: its executables, of which some spread weights over a mesh.
-        bits: whether bfloat16 weights are kept as uint16 of the same bits, as the programs take them.
         memories: memory that is already allocated, by component; only for one device.
+
+    Attributes:
+        opened: the artifact.
+        executables: its executables, of which some spread weights over a mesh.
     """
 
-    def __init__(
-        self,
-        opened: OpenedArtifact,
-        executables: Executables,
-        bits: bool,
-        memories: Mapping[str, Memory] = MappingProxyType({}),
-    ) -> None:
-        self._opened, self._executables, self.bits = opened, executables, bits
+    def __init__(self, opened: OpenedArtifact, memories: Mapping[str, Memory] = MappingProxyType({})) -> None:
+        self.opened, self.executables = opened, Executables(opened)
+        # Whether bfloat16 weights are kept as uint16 of the same bits, as the programs take them.
+        self._bits = opened.program_set.kernels.weight_bits
         self._memories = dict(memories)
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
@@ -81,7 +79,7 @@ class WeightStore:
     @property
     def components(self) -> Mapping[str, Component]:
         """The artifact's components, by name."""
-        return self._opened.manifest.components
+        return self.opened.manifest.components
 
     def keep_on_host(self, components: Iterable[str]) -> None:
         """Adds components whose host copies are kept from now on.
@@ -123,18 +121,18 @@ class WeightStore:
             _free_dropped()  # before allocating as much again
             way = self.way(name)
             restore = Restore(
-                self._opened.folder,
+                self.opened.folder,
                 name,
                 self.components[name],
                 self._readers,
-                self._opened.policy.verify,
+                self.opened.policy.verify,
                 clock=now,
-                weights=self._opened.policy.weights,
+                weights=self.opened.policy.weights,
                 memory=self._memories.pop(name, None),
                 rows={} if way is None else way.rows,
             )
             self._restores[name] = restore
-            activities = self._opened.recorder.activities
+            activities = self.opened.recorder.activities
             reading = activities.begin("restore", name, lambda: restore.progress)
             self._hosts[name] = self._transfers.submit(self._read, restore)
             self._hosts[name].add_done_callback(lambda _: activities.end(reading))
@@ -142,13 +140,13 @@ class WeightStore:
 
     def _read(self, restore: Restore) -> Tree:
         try:
-            tree = restore.result(self.bits)
+            tree = restore.result(self._bits)
         finally:
             with self._lock:
                 if self._restores.get(restore.name) is restore:
                     del self._restores[restore.name]
-        self._opened.recorder.add("restore", restore.started_at, restore.finished_at, restore.name)
-        self._opened.recorder.count_restored(restore.nbytes)
+        self.opened.recorder.add("restore", restore.started_at, restore.finished_at, restore.name)
+        self.opened.recorder.count_restored(restore.nbytes)
         return tree
 
     def _transfer(self, name: str, host: Future[Tree], order: object) -> Any:
@@ -160,7 +158,7 @@ class WeightStore:
         with self._lock:
             if self._orders.get(name) is not order:  # released meanwhile: the device may have no room now
                 raise CancelledError
-        with self._opened.recorder.phase("transfer", name), own_options():
+        with self.opened.recorder.phase("transfer", name), own_options():
             weights = self._put_weights(name, tree)
         with self._lock:  # a device with its own memory needs no host copy any more
             if name not in self._kept and self._hosts.get(name) is host:
@@ -183,8 +181,8 @@ class WeightStore:
         """Puts host arrays on the device, or on all of a mesh, for inputs that many program calls share."""
         import jax
 
-        whole = self._opened.device.whole
-        if self._opened.device.group is None:
+        whole = self.opened.device.whole
+        if self.opened.device.group is None:
             return jax.device_put(tree, whole)
         return jax.tree.map(lambda leaf: _on_all_hosts(leaf, whole), tree)
 
@@ -203,20 +201,20 @@ class WeightStore:
 
         (loading,) = self._request_spread(name)
         program = loading.result()
-        with self._opened.recorder.phase("transfer", f"{name}, spread"):
+        with self.opened.recorder.phase("transfer", f"{name}, spread"):
             return jax.block_until_ready(program(**rows))
 
     def _request_spread(self, name: str) -> list[Future[Any]]:
         """Starts to load the program that spreads a component, if there is one and rows are staged."""
         profile = self._spread_by(name)
-        return [] if profile is None else self._executables.request(profile, [spread_name(name)])
+        return [] if profile is None else self.executables.request(profile, [spread_name(name)])
 
     def _spread_by(self, name: str) -> Profile | None:
         """Returns the first profile of this target with a program that spreads a component.
 
         The programs of all profiles are the same, as are their weights.
         """
-        opened = self._opened
+        opened = self.opened
         if not opened.staged:
             return None
         built = opened.target.executables or opened.program_set.programs
@@ -226,7 +224,7 @@ class WeightStore:
 
     def way(self, name: str) -> Transfer | None:
         """Returns how a component comes to the devices of a mesh; None for one device."""
-        opened = self._opened
+        opened = self.opened
         if opened.device.mesh is None:
             return None
         if name not in self._ways:
@@ -234,7 +232,7 @@ class WeightStore:
             spread = None if profile is None else opened.programs(profile)[spread_name(name)]
             rules = opened.program_set.rules
             self._ways[name] = Transfer(
-                name, self.components[name], rules, opened.device.mesh, self.bits, spread
+                name, self.components[name], rules, opened.device.mesh, self._bits, spread
             )
         return self._ways[name]
 
@@ -253,7 +251,8 @@ class WeightStore:
         _free_dropped()
 
     def close(self) -> None:
-        """Cancels reads and transfers that have not started, and releases all weights."""
+        """Cancels what has not started, and releases all weights and executables."""
+        self.executables.close()
         with self._lock:
             for restore in self._restores.values():
                 restore.cancel()

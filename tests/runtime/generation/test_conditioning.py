@@ -14,8 +14,7 @@ from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import with_model
 from helpers.media_tasks import manifest_of
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.conditioning import Conditioning
-from wanrun.generation.last_encoded import LastEncoded
+from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window
 from wanrun.timing.timings import Timings
@@ -89,13 +88,17 @@ def timings() -> Timings:
 
 
 def conditioning_of(
-    programs: FakePrograms, variant: str = "wan2.1-i2v", low_memory: bool = False, **model: Any
+    programs: FakePrograms,
+    variant: str = "wan2.1-i2v",
+    low_memory: bool = False,
+    last: LastEncoded | None = None,
+    **model: Any,
 ) -> Conditioning:
     """With these facts of the model besides the variant's."""
     profile = SimpleNamespace(
         name="64x48x9", width=64, height=48, num_frames=FRAMES, num_videos=1, num_references=0
     )
-    manifest, last = with_model(manifest_of(variant), **model), LastEncoded()
+    manifest, last = with_model(manifest_of(variant), **model), LastEncoded() if last is None else last
     return Conditioning(cast(Any, programs), manifest, cast(Any, profile), last, low_memory=low_memory)
 
 
@@ -132,6 +135,27 @@ def test_the_same_inputs_are_encoded_once(timings: Timings) -> None:
     conditioning(two, timings=timings)  # equal, and another object: it may change
     conditioning(one, timings=timings)
     assert len(programs.calls) == 6
+
+
+def test_what_other_programs_made_is_not_taken(timings: Timings) -> None:
+    last, inputs = LastEncoded(), image_inputs()
+    conditioning_of(image_programs(), last=last)(inputs, timings=timings)
+    same, other = image_programs(), image_programs()
+    other["encode_video"].sha256 = "another"
+    conditioning_of(same, last=last)(inputs, timings=timings)
+    conditioning_of(other, last=last)(inputs, timings=timings)
+    assert same.names == [] and other.names == ["encode_image", "encode_video"]
+
+
+def test_one_encoding_is_kept_and_its_inputs_are_not(timings: Timings) -> None:
+    last, one, two = LastEncoded(), image_inputs(), image_inputs()
+    conditioning = conditioning_of(image_programs(), last=last)
+    conditioning(one, timings=timings)
+    conditioning(two, timings=timings)
+    assert list(last) == [two]
+    del two
+    gc.collect()
+    assert len(last) == 0
 
 
 def test_what_is_kept_goes_with_the_inputs(timings: Timings) -> None:

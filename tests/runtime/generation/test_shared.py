@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from wanrun.generation.last_encoded import LastEncoded
+from wanrun.generation.conditioning import Encoded, LastEncoded
 from wanrun.generation.shared import Shared
 from wanrun.media.types import Inputs
 
@@ -18,11 +18,9 @@ class Closes:
 
 def test_all_is_let_go_of() -> None:
     order: list[str] = []
-    weights, executables, texts = (
-        cast(Any, Closes(name, order)) for name in ("weights", "executables", "texts")
-    )
+    weights, texts = (cast(Any, Closes(name, order)) for name in ("weights", "texts"))
     last, inputs = LastEncoded(), Inputs()
-    last.keep(inputs, ("digest",), {"condition": 1})
-    Shared(cast(Any, None), weights, executables, texts, last).close()
-    assert sorted(order) == ["executables", "texts", "weights"]
-    assert last.find(inputs, ("digest",)) is None
+    last[inputs] = {("digest",): Encoded({}, {"condition": 1})}
+    Shared(weights, texts, last).close()
+    assert sorted(order) == ["texts", "weights"]
+    assert len(last) == 0

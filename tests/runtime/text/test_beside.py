@@ -33,7 +33,7 @@ def both(artifact: Path, golden: dict[str, Any]) -> Path:
 def components(pipeline: Pipeline) -> tuple[set[str], set[str]]:
     """The components that are loaded where programs run, and for the text encoder on the CPU."""
     beside = pipeline._shared.texts._beside
-    return set(pipeline._shared.weights._weights), set() if beside is None else set(beside.weights._weights)
+    return set(pipeline._shared.weights._weights), set() if beside is None else set(beside._weights)
 
 
 @pytest.mark.slow
