@@ -113,6 +113,23 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def sealed(name: str, data: bytes) -> bytes:
+    """Returns what a file of this name holds: the data, and a digest of both behind them."""
+    return data + hashlib.sha256(name.encode() + b"\0" + data).digest()
+
+
+def unsealed(name: str, content: bytes) -> bytes:
+    """Returns the data of ``sealed``.
+
+    Raises:
+        ValueError: if they are not whole, or of a file of another name.
+    """
+    data = content[: -hashlib.sha256().digest_size]
+    if sealed(name, data) != content:
+        raise ValueError("its digest is wrong")
+    return data
+
+
 def file_sha256(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

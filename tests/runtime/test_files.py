@@ -23,7 +23,9 @@ from wanrun.files import (
     open_regular,
     plain_relative,
     replace_file,
+    sealed,
     sha256_of,
+    unsealed,
     user_cache,
     write_durable,
 )
@@ -93,6 +95,14 @@ def test_digests(tmp_path: Path) -> None:
     check_digest(digest, digest, "it is damaged", "copy it")
     with pytest.raises(ArtifactError, match=f"it is damaged; expected sha256 {digest}; found none; copy it"):
         check_digest("none", digest, "it is damaged", "copy it")
+
+
+def test_a_sealed_file_is_whole_and_its_own() -> None:
+    whole = sealed("name", b"data")
+    assert whole.startswith(b"data") and unsealed("name", whole) == b"data"
+    for name, content in (("other", whole), ("name", whole[1:]), ("name", whole[:-1]), ("name", b"")):
+        with pytest.raises(ValueError, match="its digest is wrong"):
+            unsealed(name, content)
 
 
 def test_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""Executables that were compiled on this machine, in the user's cache: an entry and its record each.
+"""Executables that were compiled on this machine, in the user's cache: a sealed file each.
 
-An entry has the form of JAX's compilation cache. Its record, which is written last, has its digest.
+It holds an entry as JAX's compilation cache does, and its digest: it holds machine code.
 """
 
 from __future__ import annotations
@@ -9,31 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from wanrun.artifact.programs import Program
-from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of
+from wanrun.files import canonical_json, read_bounded, replace_file, sealed, sha256_of, unsealed
 from wanrun.machine.environment import device_environment
 
 if TYPE_CHECKING:
     import jax
 
-MAX_RECORD_BYTES = 2**16
-MAX_ENTRY_BYTES = 2**32
-
-
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The record of an entry.
-
-    Attributes:
-        sha256: the entry's digest.
-        seconds: of one call, where it was compared with the artifact's executable; else None.
-        built_seconds: of one call of the artifact's executable, as for ``seconds``.
-    """
-
-    sha256: str
-    seconds: float | None = None
-    built_seconds: float | None = None
+MAX_BYTES = 2**32
 
 
 def kept_file(
@@ -44,7 +27,7 @@ def kept_file(
     devices: Sequence[jax.Device],
     *others: str,
 ) -> Path:
-    """Returns the record's path of a program that was compiled here.
+    """Returns the path of a program's executable that was compiled here.
 
     Args:
         folder: the user's cache of an artifact and a target on this host: see ``entries.overlay_path``.
@@ -56,34 +39,21 @@ def kept_file(
     """
     called = [program.sha256, program.inputs, program.donate, *others]
     facts = [called, dict(options), device_environment(devices)]
-    return folder / f"{kind}-{sha256_of(canonical_json(facts))}.json"
+    return folder / f"{kind}-{sha256_of(canonical_json(facts))}.executable"
 
 
 def read_kept(path: Path) -> bytes | None:
-    """Returns the entry of a record, checked; None without a record or a whole entry."""
+    """Returns the entry that a file holds; None without a whole file."""
     try:
-        record = msgspec.json.decode(read_bounded(path, MAX_RECORD_BYTES), type=Kept)
-        entry = read_bounded(_entry(path), MAX_ENTRY_BYTES)
-    except (OSError, ValueError, RecursionError):
+        return unsealed(path.name, read_bounded(path, MAX_BYTES))
+    except (OSError, ValueError):
         return None
-    return entry if sha256_of(entry) == record.sha256 else None
 
 
-def keep(path: Path, entry: bytes, seconds: float | None = None, built_seconds: float | None = None) -> None:
-    """Writes an entry, then its record.
+def keep(path: Path, entry: bytes) -> None:
+    """Writes an entry.
 
     Raises:
         OSError: if there is no room, or the folder cannot be written.
     """
-    replace_file(_entry(path), entry)
-    replace_file(path, msgspec.json.encode(Kept(sha256_of(entry), seconds, built_seconds)))
-
-
-def drop(path: Path) -> None:
-    """Removes a record and its entry, if they are there."""
-    path.unlink(missing_ok=True)
-    _entry(path).unlink(missing_ok=True)
-
-
-def _entry(path: Path) -> Path:
-    return path.with_suffix(".executable")
+    replace_file(path, sealed(path.name, entry))

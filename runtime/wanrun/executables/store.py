@@ -18,7 +18,7 @@ from wanrun.artifact.export_age import unreadable
 from wanrun.artifact.programs import Profile, Program
 from wanrun.errors import ArtifactError
 from wanrun.executables.entries import overlay_folder, overlay_path, read_entry, read_program
-from wanrun.executables.kept import drop, keep, kept_file, read_kept
+from wanrun.executables.kept import keep, kept_file, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
 from wanrun.executables.seam import compile_here, load
 from wanrun.executables.signature import check_signature
@@ -266,7 +266,7 @@ class Executables:
             try:
                 return self._handed(name, files, program, entry, options)
             except ArtifactError:
-                drop(path)  # of a driver that is gone
+                path.unlink(missing_ok=True)  # of a driver that is gone
         start = now()
         with self._opened.recorder.activities.during("compile", name):
             compiled, entry = self._compile(name, files, program, options)
@@ -301,10 +301,10 @@ class Executables:
         def decided(outcome: Outcome) -> None:
             times = f"{outcome.seconds:.3g} s a call here, {outcome.built_seconds:.3g} s as it was built"
             if outcome.better:
-                keep(path, entry, outcome.seconds, outcome.built_seconds)
+                keep(path, entry)
                 said = f"kept in {overlay}"
             else:
-                drop(path)
+                path.unlink(missing_ok=True)
                 differs = outcome.difference and f"differs {outcome.difference}, so "
                 said = f"{differs}the artifact's is used"
             self._opened.report(f"retuned {name}: {times}; {said}")

@@ -1,7 +1,6 @@
 """The user's cache of prompt embeddings.
 
-An entry is two files: ``<key>.npy`` with the rows, and ``<key>.json`` with facts and the sha256 of the .npy
-file. The JSON file gets its name last, so rows without a JSON file are not an entry. The key is the
+An entry is a file, ``<key>.embedding``: an .npy file of the rows, and a digest behind it. The key is the
 embedding's key combined with the facts about its encoder, so a cache hit has the same bits as a miss.
 """
 
@@ -17,13 +16,18 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.files import canonical_json, read_bounded, sha256_of, user_cache
+from wanrun.files import canonical_json, read_bounded, sealed, sha256_of, unsealed, user_cache
 from wanrun.machine.environment import host_environment, usable_cores
 from wanrun.terminal.temporary import temporary_path
 from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30
 """Size limit of the user's cache: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""
+
+SUFFIX = ".embedding"
+
+REMOVED = (SUFFIX, ".npy", ".json")
+"""Suffixes of the files that are removed where the cache is full: those of older versions too."""
 
 Warn = Callable[[str], None]
 
@@ -78,18 +82,19 @@ class EmbeddingCache:
             except RuntimeError as error:  # a user without a home folder
                 self._unusable(error)
 
-    def key(self, cleaned_prompt: str, dtype: str) -> str:
-        """Returns the hexadecimal name of an entry."""
+    def name(self, cleaned_prompt: str, dtype: str) -> str:
+        """Returns the name of an entry."""
         embedding = self._format.key(cleaned_prompt, dtype)
-        return sha256_of(canonical_json({"embedding": embedding, "made_by": self._made_by}))
+        return sha256_of(canonical_json({"embedding": embedding, "made_by": self._made_by})) + SUFFIX
 
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
         """Returns the prompt's embedding (length, D) in dtype; None if there is no intact entry."""
         if self._folder is None:
             return None
-        path = self._folder / f"{self.key(cleaned_prompt, dtype)}.npy"
+        path = self._folder / self.name(cleaned_prompt, dtype)
         try:
-            return self._read(path, cleaned_prompt, dtype)
+            content = read_bounded(path, self._format.limit, touch=True)
+            return self._format.decode(unsealed(path.name, content), dtype)
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -103,48 +108,34 @@ class EmbeddingCache:
         """Stores an embedding (length, D) atomically; a power failure may leave a damaged entry."""
         if self._folder is None:
             return
-        dtype = rows.dtype.name
-        key, data = self.key(cleaned_prompt, dtype), encode_rows(rows)
+        path = self._folder / self.name(cleaned_prompt, rows.dtype.name)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            facts = _facts(key, cleaned_prompt, dtype, sha256_of(data))
-            _write({self._folder / f"{key}.npy": data, self._folder / f"{key}.json": facts})
+            with temporary_path(path) as temporary:
+                # Prompts are private: readable only by their owner.
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(descriptor, "wb") as file:  # noqa: PTH123
+                    file.write(sealed(path.name, encode_rows(rows)))
+                temporary.replace(path)
             self._trim(self._folder)
         except OSError as error:
             self._unusable(error)
 
-    def _read(self, path: Path, cleaned_prompt: str, dtype: str) -> np.ndarray:
-        """Reads an entry's rows.
-
-        Raises:
-            OSError: if one of its files cannot be read.
-            ValueError: if it is damaged, or belongs to another prompt.
-        """
-        most = _facts(path.stem, cleaned_prompt, dtype, sha256_of(b""))
-        facts = read_bounded(path.with_suffix(".json"), len(most), touch=True)
-        data = read_bounded(path, self._format.limit)
-        if facts != _facts(path.stem, cleaned_prompt, dtype, sha256_of(data)):
-            raise ValueError("its facts do not fit it")
-        return self._format.decode(data, dtype)
-
     def _trim(self, folder: Path) -> None:
-        """Removes the least recently used entries until the rest fits, and files that killed runs left."""
-        entries: dict[str, tuple[float, int]] = {}
+        """Removes the least recently used entries until the rest fits."""
+        entries = list[tuple[float, int, str]]()
         with os.scandir(folder) as found:
             for file in found:
                 with contextlib.suppress(OSError):  # another process removed it
-                    status = file.stat(follow_symlinks=False)
-                    key, suffix = os.path.splitext(file.name)  # noqa: PTH122 - a name, not a path
-                    if suffix in (".json", ".npy"):
-                        used, size = entries.get(key, (0.0, 0))
-                        entries[key] = max(used, status.st_mtime), size + status.st_size
-        excess = sum(size for _, size in entries.values()) - self._max_bytes
-        for key, (_, size) in sorted(entries.items(), key=lambda entry: entry[1]):
+                    if file.name.endswith(REMOVED):
+                        status = file.stat(follow_symlinks=False)
+                        entries.append((status.st_mtime, status.st_size, file.path))
+        excess = sum(size for _, size, _ in entries) - self._max_bytes
+        for _, size, path in sorted(entries):
             if excess <= 0:
                 break
-            for suffix in (".json", ".npy"):
-                with contextlib.suppress(OSError):
-                    (folder / f"{key}{suffix}").unlink()
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - a name, not a path
             excess -= size
 
     def _unusable(self, error: Exception) -> None:
@@ -157,21 +148,3 @@ class EmbeddingCache:
                 f"prompt embeddings cannot be cached{where}: {reason}; "
                 "set XDG_CACHE_HOME to a folder that can be written, or pass --no-embedding-cache"
             )
-
-
-def _facts(key: str, cleaned_prompt: str, dtype: str, digest: str) -> bytes:
-    """Returns an entry's JSON file; equal facts have equal bytes, so a reader need not parse it."""
-    return canonical_json({"key": key, "prompt": cleaned_prompt, "dtype": dtype, "sha256": digest})
-
-
-def _write(files: Mapping[Path, bytes]) -> None:
-    """Writes files of one folder under temporary names, then renames them in this order."""
-    with contextlib.ExitStack() as stack:
-        written = {path: stack.enter_context(temporary_path(path)) for path in files}
-        for path, temporary in written.items():
-            # Prompts are private: readable only by their owner.
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:  # noqa: PTH123
-                file.write(files[path])
-        for path, temporary in written.items():
-            temporary.replace(path)

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from helpers.manifests import plain_program
-from wanrun.executables.kept import drop, keep, kept_file, read_kept
+from wanrun.executables.kept import keep, kept_file, read_kept
 
 
 def file(folder: Path, *others: str, options: Any = None, sha256: str = "1") -> Path:
@@ -18,15 +18,12 @@ def file(folder: Path, *others: str, options: Any = None, sha256: str = "1") -> 
     )
 
 
-def test_a_record(tmp_path: Path) -> None:
+def test_an_entry(tmp_path: Path) -> None:
     path = file(tmp_path)
     assert read_kept(path) is None
-    keep(path, b"bytes", 1.0, 2.0)
+    keep(path, b"bytes")
     assert read_kept(path) == b"bytes"
-    assert sorted(one.suffix for one in tmp_path.iterdir()) == [".executable", ".json"]
-    drop(path)
-    drop(path)
-    assert read_kept(path) is None and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_each_fact_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -41,15 +38,15 @@ def test_each_fact_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert len(set(files)) == len(files)
 
 
-@pytest.mark.parametrize("damaged", ["entry", "record", "no entry", "other record"])
+@pytest.mark.parametrize("damaged", ["bytes", "cut", "empty", "other name"])
 def test_damage_is_as_if_nothing_was_kept(tmp_path: Path, damaged: str) -> None:
-    path = file(tmp_path)
+    path, other = file(tmp_path), file(tmp_path, "other")
     keep(path, b"bytes")
-    entry = path.with_suffix(".executable")
-    if damaged == "entry":
-        entry.write_bytes(b"other")
-    elif damaged == "no entry":
-        entry.unlink()
+    content = path.read_bytes()
+    changed = {"bytes": b"B" + content[1:], "cut": content[:-1], "empty": b""}
+    if damaged == "other name":
+        path.rename(other)
+        path = other
     else:
-        path.write_bytes(b"{" if damaged == "record" else b'{"sha256": 1}')
+        path.write_bytes(changed[damaged])
     assert read_kept(path) is None

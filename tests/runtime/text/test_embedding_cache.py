@@ -22,7 +22,6 @@ from helpers import UNPRIVILEGED
 from helpers.embeddings import PROMPT, random_rows, same
 from helpers.small_disk import small_disk
 from wanrun.artifact.manifest import Manifest
-from wanrun.files import canonical_json, sha256_of
 from wanrun.machine.environment import host_environment
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import encode_rows
@@ -43,7 +42,7 @@ def test_what_a_cached_embedding_depends_on(manifest: Manifest, tmp_path: Path) 
         cache = EmbeddingCache(manifest, maker, folder=tmp_path)
         assert cache.find("a fox", "float32") is None
         cache.put("a fox", rows + number)
-    assert len(list(tmp_path.iterdir())) == 2 * len(makers)
+    assert len(list(tmp_path.iterdir())) == len(makers)
     for number, maker in enumerate(makers):
         cache = EmbeddingCache(manifest, maker, folder=tmp_path)
         assert same(cache.find("a fox", "float32"), rows + number)
@@ -58,8 +57,7 @@ class Cache:
         self.cache = EmbeddingCache(
             manifest, {"made": "here"}, folder=folder, warn=self.warnings.append, **options
         )
-        self.path = folder / f"{self.cache.key(PROMPT, 'float32')}.npy"
-        self.facts = self.path.with_suffix(".json")
+        self.path = folder / self.cache.name(PROMPT, "float32")
         self.rows = random_rows(5, manifest.configs["text_encoder"]["d_model"])
 
 
@@ -74,15 +72,13 @@ def test_the_cache(cache: Cache, manifest: Manifest) -> None:
     cache.cache.put(PROMPT, cache.rows)
     assert same(cache.cache.find(PROMPT, "float32"), cache.rows)
     assert same(Cache(manifest, cache.path.parent).cache.find(PROMPT, "float32"), cache.rows)
-    assert {*cache.path.parent.iterdir()} == {cache.path, cache.facts}
-    assert np.load(cache.path, allow_pickle=False).tobytes() == cache.rows.tobytes()
-    facts = {"key": cache.path.stem, "prompt": PROMPT, "dtype": "float32"}
-    assert json.loads(cache.facts.read_bytes()) == facts | {"sha256": sha256_of(cache.path.read_bytes())}
+    assert {*cache.path.parent.iterdir()} == {cache.path}
+    with cache.path.open("rb") as file:
+        assert np.load(file, allow_pickle=False).tobytes() == cache.rows.tobytes()
     assert cache.warnings == []
     # Prompts are private.
     assert stat.S_IMODE(cache.path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(cache.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(cache.facts.stat().st_mode) == 0o600
 
 
 def test_where_the_cache_is(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +87,7 @@ def test_where_the_cache_is(manifest: Manifest, tmp_path: Path, monkeypatch: pyt
     for variable, folder in (("", "home/.cache"), (str(tmp_path / "xdg"), "xdg")):
         monkeypatch.setenv("XDG_CACHE_HOME", variable)
         EmbeddingCache(manifest, {}).put(PROMPT, rows)
-        assert len(list((tmp_path / folder / "wanrun" / "embeddings").iterdir())) == 2
+        assert len(list((tmp_path / folder / "wanrun" / "embeddings").iterdir())) == 1
 
 
 def test_without_a_home(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +113,6 @@ def _change(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return lambda path: (path.write_bytes(change(path.read_bytes())), None)[1]
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".json"])
 @pytest.mark.parametrize(
     "damage",
     [
@@ -131,9 +126,9 @@ def _change(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
         _fifo,
     ],
 )
-def test_a_damaged_entry_is_made_again(cache: Cache, suffix: str, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_entry_is_made_again(cache: Cache, damage: Callable[[Path], None]) -> None:
     cache.cache.put(PROMPT, cache.rows)
-    damage(cache.path.with_suffix(suffix))
+    damage(cache.path)
     assert cache.cache.find(PROMPT, "float32") is None
     (line,) = cache.warnings
     assert f"{cache.path} is damaged and is made again" in line and "\n" not in line
@@ -142,31 +137,18 @@ def test_a_damaged_entry_is_made_again(cache: Cache, suffix: str, damage: Callab
     assert len(cache.warnings) == 1
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".json"])
-def test_half_an_entry_is_none(cache: Cache, suffix: str) -> None:
-    """What is left of a run that was killed between the two files, and nothing to warn of."""
-    cache.cache.put(PROMPT, cache.rows)
-    cache.path.with_suffix(suffix).unlink()
-    assert cache.cache.find(PROMPT, "float32") is None
-    assert cache.warnings == []
-    cache.cache.put(PROMPT, cache.rows)
-    assert same(cache.cache.find(PROMPT, "float32"), cache.rows)
-
-
-@pytest.mark.parametrize(
-    "change", [{"key": "0" * 64}, {"prompt": "another"}, {"dtype": "bfloat16"}, {"sha256": "0" * 64}]
-)
-def test_facts_of_another_entry(cache: Cache, change: dict[str, str]) -> None:
-    cache.cache.put(PROMPT, cache.rows)
-    facts = json.loads(cache.facts.read_bytes()) | change
-    cache.facts.write_bytes(canonical_json(facts))
-    assert cache.cache.find(PROMPT, "float32") is None
-    (line,) = cache.warnings
-    assert f"{cache.path} is damaged and is made again: it" in line
+def test_a_file_of_another_entry(cache: Cache) -> None:
+    for other in (cache.cache.name("another", "float32"), cache.cache.name(PROMPT, "bfloat16")):
+        cache.cache.put(PROMPT, cache.rows)
+        cache.path.rename(cache.path.with_name(other))
+    assert cache.cache.find("another", "float32") is None and cache.cache.find(PROMPT, "bfloat16") is None
+    assert [line.partition(" is damaged and is made again: ")[2] for line in cache.warnings] == [
+        "its digest is wrong"
+    ] * 2
 
 
 def test_rows_of_another_kind(cache: Cache, manifest: Manifest) -> None:
-    """An entry whose two files fit each other, and not this text encoder."""
+    """An entry that is whole, and not of this text encoder."""
     for rows in (random_rows(5, 31), random_rows(513, 32), np.full((5, 32), np.nan, np.float32)):
         cache.cache.put(PROMPT, rows)
         assert cache.cache.find(PROMPT, "float32") is None
@@ -259,25 +241,22 @@ def test_without_rights(manifest: Manifest, tmp_path: Path) -> None:
     assert len(first) == len(second) == len(third) == 1
     assert f"{closed}: Permission denied" in first[0] and f"{unreadable}: Permission denied" in second[0]
     assert f"{small}: File too large" in third[0]
-    assert list(small.iterdir()) == [] and len(list(closed.iterdir())) == 2
+    assert list(small.iterdir()) == [] and len(list(closed.iterdir())) == 1
 
 
-def files_of(cache: EmbeddingCache, folder: Path, number: int) -> list[Path]:
-    key = cache.key(f"prompt {number}", "float32")
-    return [folder / f"{key}.json", folder / f"{key}.npy"]
+def file_of(cache: EmbeddingCache, folder: Path, number: int) -> Path:
+    return folder / cache.name(f"prompt {number}", "float32")
 
 
 def test_the_oldest_entries_are_removed(manifest: Manifest, tmp_path: Path) -> None:
-    """Both files of an entry count, and go."""
     first = Cache(manifest, tmp_path).cache
     first.put("prompt 0", random_rows(5, 32))
-    size = sum(file.stat().st_size for file in files_of(first, tmp_path, 0))
+    size = file_of(first, tmp_path, 0).stat().st_size
     limited = Cache(manifest, tmp_path, max_bytes=4 * size).cache
     now = time.time()
     for number in range(4):
         limited.put(f"prompt {number}", random_rows(5, 32, seed=number))
-        for file in files_of(limited, tmp_path, number):
-            os.utime(file, (now - 100 + number, now - 100 + number))
+        os.utime(file_of(limited, tmp_path, number), (now - 100 + number, now - 100 + number))
     assert limited.find("prompt 0", "float32") is not None  # now it was used last
     (tmp_path / "notes.txt").write_text("somebody else's")
     (tmp_path / ".wan-old.tmp").write_text("of a killed run")
@@ -287,17 +266,17 @@ def test_the_oldest_entries_are_removed(manifest: Manifest, tmp_path: Path) -> N
         limited.put(f"prompt {number}", random_rows(5, 32, seed=number))
     left = [number for number in range(6) if limited.find(f"prompt {number}", "float32") is not None]
     assert left == [0, 3, 4, 5]
-    kept = {file for number in left for file in files_of(limited, tmp_path, number)}
+    kept = {file_of(limited, tmp_path, number) for number in left}
     assert {*tmp_path.iterdir()} == kept | {tmp_path / ".wan-new.tmp", tmp_path / "notes.txt"}
 
 
-def test_half_an_entry_is_removed_with_the_oldest(manifest: Manifest, tmp_path: Path) -> None:
-    """Rows without facts, which a killed run leaves, do not stay for ever."""
+def test_entries_of_older_versions_are_removed_with_the_oldest(manifest: Manifest, tmp_path: Path) -> None:
     limited = Cache(manifest, tmp_path, max_bytes=1000).cache
-    (tmp_path / f"{'0' * 64}.npy").write_bytes(bytes(900))
-    os.utime(tmp_path / f"{'0' * 64}.npy", (0, 0))
+    for suffix in (".npy", ".json"):
+        (tmp_path / f"{'0' * 64}{suffix}").write_bytes(bytes(900))
+        os.utime(tmp_path / f"{'0' * 64}{suffix}", (0, 0))
     limited.put("prompt 0", random_rows(5, 32))
-    assert {*tmp_path.iterdir()} == {*files_of(limited, tmp_path, 0)}
+    assert [*tmp_path.iterdir()] == [file_of(limited, tmp_path, 0)]
 
 
 CONCURRENT = """
@@ -345,13 +324,13 @@ def test_processes_that_write_at_once(manifest: Manifest, tmp_path: Path) -> Non
     for run in runs:
         _, errors = run.communicate(timeout=120)
         assert run.returncode == 0 and errors == b"", errors.decode()
-    assert all(path.suffix in (".json", ".npy") for path in (tmp_path / "cache").iterdir())
+    assert all(path.suffix == ".embedding" for path in (tmp_path / "cache").iterdir())
 
 
 def test_a_run_that_is_killed_leaves_no_entry(
     cache: Cache, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder as it is before each of the two names is given."""
+    """The folder as it is before the file gets its name."""
     moments: list[Path] = []
     rename = Path.replace
 
@@ -362,7 +341,7 @@ def test_a_run_that_is_killed_leaves_no_entry(
     monkeypatch.setattr(Path, "replace", observed)
     cache.cache.put(PROMPT, cache.rows)
     monkeypatch.undo()
-    assert [len(list(folder.iterdir())) for folder in moments] == [2, 2]
+    assert [len(list(folder.iterdir())) for folder in moments] == [1]
     for folder in moments:
         left = Cache(manifest, folder)
         assert left.cache.find(PROMPT, "float32") is None and left.warnings == []

@@ -168,7 +168,7 @@ def test_what_a_key_depends_on(manifest: Manifest, tmp_path: Path) -> None:
         loras=({"file": "x"},), times={"converted": "now"}, model=plain_model(), source={"files": {}}
     )
     assert embedding_key(same_key, "a fox", "float32") in keys
-    cached = {EmbeddingCache(other, {}, folder=tmp_path).key("a fox", "float32") for other in others}
+    cached = {EmbeddingCache(other, {}, folder=tmp_path).name("a fox", "float32") for other in others}
     assert len(cached) == len(others) and not cached & keys
 
 
