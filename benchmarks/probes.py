@@ -105,23 +105,23 @@ def command(arguments: dict[str, Any]) -> NoReturn:
             },
         )
 
-    mark_ready, step = Timings.mark_ready, Timings.step
-    steps = []
+    mark_ready, steps = Timings.mark_ready, Timings.steps
+    done = []
 
     def mark_ready_and_stop(self: Timings) -> None:
         mark_ready(self)
         finish(self)
 
-    def step_and_stop(self: Timings, seconds: float) -> None:
-        step(self, seconds)
-        steps.append(seconds)
-        if len(steps) == stop:
+    def step_and_stop(self: Timings, loop: str, count: int, seconds: float) -> None:
+        steps(self, loop, count, seconds)
+        done.append(seconds)
+        if len(done) == stop:
             finish(self)
 
     if stop == "ready":
         Timings.mark_ready = mark_ready_and_stop  # type: ignore[method-assign]
     else:
-        Timings.step = step_and_stop  # type: ignore[method-assign]
+        Timings.steps = step_and_stop  # type: ignore[method-assign]
     sys.argv = ["wanrun", *arguments["arguments"]]
     run()
     raise SystemExit(f"wanrun ended before {stop}")

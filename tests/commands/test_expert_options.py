@@ -13,9 +13,7 @@ import pytest
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
 from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
-from wanrun.jobs import batch
 from wanrun.media.write_video import read_metadata
-from wanrun.terminal.status import Count
 
 Call = Callable[..., Run]
 
@@ -203,26 +201,6 @@ def test_whatever_differs_is_noticed(two: Call, tmp_path: Path, options: list[ob
     assert two(*arguments).out[-1] == "0 made, 1 skipped, 0 failed"
     (line,) = two(*arguments, *options).err
     assert f"o.gif exists, and was made otherwise; expected {key}" in line
-
-
-def test_progress_of_many_steps_at_once(
-    two: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scan form tells of a whole expert's steps; the next video begins at 0 again."""
-    seen: list[int] = []
-
-    class Noting(Count):
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "done":
-                seen.append(self.done)
-
-    monkeypatch.setattr(batch, "Count", Noting)
-    file = write_lines(tmp_path / "p.txt", "one", "two")
-    for fake.tells, expected in (((7, 10), [0, 7, 10]), ((1, 2, 3), [0, 1, 2, 3])):
-        seen.clear()
-        assert two("--prompts", file, "--overwrite", "--steps", 10, "--output", tmp_path / "o.gif").code == 0
-        assert seen == expected * 2
 
 
 def test_what_load_reports_is_a_line_on_stderr(two: Call, fake: Fake, tmp_path: Path) -> None:

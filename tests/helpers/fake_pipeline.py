@@ -14,7 +14,6 @@ import pytest
 from helpers.manifests import with_model, with_profiles
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.cli import wanrun
-from wanrun.denoising.steps import OnStep
 from wanrun.generation.result import Result
 from wanrun.media.types import Inputs
 from wanrun.request.generation import Generation
@@ -48,7 +47,6 @@ class Fake:
         generations: the options of each generation, with its inputs and latents.
         warn: receives the warnings of the generation that is going on.
         happens: what to call before the video of a prompt is made.
-        tells: the steps that ``on_step`` is told of.
     """
 
     def __init__(self, num_videos: int) -> None:
@@ -57,7 +55,6 @@ class Fake:
         self.asked: list[str] = []
         self.generations: list[dict[str, Any]] = []
         self.happens: dict[str, Callable[[], object]] = {}
-        self.tells: tuple[int, ...] = (1,)
 
     def load(self, artifact: Path, **arguments: Any) -> Fake:
         self.loads.append(arguments)
@@ -72,7 +69,6 @@ class Fake:
         *,
         inputs: Inputs | None,
         latents: np.ndarray | None,
-        on_step: OnStep,
         timings: Timings,
         warn: Callable[[str], None],
     ) -> Result:
@@ -81,8 +77,6 @@ class Fake:
         self.generations.append({**options, "inputs": inputs, "latents": latents})
         self.warn = warn
         self.happens.get(options["prompt"], lambda: None)()
-        for done in self.tells:
-            on_step(done, options["num_steps"])
         seed = options["seed"] if latents is None else int(abs(latents).sum())
         if inputs is not None:
             seed += sum(int(array.sum()) for array in inputs.arrays.values())

@@ -33,7 +33,7 @@ from wanrun.files import file_sha256, fsync_directory
 from wanrun.request.profiles import has_guidance
 from wanrun.terminal.status import Status
 from wanrun.terminal.temporary import temporary_folder
-from wanrun.timing.activities import Activities
+from wanrun.timing.spans import Spans
 from wanrun.units import in_bytes, in_flop
 
 
@@ -91,7 +91,7 @@ class _Compiler:
             compiled. Their entries in the folder stay unchanged.
         processes: the processes that compile with a limit on the instruction set.
         report: gets a line for a program that is compiled again with a lower limit.
-        activities: gets the program that is being compiled.
+        spans: gets the programs that are compiled.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class _Compiler:
         ledger: dict[tuple[str, str], CompiledProgram],
         processes: LimitedProcesses,
         report: Callable[[str], None],
-        activities: Activities,
+        spans: Spans,
     ) -> None:
         self._artifact, self.target, self.folder = artifact, target, folder
         self._ledger, self._kept = ledger, {c.executable.file: c for c in ledger.values()}
-        self._processes, self._report, self._activities = processes, report, activities
+        self._processes, self._report, self._spans = processes, report, spans
 
     def usable(self, name: str, program: Program) -> CompiledProgram | None:
         """Returns a program's executable, if there is one."""
@@ -124,7 +124,7 @@ class _Compiler:
             TooLargeError: if the program does not fit the device's memory.
         """
         data = read_program(self._artifact, name, program)
-        with self._activities.during("compile", name + last_time):
+        with self._spans.phase("compile", name + last_time):
             compiled = self.compile(name, data, program.donated)
         self._ledger[name, program.sha256] = compiled
         return compiled
@@ -294,10 +294,10 @@ def _compile_target(
             folder += "-2"
     executables: dict[str, dict[str, Executable]] = {}
     statistics: dict[str, dict[str, Mapping[str, Any]]] = {}
-    activities = Activities()
-    with Status(lambda: activities.running) as status:
+    spans = Spans()
+    with Status(lambda: spans.running) as status:
         report = status.around(report)
-        compiler = _Compiler(artifact, spec, folder, ledger, processes, report, activities)
+        compiler = _Compiler(artifact, spec, folder, ledger, processes, report, spans)
         for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
             for program_name, program in manifest.program_sets[key].programs[name].items():
                 compiled = compiler.usable(program_name, program)

@@ -73,6 +73,8 @@ class Denoising:
         behind: called, more than once, when the next stage may start to load during the steps.
         on_step: called after each program call with the number of steps done and the total.
         rule: chooses the program of each step; None: the full program.
+        window: index of the window that is made.
+        windows: how many there are.
     """
 
     table: SolverTable
@@ -83,6 +85,13 @@ class Denoising:
     behind: Callable[[], None] = _nothing
     on_step: OnStep = _nothing
     rule: Rule | None = None
+    window: int = 0
+    windows: int = 1
+
+    def reached(self, step: int) -> tuple[int, int]:
+        """Returns how many steps of all windows are done after some of this window's, and how many are."""
+        steps = len(self.table.timesteps)
+        return self.window * steps + step, self.windows * steps
 
     def chosen(self, programs: tuple[str, ...], steps: ExpertRange, index: int, state: State | None) -> str:
         """Returns the program of a step.

@@ -25,7 +25,7 @@ from wanrun.executables.signature import check_signature
 from wanrun.executables.tuning import Contest, Outcome, is_tuned, tolerance_of, tuned_options
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.timing.timings import now
+from wanrun.timing.clock import now
 
 if TYPE_CHECKING:
     import jax.stages
@@ -218,7 +218,7 @@ class Executables:
         if self._closed:
             raise CancelledError
         compiled = load(name, lowered, entry)
-        self._opened.recorder.count_cache(hits=1)
+        self._opened.recorder.count(cache_hits=1)
         return compiled
 
     def _lower(
@@ -268,10 +268,10 @@ class Executables:
             except ArtifactError:
                 path.unlink(missing_ok=True)  # of a driver that is gone
         start = now()
-        with self._opened.recorder.activities.during("compile", name):
+        with self._opened.recorder.phase("compile", name):
             compiled, entry = self._compile(name, files, program, options)
         seconds = now() - start
-        self._opened.recorder.count_cache(misses=1)
+        self._opened.recorder.count(cache_misses=1)
         told = f"kept in {overlay}"
         try:
             keep(path, entry)

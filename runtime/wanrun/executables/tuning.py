@@ -15,7 +15,7 @@ import numpy as np
 
 from wanrun.artifact.programs import Profile, Program
 from wanrun.executables.tolerance import TOLERANCES, levels_apart, most_levels, relative_error
-from wanrun.timing.timings import now
+from wanrun.timing.clock import now
 
 CALLS = 5
 """Timed calls of each executable, after one that is not timed."""

@@ -27,7 +27,7 @@ from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_ty
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.options import check_latents
 from wanrun.request.resolve import request_of, resolve_request
-from wanrun.terminal.status import following
+from wanrun.terminal.status import Status
 from wanrun.text.encoder import Warn, silent
 from wanrun.timing.timings import Timings
 
@@ -325,7 +325,7 @@ class Pipeline:
             agree_on_generation(self._opened.device.group, generation, inputs, latents)
             if latents is not None:
                 check_latents(latents, session.latents_shape)
-            with following(on_step, timings.activities if self._progress else None) as on_step:
+            with Status(lambda: timings.running) if self._progress else nullcontext():
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
                 behind = session.load_behind

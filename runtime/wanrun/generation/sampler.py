@@ -18,7 +18,7 @@ from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
-from wanrun.denoising.steps import Call, Denoising, scan_calls, step_calls
+from wanrun.denoising.steps import Denoising, scan_calls, step_calls
 from wanrun.generation.conditioning import Conditioning
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, windows
@@ -83,12 +83,8 @@ class Sampler:
                 inputs, timings=run.timings, window=window, carried=carried, options=options
             )
             start = latents if latents is not None and not parts else noise(self.latents_shape)
-            done, count = len(parts), 1 if window is None else window.count
-
-            def on_step(step: int, steps: int, done: int = done, count: int = count) -> None:
-                run.on_step(done * steps + step, count * steps)
-
-            final = self.denoise(replace(run, on_step=on_step), start, conditions, noise)
+            count = 1 if window is None else window.count
+            final = self.denoise(replace(run, window=len(parts), windows=count), start, conditions, noise)
             frames, made = self.decode(final, run.timings)
             carried = self._carried(made)
             parts.append(frames[:, overlap if parts else 0 :])
@@ -173,31 +169,24 @@ class Sampler:
             calls = step_calls(run.table, steps, lambda index: run.chosen(kinds, steps, index, state))
         if run.loop == "scan" or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
-        with run.timings.phase("denoise"):
+        reached = run.reached(steps.first)
+        with run.timings.phase("denoise", progress=lambda: reached, unit="step"):
             for call in calls:
                 started = time.perf_counter()
                 state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
                 # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s for 1280x720.
                 noise = None if call.noise is None else draw(state["latents"].shape)
                 jax.block_until_ready(state)
-                self._record(run, call, time.perf_counter() - started)
+                run.timings.steps(run.loop, call.last - call.first, time.perf_counter() - started)
                 if call.first == 0:
                     when = "after the first step" if call.last == 1 else f"after {call.last} steps"
                     check_finite(state, when)
                 if call.noise and noise is not None:
                     state = {**state, "latents": with_noise(state["latents"], call.noise, noise)}
                 self._load_behind(run, later)
-                run.on_step(call.last, len(run.table.timesteps))
+                reached = run.reached(call.last)
+                run.on_step(*reached)
         return state
-
-    @staticmethod
-    def _record(run: Denoising, call: Call, seconds: float) -> None:
-        """Records a call's duration, which is synchronised with the device."""
-        if run.loop == "scan":
-            run.timings.steps(call.last - call.first, seconds)
-        else:
-            run.timings.step(seconds)
-        run.timings.mark_first_step()
 
     def _load_behind(self, run: Denoising, later: Sequence[str]) -> None:
         """Starts to load what follows an expert's steps; raises the error of a load that has failed."""

@@ -21,7 +21,7 @@ from wanrun.jobs.worklist import Worklist
 from wanrun.media.rescue import rescued
 from wanrun.media.write_video import write_video
 from wanrun.terminal.lines import print_error, report, warn
-from wanrun.terminal.status import Count, Status
+from wanrun.terminal.status import Status
 from wanrun.terminal.undo import say, told_at_exit
 from wanrun.units import in_bytes
 
@@ -171,20 +171,17 @@ class Batch:
     def _run(self, job: Job, pipeline: Pipeline, place: str) -> Result:
         """Makes a job's videos, and shows the progress; ``place`` says which of how many it is."""
         inputs = self._work.inputs_of(job)
-        count = Count(len(job.generation.table.timesteps) * job.num_windows)
-
-        def on_step(step: int, total: int) -> None:
-            count.done, count.total = step, total
-
-        with self._status.counting("denoise", count, place):
+        self._status.place = place
+        try:
             return pipeline.run(
                 job.generation,
                 inputs=inputs,
                 latents=self._work.noise,
-                on_step=on_step,
                 timings=self._timings,
                 warn=self.warn,
             )
+        finally:
+            self._status.place = ""
 
 
 def _write_latents(path: Path, latents: np.ndarray) -> None:

@@ -41,7 +41,6 @@ class Job:
         latents: the path of the final latents; None if they are not requested, or exist.
         missing: the numbers of the videos to write; the others exist, with the same metadata.
         metadata: the metadata of each video, except the video's number; empty until the media are read.
-        num_windows: the number of windows; the steps run once for each.
     """
 
     entry: Entry
@@ -50,7 +49,6 @@ class Job:
     latents: Path | None
     missing: tuple[int, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    num_windows: int = 1
 
     @property
     def finished(self) -> bool:
@@ -145,8 +143,7 @@ class JobMaker:
             if latents is not None and latents.exists() and not overwrite:
                 check_file(latents, "--save-latents", overwrite=not missing)
                 latents = None
-        windows = job.generation.num_windows(inputs)
-        job = replace(job, latents=latents, missing=missing, metadata=metadata, num_windows=windows)
+        job = replace(job, latents=latents, missing=missing, metadata=metadata)
         if job.finished:
             self.media.spare(job.generation)
         return job

@@ -7,15 +7,14 @@ phases print nothing.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TextIO
 
 from wanrun.terminal.live_line import LiveLine, in_notebook
-from wanrun.timing.activities import Activities, Activity
+from wanrun.timing.clock import now
+from wanrun.timing.spans import Span
 from wanrun.units import in_bytes, in_minutes
 
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -40,61 +39,36 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "warmup": "warming up",
     }
 )
-"""What is said of an activity, by its phase, with its label, which may follow; others are not shown."""
-
-OnStep = Callable[[int, int], None]
-"""Takes the number of steps that are done, and all of them."""
+"""What is said of a span, by its phase, with its label, which may follow; others are not shown."""
 
 BLINK_SECONDS, LOG_SECONDS = 0.2, 10.0
 """How often the line is written, over the last one and in a log."""
 
 
-@dataclass
-class Count:
-    """How much of a phase's work is done.
+def progress_of(span: Span) -> tuple[int, int, str] | None:
+    """Returns how much of a span's work is done, all of it, and both in words; None if that is not counted.
 
-    Args:
-        total: all units.
-        unit: one unit, in the singular; ``B`` is bytes.
-        done: units that are done.
+    The words are such as ``12 of 50 steps``, or ``1.24 GB of 2.84 GB``.
     """
-
-    total: int
-    unit: str = "step"
-    done: int = 0
-
-    @property
-    def text(self) -> str:
-        """Such as ``12 of 50 steps``, or ``1.24 GB of 2.84 GB``."""
-        if self.unit == "B":
-            return f"{in_bytes(self.done)} of {in_bytes(self.total)}"
-        return f"{self.done} of {self.total} {self.unit}s"
+    if (progress := span.progress) is None:
+        return None
+    done, total = progress()
+    if span.unit == "B":
+        return done, total, f"{in_bytes(done)} of {in_bytes(total)}"
+    return done, total, f"{done} of {total} {span.unit}s"
 
 
-def counted(activity: Activity, counts: Mapping[str, Count]) -> Count | None:
-    """Returns how much of an activity is done; None if that is not counted."""
-    if activity.progress is not None:
-        done, total = activity.progress()
-        return Count(total, "B", done)
-    return counts.get(activity.phase)
-
-
-def told(activities: Sequence[Activity], counts: Mapping[str, Count] = MappingProxyType({})) -> str:
-    """Returns what is going on in words, such as ``reading vae (0.21 GB of 0.51 GB), loading decode_video``.
-
-    Args:
-        activities: what is going on.
-        counts: how much is done of the phases that are counted elsewhere.
-    """
+def told(spans: Sequence[Span]) -> str:
+    """Returns what goes on in words, such as ``reading vae (0.21 GB of 0.51 GB), loading decode_video``."""
     parts: dict[str, None] = {}
-    for one in activities:
+    for one in spans:
         if one.phase in WORDS:
             word, label = WORDS[one.phase], (one.label or "").replace("_", " ")
             text = word.format(label or "what it needs")
             if label and "{}" not in word:
                 text += f" ({label})"
-            count = counted(one, counts)
-            parts[text if count is None else f"{text} ({count.text})"] = None
+            progress = progress_of(one)
+            parts[text if progress is None else f"{text} ({progress[2]})"] = None
     return ", ".join(parts)
 
 
@@ -102,22 +76,20 @@ class Status:
     """Shows what is going on while a block runs.
 
     Args:
-        running: returns the activities.
+        running: returns the spans that go on.
         stream: the output, by default stderr.
 
     Attributes:
-        counts: how much is done of phases whose activities do not say it.
-        place: what stands in front, such as ``[2/8]``, or nothing.
+        place: what stands in front, such as ``[2/8] ``, or nothing.
     """
 
-    def __init__(self, running: Callable[[], Sequence[Activity]], stream: TextIO | None = None) -> None:
+    def __init__(self, running: Callable[[], Sequence[Span]], stream: TextIO | None = None) -> None:
         self._running, self._line = running, LiveLine(stream)
-        self.counts: dict[str, Count] = {}
         self.place = ""
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._pauses = 0
-        self._since = time.monotonic()
+        self._since = now()
         self._thread = threading.Thread(target=self._run, name="wanrun status", daemon=True)
 
     def __enter__(self) -> Status:
@@ -143,7 +115,7 @@ class Status:
         finally:
             with self._lock:
                 self._pauses -= 1
-                self._since = time.monotonic()
+                self._since = now()
 
     def around(self, tell: Callable[[str], None]) -> Callable[[str], None]:
         """Returns a function that prints a line with nothing of this one left before it."""
@@ -154,16 +126,6 @@ class Status:
 
         return alone
 
-    @contextmanager
-    def counting(self, phase: str, count: Count, place: str = "") -> Iterator[None]:
-        """Shows how much of a phase is done while a block runs, and where it stands among others."""
-        self.counts[phase], self.place = count, place
-        try:
-            yield
-        finally:
-            self.counts.pop(phase, None)
-            self.place = ""
-
     def _run(self) -> None:
         live = self._line.live
         while not (self._line.gone or self._ended.wait(BLINK_SECONDS if live else LOG_SECONDS)):
@@ -172,18 +134,17 @@ class Status:
                     self._show()
 
     def _show(self) -> None:
-        activities = [one for one in self._running() if one.phase in WORDS]
-        if not activities:
+        spans = [one for one in self._running() if one.phase in WORDS]
+        if not spans:
             self._line.clear()
             return
-        now = time.monotonic()
-        seconds, bar = now - max(activities[0].begun, self._since), ""
-        text = f"{self.place}{told(activities, self.counts)}, {seconds:.0f} s"
-        for one in activities:
-            count = counted(one, self.counts)
-            if count is not None and 0 < count.done < count.total:
-                left = (now - one.begun) / count.done * (count.total - count.done)
-                bar = f"{self._line.bar(count.done / count.total)} "
+        moment, bar = now(), ""
+        text = f"{self.place}{told(spans)}, {moment - max(spans[0].start, self._since):.0f} s"
+        for one in spans:
+            done, total, _ = progress_of(one) or (0, 0, "")
+            if 0 < done < total:
+                left = (moment - one.start) / done * (total - done)
+                bar = f"{self._line.bar(done / total)} "
                 text += f", {in_minutes(left)} left"
                 break
         self._line.show(f"{bar}{text}" if self._line.live else f"waiting: {text}")
@@ -200,10 +161,9 @@ class Progress:
     """
 
     def __init__(self, total: int, phase: str, unit: str = "B", *, stream: TextIO | None = None) -> None:
-        self._count, self._lock = Count(total, unit), threading.Lock()
-        activity = Activity(phase, None, time.monotonic())
-        self._status = Status(lambda: (activity,), stream)
-        self._status.counts[phase] = self._count
+        self._done, self._lock = 0, threading.Lock()
+        span = Span(phase, None, now(), progress=lambda: (self._done, total), unit=unit)
+        self._status = Status(lambda: (span,), stream)
 
     def __enter__(self) -> Progress:
         self._status.__enter__()
@@ -212,7 +172,7 @@ class Progress:
     def advance(self, n: int = 1) -> None:
         """Adds n finished units; thread-safe."""
         with self._lock:
-            self._count.done += n
+            self._done += n
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -223,24 +183,3 @@ class Progress:
 def shown(progress: bool | None) -> bool:
     """Returns whether a Python program's waits are shown: as it says, else in a notebook."""
     return in_notebook() if progress is None else progress
-
-
-@contextmanager
-def following(on_step: OnStep, activities: Activities | None) -> Iterator[OnStep]:
-    """Shows what a generation waits for while a block runs; yields what is called after steps.
-
-    Args:
-        on_step: called after steps too.
-        activities: what is going on; None: nothing is shown.
-    """
-    if activities is None:
-        yield on_step
-        return
-    count = Count(0)
-
-    def both(step: int, total: int) -> None:
-        count.done, count.total = step, total
-        on_step(step, total)
-
-    with Status(lambda: activities.running) as status, status.counting("denoise", count):
-        yield both

@@ -20,7 +20,7 @@ from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
 from wanrun.text.encoder import EmbeddingStore
-from wanrun.timing.timings import now
+from wanrun.timing.clock import now
 from wanrun.weights.programs import Programs
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class TorchBackend:
         with self._recorder.phase("import", "torch"):
             encoder = self._make()
         self._recorder.add("restore", *encoder.restored, TEXT_ENCODER)
-        self._recorder.count_restored(self._nbytes)
+        self._recorder.count(restore_bytes=self._nbytes)
         return encoder
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

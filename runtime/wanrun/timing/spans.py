@@ -1,31 +1,92 @@
-"""Time spans, and the time that several of them cover together."""
+"""Spans of time: work that has ended, and work that goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wanrun.timing.clock import now
 
 Interval = tuple[float, float]
+Progress = Callable[[], tuple[int, int]]
+"""Returns how many units of a span's work are done, and how many there are."""
 
 
-class Span(NamedTuple):
+@dataclass(eq=False)
+class Span:
     """A named stretch of time, in seconds since the process started.
 
     Attributes:
         phase: the kind of work.
         label: the object of the work, or None.
         start: when it began.
-        end: when it ended.
+        end: when it ended; infinity while it goes on.
+        progress: how much of it is done; None where that is not counted.
+        unit: one unit of its progress, in the singular; ``B`` is bytes.
     """
 
     phase: str
     label: str | None
     start: float
-    end: float
+    end: float = float("inf")
+    progress: Progress | None = None
+    unit: str = "B"
 
     @property
     def name(self) -> str:
         return self.phase if self.label is None else f"{self.phase} {self.label}"
+
+    @property
+    def ended(self) -> bool:
+        return self.end < float("inf")
+
+
+class Spans:
+    """A list of spans, which several threads may begin and end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spans: list[Span] = []
+
+    def begin(
+        self, phase: str, label: str | None = None, progress: Progress | None = None, unit: str = "B"
+    ) -> Span:
+        """Begins a span, which ``end`` takes; arguments as of ``Span``."""
+        span = Span(phase, label, now(), progress=progress, unit=unit)
+        self.take(span)
+        return span
+
+    def end(self, span: Span) -> None:
+        """Ends a span, which then no longer holds what told its progress."""
+        span.end, span.progress = now(), None
+
+    @contextmanager
+    def phase(
+        self, name: str, label: str | None = None, progress: Progress | None = None, unit: str = "B"
+    ) -> Iterator[None]:
+        """Times a block, even one that raises; arguments as of ``Span``. Blocks may overlap."""
+        span = self.begin(name, label, progress, unit)
+        try:
+            yield
+        finally:
+            self.end(span)
+
+    def add(self, phase: str, start: float, end: float, label: str | None = None) -> None:
+        """Adds a span that has ended; start and end are seconds since the process started."""
+        self.take(Span(phase, label, start, end))
+
+    def take(self, span: Span) -> None:
+        """Adds a span."""
+        with self._lock:
+            self._spans.append(span)
+
+    @property
+    def running(self) -> list[Span]:
+        """Spans that go on, those that began first in front."""
+        with self._lock:
+            return sorted((one for one in self._spans if not one.ended), key=lambda span: span.start)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -39,20 +100,6 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def length(intervals: Iterable[Interval]) -> float:
-    """Returns the seconds that at least one interval covers."""
-    return sum(end - start for start, end in union(intervals))
-
-
-def gaps(intervals: Iterable[Interval], until: float, begin: float = 0.0) -> list[Interval]:
-    """Returns the intervals between ``begin`` and ``until`` that no interval covers."""
-    found, reached = [], begin
-    for start, end in union(intervals):
-        if start >= until:
-            break
-        if start > reached:
-            found.append((reached, start))
-        reached = max(reached, end)
-    if reached < until:
-        found.append((reached, until))
-    return found
+def length(intervals: Iterable[Interval], begin: float = 0.0, until: float = float("inf")) -> float:
+    """Returns the seconds from ``begin`` to ``until`` that at least one interval covers."""
+    return sum(max(min(end, until) - max(start, begin), 0.0) for start, end in union(intervals))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanrun.timing.activities import Activities
-from wanrun.timing.spans import Span, gaps, length
+from wanrun.timing.clock import now
+from wanrun.timing.spans import Interval, Span, Spans, length
 from wanrun.timing.trace_events import trace_events
 from wanrun.units import in_bytes
-
-_IMPORTED = time.monotonic()
 
 PHASES = (
     "import",
@@ -38,23 +33,6 @@ _LABELS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def process_start_seconds_ago() -> float:
-    """Returns the seconds since the kernel started this process, to 10 ms; since import if that is unknown.
-
-    Source: proc_pid_stat(5), field 22: the start time after boot in clock ticks.
-    """
-    since_import = time.monotonic() - _IMPORTED
-    try:
-        # The second field is the command in parentheses, which may contain spaces and parentheses.
-        fields = (
-            Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, since_import)
-    except (OSError, AttributeError, IndexError, ValueError):
-        return since_import
-
-
 def peak_rss_bytes() -> int:
     """Returns this process's peak resident memory in bytes; 0 if the system does not report it."""
     try:
@@ -72,15 +50,7 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-_ORIGIN = time.monotonic() - process_start_seconds_ago()
-
-
-def now() -> float:
-    """Returns the seconds since the process started: the clock of all timings."""
-    return time.monotonic() - _ORIGIN
-
-
-class Timings:
+class Timings(Spans):
     """Collects durations; thread-safe.
 
     Args:
@@ -93,23 +63,22 @@ class Timings:
         restore_bytes: bytes of weights that were read from storage.
         placement: where the parameters of two experts are: ``both`` on the device, one there and the other in
             ``host`` memory, or ``one`` read at a time; None for a model with one transformer.
-        activities: what is going on now.
+        loop: the form of the denoising loop of the latest steps; None before any steps.
+        step_seconds: the denoising steps so far; the steps of one call have equal times.
     """
 
     def __init__(self, begin: float = 0.0) -> None:
-        self.activities = Activities()
+        super().__init__()
         self._begin = begin
         self._end: float | None = None
-        self._lock = threading.Lock()
-        self._spans: list[Span] = []
-        self._steps: list[float] = []
         self._calls: list[Span] = []
-        self._loop: str | None = None
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
         self.cache_misses = 0
         self.restore_bytes = 0
         self.placement: str | None = None
+        self.loop: str | None = None
+        self.step_seconds: list[float] = []
 
     def now(self) -> float:
         """Returns the seconds since the process started."""
@@ -124,84 +93,53 @@ class Timings:
         """Ends the total: later time does not count."""
         self._end = self.now()
 
-    @contextmanager
-    def phase(self, name: str, label: str | None = None) -> Iterator[None]:
-        """Times a block, even one that raises. Phases may overlap, in one thread or several.
+    def count(self, **more: int) -> None:
+        """Adds to ``cache_hits``, ``cache_misses`` or ``restore_bytes``."""
+        with self._lock:
+            for name, number in more.items():
+                setattr(self, name, getattr(self, name) + number)
+
+    def forget(self, spans: list[Span]) -> None:
+        """Takes away spans that go on: their end is not recorded here."""
+        with self._lock:
+            self._spans = [one for one in self._spans if one not in spans]
+
+    def steps(self, loop: str, count: int, seconds: float) -> None:
+        """Adds one call of a program of the loop that ends now, synchronised with the device.
+
+        The end of the first call is the end of the first step.
 
         Args:
-            name: the phase's name, such as ``restore``.
-            label: the object of the phase, such as ``transformer``, if there are several.
-        """
-        start = self.now()
-        try:
-            with self.activities.during(name, label):
-                yield
-        finally:
-            self.add(name, start, self.now(), label)
-
-    def add(self, name: str, start: float, end: float, label: str | None = None) -> None:
-        """Adds a span to a phase; start and end are seconds since the process started."""
-        with self._lock:
-            self._spans.append(Span(name, label, start, end))
-
-    def count_cache(self, hits: int = 0, misses: int = 0) -> None:
-        """Adds executables loaded from the compilation cache, and executables that had to be compiled."""
-        with self._lock:
-            self.cache_hits += hits
-            self.cache_misses += misses
-
-    def count_restored(self, nbytes: int) -> None:
-        """Adds bytes of weights that were read from storage."""
-        with self._lock:
-            self.restore_bytes += nbytes
-
-    def step(self, seconds: float) -> None:
-        """Adds one denoising step of the step form, synchronised with the device."""
-        self._add_steps("step", 1, seconds)
-
-    def steps(self, count: int, seconds: float) -> None:
-        """Adds one call of the scan form, synchronised with the device.
-
-        Args:
+            loop: the form of the loop: ``step`` or ``scan``.
             count: the number of steps in the call, at least 1. Each is recorded with their mean.
             seconds: the duration of the call.
         """
-        self._add_steps("scan", count, seconds)
-
-    def _add_steps(self, loop: str, count: int, seconds: float) -> None:
         end = self.now()
         with self._lock:
-            self._loop = loop
-            first = len(self._steps) + 1
-            self._steps += [seconds / count] * count
-            label = str(first) if count == 1 else f"{first} to {len(self._steps)}"
+            self.loop = loop
+            first = len(self.step_seconds) + 1
+            self.step_seconds += [seconds / count] * count
+            label = str(first) if count == 1 else f"{first} to {len(self.step_seconds)}"
             self._calls.append(Span("step", label, end - seconds, end))
+            self._marks.setdefault("first step", end)
 
     def mark_ready(self) -> None:
         """Marks the moment when the first step can be dispatched; later calls change nothing."""
-        self._mark("process_to_ready_seconds")
-
-    def mark_first_step(self) -> None:
-        """Marks the end of the first step, in the scan form of the first call; later calls change nothing."""
-        self._mark("process_to_first_step_seconds")
-
-    def _mark(self, name: str) -> None:
-        with self._lock:
-            self._marks.setdefault(name, self.now())
+        self._marks.setdefault("ready", self.now())
 
     @property
     def labelled_spans(self) -> list[Span]:
-        """Every span so far, ordered by start."""
+        """Every span that has ended, ordered by start."""
         with self._lock:
-            return sorted(self._spans, key=lambda span: (span.start, span.end))
+            ended = [span for span in self._spans if span.ended]
+        return sorted(ended, key=lambda span: (span.start, span.end))
 
     @property
-    def spans(self) -> Mapping[str, list[tuple[float, float]]]:
-        """(start, end) of every span by phase, in seconds since the process started."""
-        spans: dict[str, list[tuple[float, float]]] = {}
-        with self._lock:
-            for span in self._spans:
-                spans.setdefault(span.phase, []).append((span.start, span.end))
+    def spans(self) -> Mapping[str, list[Interval]]:
+        """(start, end) of every span that has ended by phase, in seconds since the process started."""
+        spans: dict[str, list[Interval]] = {}
+        for span in self.labelled_spans:
+            spans.setdefault(span.phase, []).append((span.start, span.end))
         return spans
 
     @property
@@ -212,10 +150,10 @@ class Timings:
     @property
     def unaccounted_seconds(self) -> float | None:
         """Time until the end of the first step that no span covers; None before that moment."""
-        until = self._marks.get("process_to_first_step_seconds")
-        if until is None:
+        if (until := self._marks.get("first step")) is None:
             return None
-        return length(gaps(((span.start, span.end) for span in self.labelled_spans), until, self._begin))
+        spans = [(span.start, span.end) for span in self.labelled_spans]
+        return until - self._begin - length(spans, self._begin, until)
 
     @property
     def loop_overhead_seconds(self) -> float | None:
@@ -226,18 +164,6 @@ class Timings:
         """
         steps, denoise = self.step_seconds, self.seconds.get("denoise", 0.0)
         return (denoise - sum(steps)) / len(steps) if steps and denoise >= sum(steps) else None
-
-    @property
-    def step_seconds(self) -> list[float]:
-        """The denoising steps so far; the steps of one scan call have equal times."""
-        with self._lock:
-            return list(self._steps)
-
-    @property
-    def loop(self) -> str | None:
-        """The form of the denoising loop of the latest steps; None before any steps."""
-        with self._lock:
-            return self._loop
 
     def as_json(self) -> dict[str, Any]:
         """Returns a flat object with stable keys: a phase without spans is 0, a moment not reached is None.
@@ -250,12 +176,12 @@ class Timings:
         names = [*PHASES, *sorted(seconds.keys() - set(PHASES))]
         return {
             **{f"{name}_seconds": seconds.get(name, 0.0) for name in names},
-            "process_to_ready_seconds": self._marks.get("process_to_ready_seconds"),
-            "process_to_first_step_seconds": self._marks.get("process_to_first_step_seconds"),
+            "process_to_ready_seconds": self._marks.get("ready"),
+            "process_to_first_step_seconds": self._marks.get("first step"),
             "unaccounted_seconds": self.unaccounted_seconds,
             "loop": self.loop,
             "placement": self.placement,
-            "step_seconds": self.step_seconds,
+            "step_seconds": list(self.step_seconds),
             "loop_overhead_seconds": self.loop_overhead_seconds,
             "total_seconds": (self.now() if self._end is None else self._end) - self._begin,
             "cache_hits": self.cache_hits,
@@ -296,61 +222,53 @@ class Timings:
 
     def as_trace(self) -> dict[str, Any]:
         """Returns every span and step as a trace, and the moments ``ready`` and ``first step``."""
-        with self._lock:
-            spans, marks = [*self._spans, *self._calls], dict(self._marks)
-        moments = {"process_to_ready_seconds": "ready", "process_to_first_step_seconds": "first step"}
-        return trace_events(spans, {moments[name]: moment for name, moment in marks.items()})
+        return trace_events([*self.labelled_spans, *self._calls], self._marks)
 
 
-class Recorder:
-    """Passes background work on to the timings of every running generation, and stores nothing itself.
+class Recorder(Spans):
+    """Spans of work in the background, which belong to whoever waits for it. It keeps only those that go on.
 
     Several generations may wait for the same load: it is recorded in each of them.
     """
 
     def __init__(self) -> None:
-        self.activities = Activities()
-        self._lock = threading.Lock()
+        super().__init__()
         self._listening: list[Timings] = []
 
     @contextmanager
     def into(self, timings: Timings) -> Iterator[None]:
-        """Records spans that end while the block runs in these timings too."""
+        """Records spans that end while the block runs in these timings too; they show those that go on."""
         with self._lock:
+            news = timings not in self._listening
             self._listening.append(timings)
+            for span in self._spans if news else ():
+                timings.take(span)
         try:
-            with timings.activities.beside(self.activities):
-                yield
+            yield
         finally:
             with self._lock:
                 self._listening.remove(timings)
+                if timings not in self._listening:
+                    timings.forget(self._spans)
 
-    def _timings(self) -> list[Timings]:
-        """Returns the listening timings, each once."""
+    def take(self, span: Span) -> None:
         with self._lock:
-            return list(dict.fromkeys(self._listening))
+            if not span.ended:
+                self._spans.append(span)
+            for timings in self._listeners():
+                timings.take(span)
 
-    @contextmanager
-    def phase(self, name: str, label: str | None = None) -> Iterator[None]:
-        """Times a block, like ``Timings.phase``."""
-        start = now()
-        try:
-            with self.activities.during(name, label):
-                yield
-        finally:
-            self.add(name, start, now(), label)
+    def end(self, span: Span) -> None:
+        with self._lock:
+            super().end(span)
+            self._spans.remove(span)
 
-    def add(self, name: str, start: float, end: float, label: str | None = None) -> None:
-        """Adds a span to a phase, like ``Timings.add``."""
-        for timings in self._timings():
-            timings.add(name, start, end, label)
+    def count(self, **more: int) -> None:
+        """Adds numbers, like ``Timings.count``."""
+        with self._lock:
+            for timings in self._listeners():
+                timings.count(**more)
 
-    def count_cache(self, hits: int = 0, misses: int = 0) -> None:
-        """Adds executables, like ``Timings.count_cache``."""
-        for timings in self._timings():
-            timings.count_cache(hits, misses)
-
-    def count_restored(self, nbytes: int) -> None:
-        """Adds bytes read, like ``Timings.count_restored``."""
-        for timings in self._timings():
-            timings.count_restored(nbytes)
+    def _listeners(self) -> list[Timings]:
+        """The listening timings, each once."""
+        return list(dict.fromkeys(self._listening))

@@ -37,7 +37,8 @@ from wanrun.artifact.staged import spread_name
 from wanrun.executables.store import Executables
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.timing.timings import now
+from wanrun.timing.clock import now
+from wanrun.timing.spans import Span
 from wanrun.weights.buffers import Memory
 from wanrun.weights.restore import Restore, default_threads
 from wanrun.weights.transfer import Staged, Transfer
@@ -132,21 +133,21 @@ class WeightStore:
                 rows={} if way is None else way.rows,
             )
             self._restores[name] = restore
-            activities = self.opened.recorder.activities
-            reading = activities.begin("restore", name, lambda: restore.progress)
-            self._hosts[name] = self._transfers.submit(self._read, restore)
-            self._hosts[name].add_done_callback(lambda _: activities.end(reading))
+            recorder = self.opened.recorder
+            reading = recorder.begin("restore", name, lambda: restore.progress)
+            self._hosts[name] = self._transfers.submit(self._read, restore, reading)
+            self._hosts[name].add_done_callback(lambda _: recorder.end(reading))
         return self._hosts[name]
 
-    def _read(self, restore: Restore) -> Tree:
+    def _read(self, restore: Restore, reading: Span) -> Tree:
         try:
             tree = restore.result(self._bits)
         finally:
             with self._lock:
                 if self._restores.get(restore.name) is restore:
                     del self._restores[restore.name]
-        self.opened.recorder.add("restore", restore.started_at, restore.finished_at, restore.name)
-        self.opened.recorder.count_restored(restore.nbytes)
+        reading.start = restore.started_at  # before it, other components were read
+        self.opened.recorder.count(restore_bytes=restore.nbytes)
         return tree
 
     def _transfer(self, name: str, host: Future[Tree], order: object) -> Any:

@@ -95,7 +95,7 @@ def test_nothing_grows(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> N
 
     def make(self: Sampler, run: Any, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
         with run.timings.phase("denoise"):
-            run.timings.step(0.1)
+            run.timings.steps("step", 1, 0.1)
         return frames, latents
 
     monkeypatch.setattr(Sampler, "__call__", make)

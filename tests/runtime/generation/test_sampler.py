@@ -50,7 +50,7 @@ class Loop:
         self.starts.append(start)
         self.drawn.append(draw(start.shape))
         for done in range(1, self.steps + 1):
-            run.on_step(done, self.steps)
+            run.on_step(*run.reached(done))
         return np.full(start.shape, len(self.starts), np.float32)
 
 
@@ -95,7 +95,8 @@ class Made:
         def on_step(done: int, total: int) -> None:
             self.told.append((done, total))
 
-        run = Denoising(cast(Any, None), (), np.zeros(0), "step", Timings(), on_step=on_step)
+        table = SimpleNamespace(timesteps=np.zeros(self.loop.steps))
+        run = Denoising(cast(Any, table), (), np.zeros(0), "step", Timings(), on_step=on_step)
         self.frames, self.latents = sampler(run, {**RESOLVED, **options}, inputs, latents)
         self.called = programs.names
         self.decoded = [arguments["latents"] for name, arguments in programs.calls]

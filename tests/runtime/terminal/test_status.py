@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from wanrun.terminal import status
-from wanrun.terminal.status import Count, Progress, Status, following, shown, told
-from wanrun.timing.activities import Activities, Activity
+from wanrun.terminal.status import Progress, Status, shown, told
+from wanrun.timing.spans import Span, Spans
 
 
 class Terminal(io.StringIO):
@@ -28,34 +28,34 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def activity(phase: str, label: str | None = None, done: tuple[int, int] | None = None) -> Activity:
-    return Activity(phase, label, 0.0, None if done is None else lambda: done)
+def span(phase: str, label: str | None = None, done: tuple[int, int] | None = None) -> Span:
+    return Span(phase, label, 0.0, progress=None if done is None else lambda: done)
 
 
 @pytest.mark.parametrize(
-    ("activities", "text"),
+    ("spans", "text"),
     [
         ([], ""),
-        ([activity("manifest")], ""),
-        ([activity("import", "jax")], "importing jax"),
+        ([span("manifest")], ""),
+        ([span("import", "jax")], "importing jax"),
         (
-            [activity("restore", "transformer_2", (1_240_000_000, 2_840_000_000)), activity("text")],
+            [span("restore", "transformer_2", (1_240_000_000, 2_840_000_000)), span("text")],
             "reading transformer 2 (1.24 GB of 2.84 GB), encoding the prompt",
         ),
-        ([activity("transfer", "vae"), activity("transfer", "vae")], "bringing vae to the device"),
-        ([activity("import")], "importing what it needs"),
-        ([activity("decode", "17 frames")], "decoding the video (17 frames)"),
+        ([span("transfer", "vae"), span("transfer", "vae")], "bringing vae to the device"),
+        ([span("import")], "importing what it needs"),
+        ([span("decode", "17 frames")], "decoding the video (17 frames)"),
     ],
 )
-def test_what_is_told(activities: list[Activity], text: str) -> None:
-    assert told(activities) == text
+def test_what_is_told(spans: list[Span], text: str) -> None:
+    assert told(spans) == text
 
 
 def test_on_a_terminal_it_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
     monkeypatch.setenv("COLUMNS", "24")
-    activities, stream = Activities(), Terminal()
-    with Status(lambda: activities.running, stream), activities.during("decode"):
+    spans, stream = Spans(), Terminal()
+    with Status(lambda: spans.running, stream), spans.phase("decode"):
         until(lambda: stream.getvalue().count("\r") > 1)
     first, *shown, blank, last = stream.getvalue().split("\r")
     assert first == last == ""
@@ -66,27 +66,27 @@ def test_on_a_terminal_it_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyP
 def test_a_narrow_terminal_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
     monkeypatch.setenv("COLUMNS", "12")
-    activities, stream = Activities(), Terminal()
-    with Status(lambda: activities.running, stream), activities.during("decode"):
+    spans, stream = Spans(), Terminal()
+    with Status(lambda: spans.running, stream), spans.phase("decode"):
         until(lambda: "\r" in stream.getvalue())
     assert stream.getvalue().split("\r")[1] == "decoding t…"
 
 
 def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
-    activities, stream = Activities(), io.StringIO()
-    with Status(lambda: activities.running, stream):
+    spans, stream = Spans(), io.StringIO()
+    with Status(lambda: spans.running, stream):
         time.sleep(0.05)
         assert stream.getvalue() == ""  # nothing is waited for
-        with activities.during("compile", "decode_video"):
+        with spans.phase("compile", "decode_video"):
             until(lambda: stream.getvalue().count("\n") > 1)
     assert set(stream.getvalue().splitlines()) == {"waiting: compiling decode video, 0 s"}
 
 
 def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    activities, stream = Activities(), Terminal()
-    with Status(lambda: activities.running, stream) as line, activities.during("decode"):
+    spans, stream = Spans(), Terminal()
+    with Status(lambda: spans.running, stream) as line, spans.phase("decode"):
         until(lambda: "decoding" in stream.getvalue())
         with line.paused():
             begun = len(stream.getvalue())
@@ -98,14 +98,16 @@ def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_have_a_bar_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    activities, stream, count = Activities(), Terminal(), Count(50)
-    with Status(lambda: activities.running, stream) as line, activities.during("denoise"):
-        with line.counting("denoise", count, "[2/8] "):
-            until(lambda: "[2/8] denoising (0 of 50 steps), 0 s" in stream.getvalue())
-            assert "█" not in stream.getvalue()  # nothing to say how long it takes
-            count.done = 25
-            until(lambda: "░" in stream.getvalue())
-        until(lambda: stream.getvalue().rstrip().endswith("\rdenoising, 0 s"))
+    spans, stream, reached = Spans(), Terminal(), [(0, 50)]
+    with (
+        Status(lambda: spans.running, stream) as line,
+        spans.phase("denoise", progress=lambda: reached[-1], unit="step"),
+    ):
+        line.place = "[2/8] "
+        until(lambda: "[2/8] denoising (0 of 50 steps), 0 s" in stream.getvalue())
+        assert "█" not in stream.getvalue()  # nothing to say how long it takes
+        reached.append((25, 50))
+        until(lambda: "░" in stream.getvalue())
     shown = next(part for part in stream.getvalue().split("\r") if "░" in part)
     assert shown.rstrip() == "████████░░░░░░░░ [2/8] denoising (25 of 50 steps), 0 s, 0:00 left"
 
@@ -115,23 +117,10 @@ def test_a_notebook_has_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shown(None) and shown(True)
     monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace(kernelapp=None))
     assert shown(None) and not shown(False)
-    activities, stream = Activities(), io.StringIO()
-    with Status(lambda: activities.running, stream), activities.during("decode"):
+    spans, stream = Spans(), io.StringIO()
+    with Status(lambda: spans.running, stream), spans.phase("decode"):
         until(lambda: "\r" in stream.getvalue())
     assert "\n" not in stream.getvalue()
-
-
-def test_a_generation_is_followed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
-    activities, steps = Activities(), []
-    with following(lambda step, total: steps.append((step, total)), None) as on_step:
-        on_step(1, 4)
-    counted = following(lambda step, total: steps.append((step, total)), activities)
-    with counted as on_step, activities.during("denoise"):
-        on_step(2, 4)
-        until(lambda: "2 of 4 steps" in capsys.readouterr().err)
-    assert steps == [(1, 4), (2, 4)]
-    assert capsys.readouterr().err.count("denoising") < 5  # and it has ended
 
 
 def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,8 +159,8 @@ def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    activities, stream = Activities(), Terminal()
-    with Status(lambda: activities.running, stream) as line, activities.during("decode"):
+    spans, stream = Spans(), Terminal()
+    with Status(lambda: spans.running, stream) as line, spans.phase("decode"):
         one, other = line.paused(), line.paused()
         one.__enter__()
         other.__enter__()
@@ -185,17 +174,17 @@ def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch
 
 def test_a_shorter_line_covers_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    activities, stream = Activities(), Terminal()
-    with Status(lambda: activities.running, stream):
-        with activities.during("decode"):
+    spans, stream = Spans(), Terminal()
+    with Status(lambda: spans.running, stream):
+        with spans.phase("decode"):
             until(lambda: "decoding" in stream.getvalue())
-            token = activities.begin("restore", "vae")
+            token = spans.begin("restore", "vae")
             until(lambda: "reading vae" in stream.getvalue())
         until(lambda: stream.getvalue().rpartition("\r")[2].startswith("reading vae"))
         longest = max(map(len, stream.getvalue().split("\r")))
         covering = next(part for part in stream.getvalue().split("\r") if part.startswith("reading vae"))
         assert len(covering) == longest
-        activities.end(token)
+        spans.end(token)
 
 
 def test_a_stream_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +194,6 @@ def test_a_stream_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         def write(self, text: str) -> int:
             raise OSError("gone")
 
-    activities = Activities()
-    with Status(lambda: activities.running, Gone()) as line, activities.during("decode"):
+    spans = Spans()
+    with Status(lambda: spans.running, Gone()) as line, spans.phase("decode"):
         until(lambda: line._line.gone)

@@ -1,4 +1,4 @@
-"""What spans of time cover together, and what none of them does."""
+"""A list of spans, some of which go on; what spans of time cover together."""
 
 from __future__ import annotations
 
@@ -6,32 +6,49 @@ import random
 
 import pytest
 
-from wanrun.timing.spans import Span, gaps, length, union
+from wanrun.timing.spans import Span, Spans, length, union
 
 
-def test_union_length_and_gaps() -> None:
+def names(spans: Spans) -> list[tuple[str, str | None]]:
+    return [(one.phase, one.label) for one in spans.running]
+
+
+def test_spans_begin_and_end() -> None:
+    spans = Spans()
+    with spans.phase("text"):
+        reading = spans.begin("restore", "vae", lambda: (1, 2))
+        assert names(spans) == [("text", None), ("restore", "vae")]
+        assert spans.running[1].progress is not None and spans.running[1].progress() == (1, 2)
+    assert names(spans) == [("restore", "vae")] and not reading.ended
+    spans.end(reading)
+    assert names(spans) == [] and 0 < reading.start <= reading.end
+
+
+def test_an_error_ends_a_span() -> None:
+    spans = Spans()
+    with pytest.raises(ValueError, match="x"), spans.phase("text"):
+        raise ValueError("x")
+    assert names(spans) == []
+
+
+def test_union_and_length() -> None:
     intervals = [(5.0, 6.0), (1.0, 3.0), (1.5, 2.0), (2.0, 4.0), (6.0, 6.5)]
     assert union(intervals) == [(1.0, 4.0), (5.0, 6.5)]
     assert length(intervals) == 4.5
-    assert gaps(intervals, 8.0) == [(0.0, 1.0), (4.0, 5.0), (6.5, 8.0)]
-    assert gaps(intervals, 5.5) == [(0.0, 1.0), (4.0, 5.0)]
-    assert gaps(intervals, 8.0, begin=4.5) == [(4.5, 5.0), (6.5, 8.0)]
-    assert gaps(intervals, 8.0, begin=7.0) == [(7.0, 8.0)]
-    assert gaps(intervals, 8.0, begin=2.0) == [(4.0, 5.0), (6.5, 8.0)]
-    assert (union([]), length([]), gaps([], 1.0), gaps([], 0.0)) == ([], 0, [(0.0, 1.0)], [])
+    assert [length(intervals, begin) for begin in (2.0, 4.5, 7.0)] == [3.5, 1.5, 0]
+    assert [length(intervals, 2.0, until) for until in (3.0, 5.5, 8.0)] == [1.0, 2.5, 3.5]
+    assert (union([]), length([])) == ([], 0)
 
 
-def test_what_is_covered_and_what_is_not_is_all_there_is() -> None:
+def test_what_is_covered_is_what_is_covered_inside() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        spans = [
-            (start, start + rng.random()) for start in (rng.uniform(0, 9) for _ in range(rng.randint(0, 9)))
-        ]
+        starts = [rng.uniform(0, 9) for _ in range(rng.randint(0, 9))]
+        spans = [(start, start + rng.random()) for start in starts]
         begin, until = rng.uniform(0, 4), rng.uniform(4, 10)
-        inside = [
-            (max(start, begin), min(end, until)) for start, end in spans if end > begin and start < until
-        ]
-        assert length(inside) + length(gaps(spans, until, begin)) == pytest.approx(until - begin)
+        moments = [begin + (until - begin) * (index + 0.5) / 4000 for index in range(4000)]
+        covered = sum(any(start <= moment < end for start, end in spans) for moment in moments) / 4000
+        assert length(spans, begin, until) == pytest.approx((until - begin) * covered, abs=0.05)
 
 
 def test_a_span_is_named_by_its_phase_and_label() -> None:

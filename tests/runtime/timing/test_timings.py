@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from wanrun.jobs.timing_files import write_timings
-from wanrun.timing import timings as timing
-from wanrun.timing.timings import PHASES, Recorder, Timings, peak_rss_bytes, process_start_seconds_ago
+from wanrun.timing.clock import now
+from wanrun.timing.spans import Spans
+from wanrun.timing.timings import PHASES, Recorder, Timings, peak_rss_bytes
 
 # What benchmarks and users read: a key may be added, none may go or change its name.
 KEYS = {
@@ -50,32 +51,6 @@ def run_python(code: str) -> list[str]:
     ).stdout.split()
 
 
-def test_the_clock_starts_with_the_process_and_not_with_the_import() -> None:
-    started = time.monotonic()
-    code = "import time; time.sleep(0.3); from wanrun.timing.timings import Timings; print(Timings().now())"
-    (printed,) = run_python(code)
-    outside = time.monotonic() - started
-    # The kernel's record has ticks of 10 ms.
-    assert 0.3 - 0.02 < float(printed) < outside + 0.02
-
-
-def test_without_the_kernels_record_the_clock_starts_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(self: Path, **kwargs: str) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", missing)
-    since_import = time.monotonic() - timing._IMPORTED
-    assert process_start_seconds_ago() == pytest.approx(since_import, abs=0.05)
-    assert peak_rss_bytes() > 10e6  # from getrusage
-
-
-def test_command_names_do_not_confuse_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, expected = Path("/proc/self/stat").read_text(), process_start_seconds_ago()
-    odd = plain[: plain.index("(")] + "(a) R 1 (b c)" + plain[plain.rindex(")") + 1 :]
-    monkeypatch.setattr(Path, "read_text", lambda self, **kwargs: odd)
-    assert process_start_seconds_ago() == pytest.approx(expected, abs=0.05)
-
-
 def test_peak_memory_is_this_processes_own() -> None:
     held = bytearray(b"x") * 200_000_000  # this test's process is larger than what it starts
     here = peak_rss_bytes()
@@ -88,6 +63,14 @@ def test_peak_memory_is_this_processes_own() -> None:
     assert 50e6 < after - before < 90e6
 
 
+def test_without_the_kernels_record_the_system_tells_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Path, **kwargs: str) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert peak_rss_bytes() > 10e6
+
+
 def test_phases_and_steps() -> None:
     timings = Timings()
     with timings.phase("restore"):
@@ -95,8 +78,8 @@ def test_phases_and_steps() -> None:
     with pytest.raises(RuntimeError), timings.phase("text"):
         time.sleep(0.02)
         raise RuntimeError
-    timings.step(3.0)
-    timings.step(1.0)
+    timings.steps("step", 1, 3.0)
+    timings.steps("step", 1, 1.0)
     assert 0.05 <= timings.seconds["restore"] < 0.5
     assert 0.02 <= timings.seconds["text"] < 0.5
     assert timings.step_seconds == [3.0, 1.0]
@@ -119,7 +102,7 @@ def test_threads() -> None:
         with timings.phase("restore"):
             time.sleep(0.1)
         for _ in range(100):
-            timings.step(0.5)
+            timings.steps("step", 1, 0.5)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -134,11 +117,11 @@ def test_threads() -> None:
 def test_marks_keep_the_first_moment() -> None:
     timings = Timings()
     timings.mark_ready()
-    timings.mark_first_step()
+    timings.steps("step", 1, 0.001)
     first = timings.as_json()
     time.sleep(0.02)
     timings.mark_ready()
-    timings.mark_first_step()
+    timings.steps("step", 1, 0.001)
     second = timings.as_json()
     for key in ("process_to_ready_seconds", "process_to_first_step_seconds"):
         assert 0 < first[key] == second[key]
@@ -156,7 +139,7 @@ def test_json_is_flat_with_stable_keys(tmp_path: Path) -> None:
     timings = Timings()
     timings.add("image", 1.0, 1.5)
     timings.add("decode", 2.0, 4.0)
-    timings.step(1.25)
+    timings.steps("step", 1, 1.25)
     timings.cache_hits += 6
     timings.mark_ready()
     write_timings(timings, tmp_path / "t.json", None)
@@ -177,7 +160,7 @@ def test_summary() -> None:
     for name, start, end in [("import", 0, 0.5), ("restore", 1, 3.25), ("denoise", 4, 10), ("image", 3, 4)]:
         timings.add(name, start, end)
     for seconds in (3.0, 1.0, 2.0, 1.5):
-        timings.step(seconds)
+        timings.steps("step", 1, seconds)
     timings.cache_hits, timings.cache_misses = 5, 1
     timings.mark_ready()
     lines = timings.summary().splitlines()
@@ -204,15 +187,16 @@ def test_summary() -> None:
         "peak RSS",
     }
     assert "process to ready" in rows
-    assert "process to first step" not in rows
+    assert rows.keys() >= {"process to first step", "unaccounted"}
+    assert "process to ready" not in Timings().summary() and "unaccounted" not in Timings().summary()
 
 
 def test_calls_of_many_steps() -> None:
     """The scan form: what one call took, spread over its steps; there is no first or median step."""
     timings = Timings()
     assert timings.loop is None
-    timings.steps(3, 6.0)
-    timings.steps(1, 5.0)
+    timings.steps("scan", 3, 6.0)
+    timings.steps("scan", 1, 5.0)
     timings.add("denoise", 1.0, 14.0)
     assert timings.step_seconds == timings.as_json()["step_seconds"] == [2.0, 2.0, 2.0, 5.0]
     assert timings.loop == timings.as_json()["loop"] == "scan"
@@ -222,7 +206,7 @@ def test_calls_of_many_steps() -> None:
     assert not [
         row for row in rows if row[:2] in (["first", "step"], ["median", "step"], ["between", "steps"])
     ]
-    timings.step(1.0)  # the same pipeline may be asked for the other form
+    timings.steps("step", 1, 1.0)  # the same pipeline may be asked for the other form
     assert timings.loop == "step" and timings.step_seconds[-2:] == [5.0, 1.0]
     assert "median step" in timings.summary() and "mean step" not in timings.summary()
 
@@ -252,16 +236,16 @@ def labelled() -> Timings:
     return timings
 
 
-def at(timings: Timings, name: str, moment: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks a moment other than now."""
+def first_step_at(timings: Timings, moment: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds the first step at a moment other than now."""
     monkeypatch.setattr(timings, "now", lambda: moment)
-    getattr(timings, name)()
+    timings.steps("step", 1, 0.001)
 
 
 def test_labels_split_the_spans_and_not_the_phases() -> None:
     timings = labelled()
     assert timings.seconds["restore"] == 0.5 + 3.0 + 193.5
-    assert timings.spans["restore"] == [(2.0, 4.0), (1.5, 2.0), (3.0, 5.0), (6.5, 200.0)]
+    assert timings.spans["restore"] == [(1.5, 2.0), (2.0, 4.0), (3.0, 5.0), (6.5, 200.0)]
     assert timings.as_json()["spans"] == [
         ["import", 0.0, 1.0],
         ["restore text_encoder", 1.5, 2.0],
@@ -282,28 +266,28 @@ def test_time_of_no_span_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timings.unaccounted_seconds is None
     for start, end in [(1.0, 2.0), (1.5, 3.0), (4.0, 5.0), (7.0, 20.0)]:
         timings.add("restore", start, end)
-    at(timings, "mark_first_step", 8.0, monkeypatch)
+    first_step_at(timings, 8.0, monkeypatch)
     assert timings.unaccounted_seconds == timings.as_json()["unaccounted_seconds"] == 1.0 + 1.0 + 2.0
     timings.add("text", 0.0, 30.0)
     assert timings.unaccounted_seconds == 0.0
     late = Timings()
     late.add("restore", 2.0, 3.0)
     late.add("decode", 20.0, 30.0)
-    at(late, "mark_first_step", 10.0, monkeypatch)
+    first_step_at(late, 10.0, monkeypatch)
     assert late.unaccounted_seconds == 9.0
 
 
 def test_the_loop_s_own_time() -> None:
     timings = Timings()
     assert timings.loop_overhead_seconds is None
-    timings.step(2.0)
+    timings.steps("step", 1, 2.0)
     assert timings.loop_overhead_seconds is None  # a step outside of the phase: nothing is known
-    timings.step(3.0)
+    timings.steps("step", 1, 3.0)
     timings.add("denoise", 1.0, 6.5)
     assert timings.loop_overhead_seconds == timings.as_json()["loop_overhead_seconds"] == 0.25
     timings.add("denoise", 10.0, 12.5)
-    timings.step(1.5)
-    timings.step(0.5)
+    timings.steps("step", 1, 1.5)
+    timings.steps("step", 1, 0.5)
     assert timings.loop_overhead_seconds == 0.25
 
 
@@ -313,12 +297,12 @@ def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_a_trace_has_every_span_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timings = labelled()
-    at(timings, "mark_ready", 5.8, monkeypatch)
+    monkeypatch.setattr(timings, "now", lambda: 5.8)
+    timings.mark_ready()
     monkeypatch.setattr(timings, "now", lambda: 16.0)
-    timings.step(10.0)
-    timings.mark_first_step()
+    timings.steps("step", 1, 10.0)
     monkeypatch.setattr(timings, "now", lambda: 20.0)
-    timings.steps(2, 3.5)
+    timings.steps("scan", 2, 3.5)
     write_timings(timings, None, tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     found = sorted((event["name"], event["ts"], event["dur"]) for event in complete(trace))
@@ -340,12 +324,12 @@ def test_the_summary_is_a_table_alone() -> None:
 
 def test_timings_of_a_part_of_a_process() -> None:
     """Total and unaccounted time count from its begin, everything else from the process's."""
-    before = timing.now()
+    before = now()
     timings = Timings.from_now()
     time.sleep(0.05)
     with timings.phase("denoise"):
         time.sleep(0.05)
-    timings.mark_first_step()
+    timings.steps("step", 1, 0.001)
     timings.add("restore", before - 10, before - 1)  # of long before
     timings.add("restore", before - 5, before + 0.01)
     time.sleep(0.02)
@@ -365,17 +349,39 @@ def test_what_happens_in_the_background_is_everybodys() -> None:
         recorder.add("restore", 1.0, 2.0, "transformer")
         with recorder.into(second), recorder.into(first):  # once all the same
             with recorder.phase("executables", "prepare"):
-                recorder.count_cache(hits=1)
-            recorder.count_cache(misses=2)
+                recorder.count(cache_hits=1)
+            recorder.count(cache_misses=2)
         recorder.add("restore", 2.0, 3.0, "vae")
     with pytest.raises(RuntimeError), recorder.into(first):
         raise RuntimeError
-    recorder.count_cache(hits=5)
+    recorder.count(cache_hits=5)
     names = [[span.name for span in timings.labelled_spans] for timings in (first, second)]
     assert sorted(names[0]) == ["executables prepare", "restore transformer", "restore vae"]
     assert names[1] == ["executables prepare"]
     for timings in (first, second):
         assert (timings.cache_hits, timings.cache_misses) == (1, 2)
+
+
+def names(spans: Spans) -> list[str]:
+    return [span.name for span in spans.running]
+
+
+def test_timings_show_what_they_time_and_what_goes_on_in_the_background() -> None:
+    timings, recorder = Timings(), Recorder()
+    with (
+        recorder.phase("executables", "prepare"),
+        recorder.into(timings),
+        timings.phase("text"),
+        recorder.into(timings),  # the same twice is told once
+    ):
+        assert names(timings) == ["executables prepare", "text"]
+    assert names(timings) == names(recorder) == []
+    with recorder.phase("executables", "decode"):
+        assert names(timings) == []  # nobody listens
+        with recorder.into(timings):
+            assert names(timings) == ["executables decode"]
+        assert names(timings) == []
+    assert [span.name for span in timings.labelled_spans] == ["text"]  # the others ended later
 
 
 def test_import_is_light() -> None:
