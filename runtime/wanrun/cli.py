@@ -130,7 +130,7 @@ def _make(
         from wanrun.terminal.status import Status
 
     leads = group is None or group.leads
-    status = Status(lambda: timings.activities.running if leads else ())
+    status = Status(lambda: timings.running if leads else ())
     batch = Batch(work, how.overwrite, timings, leads, status)
     batch.report_worklist()
     try:
@@ -171,7 +171,6 @@ def _run(
         from wanrun.generation.load import load
         from wanrun.jobs.batch import tracing
 
-    _try_ahead(artifact, how, work, timings, batch)
     generation, low, first = work.jobs[0].generation, how.loading.low_memory, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
         first = work.inputs_of(work.jobs[0])
@@ -187,6 +186,7 @@ def _run(
         # These prompts are encoded before the first step: all of them if the text encoder is released then.
         prompts=work.first_prompts(None if low else 1),
         inputs=first,
+        later=() if how.of_several else [job.generation.profile.name for job in work.jobs],
         timings=timings,
         warn=batch.warn,
         report=batch.note,
@@ -196,14 +196,3 @@ def _run(
             pipeline.warmup(timings)
         with tracing(how.trace):
             batch.run(pipeline)
-
-
-def _try_ahead(artifact: Path, how: RunOptions, work: Worklist, timings: Timings, batch: Batch) -> None:
-    """Tries executables that were built elsewhere of all profiles of the prompts, before one is loaded."""
-    profiles = {job.generation.profile.name: job.generation.profile for job in work.jobs}
-    if len(profiles) == 1 or how.of_several:
-        return
-    from wanrun.generation.opening import Opening
-
-    how.loading.check()
-    Opening(artifact, how.loading, timings, batch.warn, batch.note).try_ahead(profiles.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,6 @@ import pytest
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
 from helpers.manifests import with_profiles, without_profiles
 from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.programs import Profile
 from wanrun.cli import wanrun
 from wanrun.errors import WanError
 from wanrun.request.rows import rows
@@ -75,28 +74,18 @@ def test_how_it_is_loaded(wan: Call, fake: Fake, arguments: list[str], expected:
     assert fake.asked == ["a fox", "closed"]
 
 
-def test_profiles_of_later_prompts_are_tried_before_one_is_loaded(
-    wan: Call, fake: Fake, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_profiles_of_later_prompts_are_told_when_one_is_loaded(
+    wan: Call, fake: Fake, artifact: Path, tmp_path: Path
 ) -> None:
-    """Once the device is open, no other process can have it."""
-    from wanrun.generation.opening import Opening
-
-    manifest, tried = read_manifest(artifact), list[tuple[list[bool], bool, str | None]]()
+    manifest = read_manifest(artifact)
     (first,) = manifest.profiles.values()
     second = msgspec.structs.replace(first, guidance=False, index=1)
     with_profiles(manifest, [first, second]).write(artifact)
-
-    def try_ahead(opening: Opening, profiles: Iterable[Profile]) -> None:
-        assert fake.loads == []
-        guidance = [profile.guidance for profile in profiles]
-        tried.append((guidance, opening.policy.allow_compile, opening.policy.target))
-
-    monkeypatch.setattr(Opening, "try_ahead", try_ahead)
     lines = [{"prompt": "one"}, {"prompt": "two", "guidance_scale": 1.0}, {"prompt": "three"}]
     given = write_lines(tmp_path / "p.jsonl", *lines)
     assert wan("--prompts", given, "--allow-compile", "--target", "cpu").code == 0
-    assert tried == [([True, False], True, "cpu")]
-    assert wan("--prompt", "one").code == 0 and len(tried) == 1  # loading it tries it
+    (loaded,) = fake.loads
+    assert (loaded["profile"], loaded["later"]) == (first.name, [first.name, second.name, first.name])
 
 
 def test_a_warm_up_comes_first(wan: Call, fake: Fake) -> None:

@@ -30,6 +30,8 @@ class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
         prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
             the text encoder is not read if all their embeddings are stored. None means any prompt.
         inputs: the images and videos of the first generation, which are encoded meanwhile.
+        later: names of profiles of later generations. Executables of theirs that were built elsewhere are
+            tried now too: once the device is open, no other process can have it.
         timings: where the times are recorded; None for new ones.
         warn: gets messages about problems that do not stop the run.
         report: gets messages about decisions: where two experts are kept.
@@ -40,6 +42,7 @@ class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
 
     prompts: Sequence[str] | None = None
     inputs: Inputs | None = None
+    later: Sequence[str] = ()
     timings: Timings | None = None
     warn: Tell = silent
     report: Tell = silent
@@ -90,8 +93,8 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
     prompts, policy = None if given.prompts is None else texts_of(given.prompts), policy_of(keywords)
     opening = Opening(folder, policy, timings, given.warn, given.report, given.group)
     shows = shown(given.progress)
-    with ExitStack() as undo, Status(lambda: timings.activities.running) if shows else nullcontext():
-        shared, profile = opening.open(prompts, given.inputs, undo)
+    with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():
+        shared, profile = opening.open(prompts, given.inputs, undo, texts_of(given.later, "later"))
         pipeline = Pipeline(shared, profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs)

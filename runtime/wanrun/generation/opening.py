@@ -57,7 +57,11 @@ class Opening:
     group: ProcessGroup | None = None
 
     def open(
-        self, prompts: Sequence[str] | None, inputs: Inputs | None, undo: ExitStack
+        self,
+        prompts: Sequence[str] | None,
+        inputs: Inputs | None,
+        undo: ExitStack,
+        later: Iterable[str] = (),
     ) -> tuple[Shared, Profile]:
         """Opens the artifact.
 
@@ -65,6 +69,7 @@ class Opening:
             prompts: the prompts of the first generation, on which all processes agree.
             inputs: its images and videos.
             undo: closes what is opened.
+            later: names of profiles that are loaded later.
 
         Returns:
             The artifact and what is loaded of it, and the wanted profile. The caller closes it.
@@ -83,6 +88,9 @@ class Opening:
         resolve_loop(profile, self.policy.loop)
         policy = together(self.group, manifest, selected.name, profile, self.policy, prompts, inputs)
         trust = Trust(folder, manifest, selected, policy.weights, policy.trial)
+        for other in dict.fromkeys(later):
+            if other != profile.name:
+                self._try_ahead(manifest, choose_profile(manifest, folder, {"profile": other}))
         if refusal := self._refusal(trust, profile):
             selected = replace(selected, refusal=refusal)
         ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
@@ -104,19 +112,13 @@ class Opening:
         weights = WeightStore(opened, ahead)
         return Shared(weights, TextStages(opened, None if beside is None else WeightStore(beside))), profile
 
-    def try_ahead(self, profiles: Iterable[Profile]) -> None:
-        """Tries the executables of profiles that a run loads later, when it has the device.
-
-        Raises:
-            ArtifactError: if some are refused, unless they may be compiled.
-        """
-        manifest = read_manifest(self.folder)
-        for profile in profiles:
-            try:
-                selected = self._target(manifest, profile)
-            except ArtifactError:
-                continue  # told in the profile's turn
-            self._refusal(Trust(self.folder, manifest, selected, self.policy.weights), profile)
+    def _try_ahead(self, manifest: Manifest, profile: Profile) -> None:
+        """Tries the executables of a profile that is loaded later, if they were built elsewhere."""
+        try:
+            selected = self._target(manifest, profile)
+        except ArtifactError:
+            return  # told in the profile's turn
+        self._refusal(Trust(self.folder, manifest, selected, self.policy.weights), profile)
 
     def _selected(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
         """Chooses the target; reports why others do not fit, and which level of CPUs it is."""

@@ -63,7 +63,8 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
     golden = dict.fromkeys((PROFILE, second.name), manifest.golden[PROFILE])
     with_profiles(manifest.changed(golden=golden), [first, second]).write(elsewhere)
     lines: list[str] = []
-    opening(elsewhere, lines).try_ahead([first, second])
+    with contextlib.ExitStack() as undo:
+        opening(elsewhere, lines, lazy=True).open(None, None, undo, [first.name, second.name, second.name])
     assert [line.partition(",")[0] for line in lines[::2]] == [
         "checking the executables on this chip: target v9"
     ] * 2
