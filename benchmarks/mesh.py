@@ -23,9 +23,10 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.targets.mesh import parse_mesh
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.mesh import jax_mesh, mesh_text, parse_mesh
+from wanrun.artifact.mesh import jax_mesh, mesh_text
 from wanrun.executables.lowering import lower
 
 MESHES = (

@@ -12,9 +12,9 @@ import click
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
 from wanbuild.targets.chips import CHIPS
+from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
-from wanrun.artifact.mesh import AXES, parse_mesh
 from wanrun.command import CONTEXT_SETTINGS, takes_artifact
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
@@ -162,7 +162,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     default="",
     metavar="AXIS=N,...",
     callback=lambda _, option, text: parse_mesh(text),
-    help="Devices by axis, of: " + "; ".join(f"{axis} ({use})" for axis, use in AXES.items()) + ". "
+    help="Devices by axis, of: " + "; ".join(f"{axis} ({use})" for axis, use in USES.items()) + ". "
     "[default: one device]",
 )
 @click.option("--dtype", type=_STORED, default="bfloat16", show_default=True, help="Compute dtype.")

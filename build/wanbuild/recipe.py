@@ -13,9 +13,9 @@ from typing import Any
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
 from wanbuild.source.parts import OPTIONS
+from wanbuild.targets.mesh import parse_mesh
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.mesh import parse_mesh
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, read_bounded, sha256_of
 from wanrun.terminal.console import parse_size

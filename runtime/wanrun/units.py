@@ -10,11 +10,6 @@ def in_bytes(number: float) -> str:
     return scaled(number, "B")
 
 
-def in_flop(number: float) -> str:
-    """Returns a number of floating-point operations, such as ``7.60 TFLOP``."""
-    return scaled(number, "FLOP")
-
-
 def scaled(number: float, unit: str) -> str:
     """Returns a number that is not negative with three digits and a prefix before its unit.
 

@@ -18,7 +18,8 @@ from helpers.damage import (
     own,
 )
 from wanbuild.cli import wanbuild
-from wanrun.artifact import layout
+from wanbuild.conversion import orbax
+from wanrun.artifact.layout import CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.cli import wanrun
 from wanrun.files import sha256_of
@@ -43,7 +44,7 @@ def test_a_flipped_bit_in_the_weights(
     own(artifact, "weights")
     manifest = read_manifest(artifact)
     place = manifest.components[component].parameters[parameter].layout
-    path = artifact / "weights" / component / layout.array_folder(parameter) / place.chunk_file(0)
+    path = artifact / "weights" / component / array_folder(parameter) / place.chunk_file(0)
     flip(path, place.nbytes // 2)
     line = refused(artifact)
     assert f"weights are damaged: {component}/{parameter}" in line and str(path) in line
@@ -69,8 +70,8 @@ def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def layered(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An artifact without programs, with a chunk file per layer, as large parameters have."""
-    monkeypatch.setattr(layout, "SMALL_BYTES", 0)
-    monkeypatch.setattr(layout, "LARGE_BYTES", 4096)
+    monkeypatch.setattr(orbax, "SMALL_BYTES", 0)
+    monkeypatch.setattr(orbax, "LARGE_BYTES", 4096)
     folder = tmp_path / "layered"
     assert run(wanbuild, ["convert", str(toy_checkpoint), "--artifact", str(folder)]) == 0
     return folder
@@ -175,8 +176,8 @@ def write_parameter(artifact: Path, component: str, path: str, value: float) -> 
     assert parameter.layout.rows == 1 and parameter.layout.dtype == "float32"
     data = np.full(parameter.layout.shape, value, np.float32).tobytes()
     checksum = crc32c(data)
-    file = artifact / entry.folder / layout.array_folder(path) / parameter.layout.chunk_file(0)
-    file.write_bytes(data + checksum.to_bytes(layout.CRC_BYTES, "little"))
+    file = artifact / entry.folder / array_folder(path) / parameter.layout.chunk_file(0)
+    file.write_bytes(data + checksum.to_bytes(CRC_BYTES, "little"))
     digest = hashlib.sha256(hashlib.sha256(data).digest()).hexdigest()
     changed = msgspec.structs.replace(parameter, crc32c=(f"{checksum:08x}",), sha256=digest)
     component_changed = msgspec.structs.replace(entry, parameters={**entry.parameters, path: changed})

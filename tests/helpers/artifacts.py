@@ -57,7 +57,7 @@ def build_artifact(
     from wanbuild.conversion.convert import ConvertRequest, convert
     from wanbuild.programs.build_options import BuildOptions
     from wanbuild.programs.compile import CompileRequest, compile_artifact
-    from wanrun.artifact.mesh import parse_mesh
+    from wanbuild.targets.mesh import parse_mesh
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
     convert(ConvertRequest(checkpoint, folder, stored))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from wanrun.artifact.layout import plan_layout
+from wanbuild.conversion.orbax import plan_layout
 from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter

@@ -28,8 +28,9 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.programs.shardings import mesh_problem
 from wanbuild.programs.spec import ProgramSpec, program
+from wanbuild.targets.mesh import parse_mesh
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices, parse_mesh
+from wanrun.artifact.mesh import AXES, Sizes, jax_mesh, mesh_text, normal, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.denoising.steps import velocity_table
 from wanrun.executables.lowering import lower

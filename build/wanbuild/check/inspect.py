@@ -14,7 +14,7 @@ from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
 from wanrun.artifact.programs import ProgramSet
 from wanrun.artifact.targets import Target
-from wanrun.units import in_bytes, in_flop
+from wanrun.units import in_bytes, scaled
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
     for profile, programs in target["statistics"].items():
         for program, facts in programs.items():
             yield (
-                f"  {profile} {program:<19} {in_flop(facts.get('flops', 0)):>11}, "
+                f"  {profile} {program:<19} {scaled(facts.get('flops', 0), 'FLOP'):>11}, "
                 f"temporaries {in_bytes(facts.get('temporary_bytes', 0)):>7}, "
                 f"compiled in {facts.get('compile_seconds', 0):.1f} s"
             )

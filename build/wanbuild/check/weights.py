@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from wanrun.artifact.layout import array_folder, metadata_files
+from wanbuild.conversion.orbax import metadata_files
+from wanrun.artifact.layout import array_folder
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.parameters import Parameter, nest
 from wanrun.errors import ArtifactError

@@ -21,18 +21,13 @@ import numpy as np
 from crc32c import crc32c
 
 from wanbuild.conversion.direct import DirectFile, WriteBuffer
+from wanbuild.conversion.orbax import metadata_files, plan_layout
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
 from wanbuild.source.float8 import Float8
 from wanbuild.source.safetensors import TensorEntry
-from wanrun.artifact.layout import (
-    CRC_BYTES,
-    ArrayLayout,
-    array_folder,
-    metadata_files,
-    plan_layout,
-)
+from wanrun.artifact.layout import CRC_BYTES, ArrayLayout, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter
 from wanrun.errors import SourceError

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wanrun.artifact.mesh import parse_mesh
+from wanbuild.targets.mesh import parse_mesh
 from wanrun.terminal.console import SIZE
 
 _STORED = click.Choice(["bfloat16", "float32"])

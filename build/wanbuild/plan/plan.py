@@ -18,9 +18,10 @@ from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
-from wanrun.artifact.mesh import Sizes, mesh_text, name_suffix, num_devices
+from wanrun.artifact.mesh import Sizes, mesh_text, num_devices
 from wanrun.errors import UsageError, shortened
 from wanrun.request.profiles import has_guidance
 

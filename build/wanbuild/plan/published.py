@@ -9,13 +9,13 @@ from typing import Any
 
 from wanbuild.components import kind_of
 from wanbuild.conversion.defaults import model_record
+from wanbuild.conversion.orbax import plan_layout
 from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.published.settings import MODEL_INDEXES
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.variants.table import variants
 from wanbuild.variants.variant import Variant
-from wanrun.artifact.layout import plan_layout
 from wanrun.artifact.manifest import Component, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults, Model
 from wanrun.artifact.parameters import Parameter

@@ -34,7 +34,7 @@ from wanrun.request.profiles import has_guidance
 from wanrun.terminal.status import Status
 from wanrun.terminal.temporary import temporary_folder
 from wanrun.timing.spans import Spans
-from wanrun.units import in_bytes, in_flop
+from wanrun.units import in_bytes, scaled
 
 
 @dataclass(frozen=True)
@@ -364,8 +364,9 @@ def _usable_entries(
 
 
 def _line(profile: str, program: str, statistics: Mapping[str, Any], target: TargetSpec) -> str:
+    work = scaled(statistics["flops"], "FLOP")
     needed = in_bytes(statistics["argument_bytes"] + statistics["temporary_bytes"])
     return (
         f"{profile}  {program:<15} compiled in {statistics['compile_seconds']:.1f} s, "
-        f"{in_flop(statistics['flops'])}, arguments + temporaries {needed} of {in_bytes(target.memory_bytes)}"
+        f"{work}, arguments + temporaries {needed} of {in_bytes(target.memory_bytes)}"
     )

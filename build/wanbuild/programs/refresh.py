@@ -15,9 +15,10 @@ from wanbuild.programs.export import used_sets
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.mesh import Sizes, name_suffix
+from wanrun.artifact.mesh import Sizes
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError, UsageError

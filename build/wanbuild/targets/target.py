@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from wanbuild.devices import open_exactly
 from wanbuild.targets.chips import CHIPS, CUDNN, Chip
 from wanbuild.targets.levels import CPU_LEVELS, Level
+from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.topology import open_topology
-from wanrun.artifact.mesh import jax_mesh, mesh_text, name_suffix, num_devices
+from wanrun.artifact.mesh import jax_mesh, mesh_text, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
 from wanrun.errors import ArtifactError, UsageError

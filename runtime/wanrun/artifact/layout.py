@@ -12,7 +12,6 @@ if large, several equal slices of axis 0.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,12 +22,6 @@ from wanrun.artifact.record import Record
 CRC_BYTES = 4
 ALIGNMENT = 64
 """The CPU backend aliases a host buffer that is aligned to 64 bytes, and copies any other buffer."""
-
-SMALL_BYTES = 4 * 2**20
-"""A stacked parameter up to this size is one chunk file; a file per layer would be mostly overhead."""
-
-LARGE_BYTES = 64 * 2**20
-"""A parameter that is not stacked is split into rows of at most this size, which threads read in parallel."""
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "float16": 2, "float32": 4})
 
@@ -87,22 +80,6 @@ class ArrayLayout(Record, frozen=True):
         return "/".join(["c", str(index), *["0"] * (len(self.shape) - 1)])
 
 
-def plan_layout(shape: tuple[int, ...], dtype: str, stacked: bool) -> ArrayLayout:
-    """Chooses rows and chunk files for a parameter.
-
-    Args:
-        shape: the parameter's shape, with the layer axis first if stacked.
-        dtype: name of the stored dtype.
-        stacked: whether axis 0 is the layer axis.
-    """
-    nbytes = math.prod(shape) * ITEM_BYTES[dtype]
-    if stacked:
-        return ArrayLayout(shape, dtype, shape[0], 1 if nbytes <= SMALL_BYTES else shape[0])
-    wanted = -(-nbytes // LARGE_BYTES)
-    rows = next((n for n in range(wanted, min(shape[0], 4 * wanted) + 1) if shape[0] % n == 0), 1)
-    return ArrayLayout(shape, dtype, rows, rows)
-
-
 def array_folder(path: str) -> str:
     """Returns a parameter's folder in its checkpoint, as Orbax names it: ``a/b/c`` -> ``a.b.c``."""
     return path.replace("/", ".")
@@ -120,55 +97,3 @@ def zarr_metadata(layout: ArrayLayout) -> dict[str, Any]:
         "fill_value": 0.0,
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
     }
-
-
-def orbax_metadata(layouts: Mapping[str, ArrayLayout]) -> dict[str, Any]:
-    """Returns the content of the checkpoint's ``_METADATA``: the tree of parameters, by path."""
-
-    def entry(path: str, layout: ArrayLayout) -> tuple[str, dict[str, Any]]:
-        keys = path.split("/")
-        value = {
-            "value_type": "np.ndarray",
-            "skip_deserialize": False,
-            "write_shape": list(layout.chunk_shape),
-        }
-        return str(tuple(keys)), {
-            "key_metadata": [{"key": key, "key_type": 2} for key in keys],
-            "value_metadata": value,
-        }
-
-    return {
-        "tree_metadata": dict(entry(path, layouts[path]) for path in sorted(layouts)),
-        "use_ocdbt": False,
-        "use_zarr3": True,
-        "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
-    }
-
-
-CHECKPOINT_METADATA: dict[str, Any] = {
-    "item_handlers": "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler",
-    "metrics": {},
-    "performance_metrics": {},
-    # Orbax writes the time here; a constant makes two conversions of one source byte-identical.
-    "init_timestamp_nsecs": 0,
-    "commit_timestamp_nsecs": 0,
-    "custom_metadata": {},
-}
-"""Content of the checkpoint's ``_CHECKPOINT_METADATA``."""
-
-
-def metadata_files(layouts: Mapping[str, ArrayLayout]) -> dict[str, bytes]:
-    """Returns every file of a checkpoint that is not a chunk file, by its name in the checkpoint's folder.
-
-    ``wanbuild verify`` compares them byte for byte, so a change here is a new format version.
-
-    Args:
-        layouts: the component's parameters, by path.
-    """
-    contents = {
-        **{f"{array_folder(path)}/zarr.json": zarr_metadata(layouts[path]) for path in sorted(layouts)},
-        "_METADATA": orbax_metadata(layouts),
-        "_CHECKPOINT_METADATA": CHECKPOINT_METADATA,
-    }
-    return {name: json.dumps(content).encode("ascii") for name, content in contents.items()}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wanrun.errors import UsageError
@@ -25,15 +24,7 @@ if TYPE_CHECKING:
 
     from wanrun.artifact.parameters import Component
 
-AXES: Mapping[str, str] = MappingProxyType(
-    {
-        "data": "the guidance pair, then videos",
-        "ring": "the sequence, with keys that go round",
-        "fsdp": "the sequence, and parameters that are gathered layer by layer",
-        "context": "the sequence, with heads that are exchanged",
-        "tensor": "heads and feed-forward",
-    }
-)
+AXES = ("data", "ring", "fsdp", "context", "tensor")
 """The axes in the order of the devices: the last one's are next to one another, and talk most."""
 
 Sizes = Mapping[str, int]
@@ -49,29 +40,6 @@ MAX_DEVICES = 1024
 
 GATHERED = "fsdp"
 """The mesh axis along which parameters are stored in parts and gathered before use."""
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Parses ``data=2,context=4``; axes of one device are left out.
-
-    Raises:
-        UsageError: for an unknown axis, one that is named twice, or a size that is not a positive number.
-    """
-    sizes: dict[str, int] = {}
-    for part in text.split(",") if text.strip() else ():
-        axis, _, size = part.strip().partition("=")
-        if axis not in AXES:
-            raise UsageError(
-                "--mesh has an unknown axis", expected=f"one of {', '.join(AXES)}", found=repr(axis)
-            )
-        if axis in sizes:
-            raise UsageError(f"--mesh has {axis} twice", found=repr(text))
-        if not (size.isascii() and size.isdigit() and 1 <= int(size[:9]) <= MAX_DEVICES):
-            raise UsageError(
-                f"--mesh has no number of devices for {axis}", expected=f"{axis}=2", found=repr(part)
-            )
-        sizes[axis] = int(size)
-    return normal(sizes)
 
 
 def normal(sizes: Sizes) -> dict[str, int]:
@@ -101,11 +69,6 @@ def num_devices(sizes: Sizes) -> int:
 def mesh_text(sizes: Sizes) -> str:
     """Returns a mesh as ``--mesh`` takes it."""
     return ",".join(f"{axis}={size}" for axis, size in normal(sizes).items()) or "one device"
-
-
-def name_suffix(sizes: Sizes) -> str:
-    """Returns what a mesh adds to its target's name: ``-data2-context4``, nothing for one device."""
-    return "".join(f"-{axis}{size}" for axis, size in normal(sizes).items())
 
 
 def jax_sizes(sizes: Sizes) -> dict[str, int]:

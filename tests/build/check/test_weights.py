@@ -18,8 +18,8 @@ import pytest
 from helpers.damage import flip, linked, one_error, own
 from wanbuild.check import weights
 from wanbuild.cli import wanbuild
+from wanbuild.conversion import orbax
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanrun.artifact import layout
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.terminal.console import run
@@ -35,8 +35,8 @@ def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """An artifact without programs, bfloat16 and float32, with a chunk file per layer. Not to be changed."""
     artifact = tmp_path_factory.mktemp("converted") / "artifact"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "SMALL_BYTES", 0)
-        patch.setattr(layout, "LARGE_BYTES", 4096)
+        patch.setattr(orbax, "SMALL_BYTES", 0)
+        patch.setattr(orbax, "LARGE_BYTES", 4096)
         convert(ConvertRequest(toy_checkpoint, artifact))
     return artifact
 

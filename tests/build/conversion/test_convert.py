@@ -18,13 +18,13 @@ import pytest
 from helpers.naive_conversion import assert_equals_naive
 from helpers.original_checkpoint import original_keys
 from helpers.tensor_files import load_file, save_file
+from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.configs import TOY_VARIANTS
 from wanbuild.toy.weights import Stored
-from wanrun.artifact import layout as layout_module
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError
 

@@ -9,7 +9,7 @@ from wanbuild.plan.generation import Generation
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.targets.chips import CHIPS
-from wanrun.artifact.mesh import parse_mesh
+from wanbuild.targets.mesh import parse_mesh
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from wanbuild.plan.memory import Figures, estimated, need, usable
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.targets.chips import CHIPS
-from wanrun.artifact.mesh import Sizes, parse_mesh
+from wanbuild.targets.mesh import parse_mesh
+from wanrun.artifact.mesh import Sizes
 
 GIB = 2**30
 

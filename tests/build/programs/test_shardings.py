@@ -9,7 +9,8 @@ import pytest
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.programs.build_options import Shape
 from wanbuild.programs.shardings import check_mesh, meshes
-from wanrun.artifact.mesh import num_devices, parse_mesh
+from wanbuild.targets.mesh import parse_mesh
+from wanrun.artifact.mesh import num_devices
 from wanrun.errors import UsageError
 
 

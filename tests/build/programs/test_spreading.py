@@ -11,13 +11,15 @@ import pytest
 
 from helpers.devices import on_devices
 from helpers.manifests import plain_program
+from wanbuild.conversion.orbax import plan_layout
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs import spreading
 from wanbuild.programs.export import describe
 from wanbuild.programs.shardings import weights_placed
 from wanbuild.programs.spreading import is_staged, spread
-from wanrun.artifact.layout import ArrayLayout, plan_layout
-from wanrun.artifact.mesh import jax_mesh, parse_mesh
+from wanbuild.targets.mesh import parse_mesh
+from wanrun.artifact.layout import ArrayLayout
+from wanrun.artifact.mesh import jax_mesh
 from wanrun.artifact.parameters import Component, Parameter, flat, nest
 from wanrun.weights.buffers import Memory
 from wanrun.weights.experts import Footprint

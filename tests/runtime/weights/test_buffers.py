@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from helpers.manifests import plain_parameter
-from wanrun.artifact.layout import ALIGNMENT, ArrayLayout, plan_layout
+from wanbuild.conversion.orbax import plan_layout
+from wanrun.artifact.layout import ALIGNMENT, ArrayLayout
 from wanrun.artifact.manifest import Component
 from wanrun.errors import ArtifactError
 from wanrun.weights import buffers as module

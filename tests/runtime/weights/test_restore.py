@@ -18,12 +18,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.writer import ComponentWriter
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.models.params import LAYERS
 from wanbuild.source.safetensors import TensorEntry
-from wanrun.artifact import layout as layout_module
 from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.parameters import flat as flat_leaves

@@ -1,0 +1,48 @@
+"""Meshes as users write them, and what a mesh adds to the name of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from wanrun.artifact.mesh import AXES, MAX_DEVICES, Sizes, normal
+from wanrun.errors import UsageError
+
+USES: Mapping[str, str] = MappingProxyType(
+    {
+        "data": "the guidance pair, then videos",
+        "ring": "the sequence, with keys that go round",
+        "fsdp": "the sequence, and parameters that are gathered layer by layer",
+        "context": "the sequence, with heads that are exchanged",
+        "tensor": "heads and feed-forward",
+    }
+)
+"""What the devices along each axis share, for the help."""
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Parses ``data=2,context=4``; axes of one device are left out.
+
+    Raises:
+        UsageError: for an unknown axis, one that is named twice, or a size that is not a positive number.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(",") if text.strip() else ():
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES:
+            raise UsageError(
+                "--mesh has an unknown axis", expected=f"one of {', '.join(AXES)}", found=repr(axis)
+            )
+        if axis in sizes:
+            raise UsageError(f"--mesh has {axis} twice", found=repr(text))
+        if not (size.isascii() and size.isdigit() and 1 <= int(size[:9]) <= MAX_DEVICES):
+            raise UsageError(
+                f"--mesh has no number of devices for {axis}", expected=f"{axis}=2", found=repr(part)
+            )
+        sizes[axis] = int(size)
+    return normal(sizes)
+
+
+def name_suffix(sizes: Sizes) -> str:
+    """Returns what a mesh adds to its target's name: ``-data2-context4``, nothing for one device."""
+    return "".join(f"-{axis}{size}" for axis, size in normal(sizes).items())

@@ -1,0 +1,54 @@
+"""Meshes as users write them, and in the names of targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from wanbuild.targets.mesh import USES, name_suffix, parse_mesh
+from wanrun.artifact.mesh import AXES
+from wanrun.errors import UsageError
+
+
+def test_every_axis_has_its_use() -> None:
+    assert tuple(USES) == AXES
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("data=2,context=4", {"data": 2, "context": 4}),
+        (" context = 4 ".replace(" = ", "=") + ", data=2", {"data": 2, "context": 4}),
+        ("data=1,context=1", {}),
+        ("", {}),
+        ("tensor=8", {"tensor": 8}),
+    ],
+)
+def test_what_is_written(text: str, sizes: dict[str, int]) -> None:
+    """An axis that is left out has one device; the order is always that of the table."""
+    assert list(parse_mesh(text).items()) == list(sizes.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model=2", "--mesh has an unknown axis; expected one of data, ring, fsdp, context, tensor; found"),
+        ("2x4", "unknown axis"),
+        ("data=2,", "unknown axis"),
+        ("data=2,data=2", "--mesh has data twice"),
+        ("data", "--mesh has no number of devices for data; expected data=2; found 'data'"),
+        ("data=0", "no number of devices"),
+        ("data=-2", "no number of devices"),
+        ("data=2.0", "no number of devices"),
+        ("data=\N{SUPERSCRIPT TWO}", "no number of devices"),
+        ("data=" + "9" * 5000, "no number of devices"),
+    ],
+)
+def test_what_is_no_mesh(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_mesh(text)
+
+
+def test_a_target_s_name() -> None:
+    assert name_suffix({}) == ""
+    assert name_suffix({"data": 2, "context": 4}) == "-data2-context4"
+    assert name_suffix({"context": 4, "data": 2}) == "-data2-context4"  # as a manifest sorts them
