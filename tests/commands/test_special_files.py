@@ -155,14 +155,14 @@ def test_a_source_that_becomes_none(
     from wanbuild.conversion import convert as module
 
     checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
-    path, read = checkpoint / "tokenizer" / "tokenizer.json", module._read_small_files
+    path, read = checkpoint / "tokenizer" / "tokenizer.json", module.read_small_files
 
-    def replaced(source: module.Source) -> module._SmallFiles:
+    def replaced(source: module.Source) -> module.SmallFiles:
         path.unlink()
         KINDS["a pipe"](path)
         return read(source)
 
-    monkeypatch.setattr(module, "_read_small_files", replaced)
+    monkeypatch.setattr(module, "read_small_files", replaced)
     with within(30):
         code = run(wanbuild, ["convert", str(checkpoint), "--artifact", str(tmp_path / "artifact")])
     assert code == 4 and f"{path} cannot be read: it is not a file" in one_error(capsys)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from wanbuild.components import KINDS, DtypePolicy, kind_of
-from wanbuild.config import read_bytes
 from wanbuild.conversion.defaults import Defaults, model_record
+from wanbuild.conversion.provenance import SmallFiles, read_small_files, source_record
 from wanbuild.conversion.replacement import check_own, keep_valid
 from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, component_layouts
 from wanbuild.hub.repository import locate_source, locate_tokenizer
@@ -35,7 +35,7 @@ from wanrun.artifact.model import Defaults as DefaultOptions
 from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
 from wanrun.errors import SourceError, UsageError, lacks_space
-from wanrun.files import canonical_json, sha256_of, write_durable
+from wanrun.files import sha256_of, write_durable
 from wanrun.terminal.status import Progress
 from wanrun.terminal.temporary import remove_tree
 from wanrun.terminal.undo import told_at_exit
@@ -134,65 +134,6 @@ def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolic
                 found=f"{name} in {found}",
             )
     return {name: KINDS[name].policy(dtypes.get(name)) for name in variant.weight_components}
-
-
-@dataclass(frozen=True)
-class _SmallFiles:
-    """Contents of the files without weights, read before the long work, during which they may change.
-
-    Args:
-        records: size and digest by name.
-        tokenizer: content of tokenizer.json.
-    """
-
-    records: Mapping[str, Mapping[str, Any]]
-    tokenizer: bytes
-
-
-def _read_small_files(source: Source) -> _SmallFiles:
-    weights = {path for component in source.components.values() for path in component.files}
-    files = source.files()
-    contents = {name: read_bytes(path) for name, path in files.items() if path not in weights}
-    records = {
-        name: {"bytes": len(data), "digest": f"sha256:{sha256_of(data)}"} for name, data in contents.items()
-    }
-    tokenizer = next(name for name, path in files.items() if path == source.tokenizer.file)
-    return _SmallFiles(records, contents[tokenizer])
-
-
-def _source_record(
-    source: Source,
-    small: _SmallFiles,
-    plans: Mapping[str, _Plan],
-    crcs: Mapping[str, Mapping[str, str]],
-) -> dict[str, Any]:
-    """Returns repository, revision and a digest of every file that was read.
-
-    A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, which are computed
-    during conversion, and the digest of an 8-bit tensor's scale. A tensor that fills nothing is not read and
-    has no crc32c. Other files are small, and their digest is the sha256 of their bytes.
-    """
-    tensors: dict[str, dict[str, Any]] = {}
-    sizes: dict[str, int] = {}
-    places = {path: name for name, path in source.files().items()}
-    for name, component in source.components.items():
-        for key, tensor in component.tensors.items():
-            checksum = crcs[name][key] if key in plans[name].keys else None
-            record = [str(tensor.entry.dtype), list(tensor.entry.shape), checksum]
-            if tensor.float8 is not None:
-                record.append(tensor.float8.digest)
-            place = places[tensor.file.path]
-            tensors.setdefault(place, {})[key] = record
-            sizes[place] = tensor.file.nbytes
-    weights = {
-        name: {
-            "bytes": sizes[name],
-            "digest": f"tensors-crc32c-sha256:{sha256_of(canonical_json(content))}",
-        }
-        for name, content in tensors.items()
-    }
-    files = dict(sorted({**small.records, **weights}.items()))
-    return {"repository": source.repository, "revision": source.revision, "files": files}
 
 
 def _model_record(
@@ -307,7 +248,7 @@ def convert(request: ConvertRequest) -> Manifest:
         loras = stack.enter_context(_open_loras(source, variant, request.loras))
         plans = _plan_components(source, variant, request)
         model = _model_record(source, variant, plans, request)
-        small = _read_small_files(source)
+        small = read_small_files(source)
         with build_lock(artifact):
             _refuse_existing(artifact, request.force)
             check_leftover(artifact)
@@ -363,7 +304,7 @@ def _new_folder(artifact: Path) -> Iterator[Path]:
 def _manifest(
     source: Source,
     model: Model,
-    small: _SmallFiles,
+    small: SmallFiles,
     plans: Mapping[str, _Plan],
     written: Mapping[str, WrittenComponent],
     loras: Loras,
@@ -374,7 +315,7 @@ def _manifest(
     return Manifest(
         model=model,
         configs={**configs, "scheduler": dict(source.scheduler_config)},
-        source=_source_record(source, small, plans, crcs),
+        source=source_record(source, small, {name: plan.keys for name, plan in plans.items()}, crcs),
         loras=loras.records,
         dtypes={name: plan.policy for name, plan in plans.items()},
         components={name: item.component for name, item in written.items()},

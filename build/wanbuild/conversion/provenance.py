@@ -1,0 +1,77 @@
+"""What an artifact was made from: repository, revision, and a digest of every file that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wanbuild.config import read_bytes
+from wanbuild.source.checkpoint import Source
+from wanrun.files import canonical_json, sha256_of
+
+
+@dataclass(frozen=True)
+class SmallFiles:
+    """Contents of the files without weights, read before the long work, during which they may change.
+
+    Args:
+        records: size and digest by name.
+        tokenizer: content of tokenizer.json.
+    """
+
+    records: Mapping[str, Mapping[str, Any]]
+    tokenizer: bytes
+
+
+def read_small_files(source: Source) -> SmallFiles:
+    """Reads the files without weights."""
+    weights = {path for component in source.components.values() for path in component.files}
+    files = source.files()
+    contents = {name: read_bytes(path) for name, path in files.items() if path not in weights}
+    records = {
+        name: {"bytes": len(data), "digest": f"sha256:{sha256_of(data)}"} for name, data in contents.items()
+    }
+    tokenizer = next(name for name, path in files.items() if path == source.tokenizer.file)
+    return SmallFiles(records, contents[tokenizer])
+
+
+def source_record(
+    source: Source,
+    small: SmallFiles,
+    filled: Mapping[str, Collection[str]],
+    crcs: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
+    """Returns repository, revision and a digest of every file that was read.
+
+    A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, which are computed
+    during conversion, and the digest of an 8-bit tensor's scale. A tensor that fills nothing is not read and
+    has no crc32c. Other files are small, and their digest is the sha256 of their bytes.
+
+    Args:
+        source: the checkpoint.
+        small: its other files.
+        filled: the tensors that fill a parameter, by component.
+        crcs: the crc32c of each of them, by component and name.
+    """
+    tensors: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, int] = {}
+    places = {path: name for name, path in source.files().items()}
+    for name, component in source.components.items():
+        for key, tensor in component.tensors.items():
+            checksum = crcs[name][key] if key in filled[name] else None
+            record = [str(tensor.entry.dtype), list(tensor.entry.shape), checksum]
+            if tensor.float8 is not None:
+                record.append(tensor.float8.digest)
+            place = places[tensor.file.path]
+            tensors.setdefault(place, {})[key] = record
+            sizes[place] = tensor.file.nbytes
+    weights = {
+        name: {
+            "bytes": sizes[name],
+            "digest": f"tensors-crc32c-sha256:{sha256_of(canonical_json(content))}",
+        }
+        for name, content in tensors.items()
+    }
+    files = dict(sorted({**small.records, **weights}.items()))
+    return {"repository": source.repository, "revision": source.revision, "files": files}
