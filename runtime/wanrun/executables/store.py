@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.export_age import unreadable
 from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError
 from wanrun.executables.entries import overlay_folder, overlay_path, read_entry, read_program
 from wanrun.executables.kept import keep, kept_file, read_kept
@@ -56,33 +58,31 @@ class LoadedProgram:
         return self._compiled(**{name: arguments[name] for name in self.inputs})
 
 
-@dataclass(frozen=True)
-class _Distinct:
-    """Identity of an executable: programs with the same StableHLO and call share one executable."""
+_Key = tuple[str, str, tuple[str, ...], tuple[int, ...]]
 
-    name: str
-    sha256: str
-    inputs: tuple[str, ...]
-    donate: tuple[int, ...]
 
-    @classmethod
-    def of(cls, name: str, program: Program) -> _Distinct:
-        return cls(name, program.sha256, program.inputs, program.donate)
+def _key(name: str, program: Program) -> _Key:
+    """Returns an executable's identity: programs with the same StableHLO and call share one executable."""
+    return name, program.sha256, program.inputs, program.donate
 
 
 @dataclass(frozen=True)
 class _Files:
-    """The checked bytes of a program.
+    """A program and its checked bytes.
 
     Attributes:
-        program: the serialized program.
-        entry: its executable; None if there is none that can be used, and the program is compiled.
-        refusal: why there is none.
+        name: the program's name.
+        program: what the manifest says of it.
+        data: the serialized program.
+        entry: its executable; the error if there is none that can be used, and the program is compiled.
+        built: the digest of the artifact's executable; empty without one.
     """
 
-    program: bytes
-    entry: bytes | None
-    refusal: str = ""
+    name: str
+    program: Program
+    data: bytes
+    entry: bytes | ArtifactError
+    built: str
 
 
 class Executables:
@@ -95,8 +95,8 @@ class Executables:
     def __init__(self, opened: OpenedArtifact) -> None:
         self._opened, self._target = opened, opened.target
         self._lock = threading.Lock()
-        self._files: dict[_Distinct, _Files] = {}  # checked, not loaded yet
-        self._loaded: dict[_Distinct, Future[LoadedProgram]] = {}
+        self._files: dict[_Key, _Files] = {}  # checked, not loaded yet
+        self._loaded: dict[_Key, Future[LoadedProgram]] = {}
         self._trusted: set[str] = set()  # profiles
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")
         self._closed = False
@@ -122,7 +122,7 @@ class Executables:
         if names is not None:
             programs = {name: programs[name] for name in names}
         for name, program in programs.items():
-            key = _Distinct.of(name, program)
+            key = _key(name, program)
             with self._lock:
                 known = key in self._files or key in self._loaded
             if not known:  # another profile may have read it
@@ -140,7 +140,7 @@ class Executables:
         futures = []
         with self._lock:
             for name in names:
-                key = _Distinct.of(name, programs[name])
+                key = _key(name, programs[name])
                 if key not in self._loaded:
                     files = self._files.pop(key, None)
                     self._loaded[key] = self._pool.submit(self._load, profile, name, files)
@@ -158,23 +158,25 @@ class Executables:
     def _read(self, profile: Profile, name: str, program: Program) -> _Files:
         """Reads a program and its executable, and checks both."""
         data = read_program(self._opened.folder, name, program)
+        built = self._target.executables.get(profile.name, {}).get(name)
+        entry: bytes | ArtifactError
         try:
-            return _Files(data, self._entry(profile, name))
+            entry = self._entry(profile, name, built)
         except ArtifactError as error:
             if not self._opened.policy.allow_compile:
                 raise
-            return _Files(data, None, error.what)
+            entry = error.again()
+        return _Files(name, program, data, entry, "" if built is None else built.sha256)
 
-    def _entry(self, profile: Profile, name: str) -> bytes:
+    def _entry(self, profile: Profile, name: str, built: Executable | None) -> bytes:
         """Returns a program's executable after checking it, and that it may be used on this chip."""
-        entry = self._target.executables.get(profile.name, {}).get(name)
-        if entry is None:
+        if built is None:
             raise ArtifactError(
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
         self._check_trust(profile)
-        return read_entry(self._opened.folder, self._target, name, entry)
+        return read_entry(self._opened.folder, self._target, name, built)
 
     def _check_trust(self, profile: Profile) -> None:
         """Checks that a profile's executables may be used on this chip: see ``wanrun.trust``."""
@@ -184,92 +186,86 @@ class Executables:
 
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:
-        program = self._opened.programs(profile)[name]
+        program, policy = self._opened.programs(profile)[name], self._opened.policy
         with self._opened.recorder.phase("executables", name):
             if files is None:  # the profile is not checked yet
                 files = self._read(profile, name, program)
-            if (tuned := self._tuned(profile, name, files, program)) is not None:
-                return LoadedProgram(tuned, program.inputs)
-            compiled, refusal = None, files.refusal
-            if files.entry is not None:
-                try:
-                    compiled = self._handed(name, files, program, files.entry)
-                except ArtifactError as error:
-                    if not self._opened.policy.allow_compile:
-                        raise
-                    refusal = error.what
-            if compiled is None:
-                return LoadedProgram(self._compiled_here(name, files, program, refusal), program.inputs)
+            compiled = self._tuned(files)
+            retuned = compiled is None and policy.retune and is_tuned(program)
+            try:
+                if compiled is None:
+                    compiled = self._handed(files, files.entry, self._target.options_of(name))
+            except ArtifactError as error:
+                if not policy.allow_compile:
+                    raise
+                compiled, retuned = self._compiled_here(files, error.what), False
         loaded = LoadedProgram(compiled, program.inputs)
-        if self._opened.policy.retune and is_tuned(program):
-            return self._contest(profile, name, files, program, loaded)
-        return loaded
+        return self._contest(profile, files, loaded) if retuned else loaded
 
     def _handed(
-        self,
-        name: str,
-        files: _Files,
-        program: Program,
-        entry: bytes,
-        options: Mapping[str, Any] | None = None,
+        self, files: _Files, entry: bytes | ArtifactError, options: Mapping[str, Any]
     ) -> jax.stages.Compiled:
         """Loads an executable from the bytes of its entry."""
-        lowered = self._lower(name, files.program, program, options)
-        if self._closed:
-            raise CancelledError
-        compiled = load(name, lowered, entry)
+        if isinstance(entry, ArtifactError):
+            raise entry
+        compiled = load(files.name, self._lower(files, options), entry)
         self._opened.recorder.count(cache_hits=1)
         return compiled
 
-    def _lower(
-        self, name: str, data: bytes, program: Program, options: Mapping[str, Any] | None = None
-    ) -> jax.stages.Lowered:
-        """Lowers a program with the target's options, or with others."""
+    def _lower(self, files: _Files, options: Mapping[str, Any]) -> jax.stages.Lowered:
+        """Lowers a program with these options of the compiler.
+
+        Raises:
+            CancelledError: after ``close``.
+        """
+        name, program = files.name, files.program
         programs, components = self._opened.program_set, self._opened.manifest.components
-        options = self._target.options_of(name) if options is None else options
         check = partial(check_signature, name, program, components, programs.kernels.weight_bits)
         try:
-            return lower(data, name, program.donated, self._opened.device.where, check, options)
+            lowered = lower(files.data, name, program.donated, self._opened.device.where, check, options)
         except UnreadableProgramError as error:
             folder = self._opened.folder
             raise unreadable(folder, programs, name, error.reader, error.found) from error
+        if self._closed:
+            raise CancelledError
+        return lowered
 
-    def _tuned(
-        self, profile: Profile, name: str, files: _Files, program: Program
-    ) -> jax.stages.Compiled | None:
-        """Loads what an earlier ``--retune`` has kept in the user's cache; None if that is nothing."""
-        built, policy = self._target.executables.get(profile.name, {}).get(name), self._opened.policy
-        if built is None or not policy.tuned or policy.retune or self._opened.device.group is not None:
-            return None
-        options = tuned_options(self._target.options_of(name))
+    def _kept(self, files: _Files, kind: str) -> tuple[Path, dict[str, Any]]:
+        """Returns the file of what is compiled here, and the compiler's options for it.
+
+        There is a chip here to tune kernels on, which there was not where the target was built.
+        """
         folder = overlay_path(self._opened.manifest, self._opened.selected.name)
-        if not folder.is_dir():
+        options = tuned_options(self._target.options_of(files.name))
+        compared = [files.built] if kind == "tuned" else []
+        devices = self._opened.device.devices
+        return kept_file(folder, kind, files.program, options, devices, *compared), options
+
+    def _tuned(self, files: _Files) -> jax.stages.Compiled | None:
+        """Loads what an earlier ``--retune`` has kept in the user's cache; None if that is nothing."""
+        policy = self._opened.policy
+        if not (files.built and policy.tuned) or policy.retune or self._opened.device.group is not None:
             return None
-        entry = read_kept(self._kept_file(folder, "tuned", program, options, built.sha256))
-        if entry is None:
+        path, options = self._kept(files, "tuned")
+        if (entry := read_kept(path)) is None:
             return None
         try:
-            return self._handed(name, files, program, entry, options)
+            return self._handed(files, entry, options)
         except ArtifactError:
             return None  # the artifact's is used
 
-    def _kept_file(self, folder: Any, kind: str, program: Program, options: Any, *others: str) -> Any:
-        return kept_file(folder, kind, program, options, self._opened.device.devices, *others)
-
-    def _compiled_here(self, name: str, files: _Files, program: Program, reason: str) -> jax.stages.Compiled:
+    def _compiled_here(self, files: _Files, reason: str) -> jax.stages.Compiled:
         """Loads the executable that an earlier run has compiled here, or compiles and keeps it."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
-        # There is a chip here to tune kernels on, which there was not where the target was built.
-        options = tuned_options(self._target.options_of(name))
-        path = self._kept_file(overlay, "compiled", program, options)
+        path, options = self._kept(files, "compiled")
         if (entry := read_kept(path)) is not None:
             try:
-                return self._handed(name, files, program, entry, options)
+                return self._handed(files, entry, options)
             except ArtifactError:
                 path.unlink(missing_ok=True)  # of a driver that is gone
         start = now()
-        with self._opened.recorder.phase("compile", name):
-            compiled, entry = self._compile(name, files, program, options)
+        with self._opened.recorder.phase("compile", files.name):
+            compiled, entry = compile_here(self._lower(files, options))
         seconds = now() - start
         self._opened.recorder.count(cache_misses=1)
         told = f"kept in {overlay}"
@@ -277,26 +273,14 @@ class Executables:
             keep(path, entry)
         except OSError as error:
             told = f"which cannot be {told}: {error.strerror}"
-        self._opened.warn(f"compiled {name} in {seconds:.1f} s, {told}: {reason}")
+        self._opened.warn(f"compiled {files.name} in {seconds:.1f} s, {told}: {reason}")
         return compiled
 
-    def _compile(
-        self, name: str, files: _Files, program: Program, options: Mapping[str, Any]
-    ) -> tuple[jax.stages.Compiled, bytes]:
-        lowered = self._lower(name, files.program, program, options)
-        if self._closed:
-            raise CancelledError
-        return compile_here(lowered)
-
-    def _contest(
-        self, profile: Profile, name: str, files: _Files, program: Program, built: LoadedProgram
-    ) -> LoadedProgram:
+    def _contest(self, profile: Profile, files: _Files, built: LoadedProgram) -> LoadedProgram:
         """Compiles a program here, to be compared with the artifact's executable at the first call."""
         overlay = overlay_folder(self._opened.manifest, self._opened.selected.name)
-        options = tuned_options(self._target.options_of(name))
-        of = self._target.executables[profile.name][name].sha256
-        path = self._kept_file(overlay, "tuned", program, options, of)
-        compiled, entry = self._compile(name, files, program, options)
+        path, options = self._kept(files, "tuned")
+        compiled, entry = compile_here(self._lower(files, options))
 
         def decided(outcome: Outcome) -> None:
             times = f"{outcome.seconds:.3g} s a call here, {outcome.built_seconds:.3g} s as it was built"
@@ -307,9 +291,8 @@ class Executables:
                 path.unlink(missing_ok=True)
                 differs = outcome.difference and f"differs {outcome.difference}, so "
                 said = f"{differs}the artifact's is used"
-            self._opened.report(f"retuned {name}: {times}; {said}")
+            self._opened.report(f"retuned {files.name}: {times}; {said}")
 
-        here = LoadedProgram(compiled, program.inputs)
+        here = LoadedProgram(compiled, built.inputs)
         weights, tolerance = self._opened.manifest.components.keys(), tolerance_of(profile)
-        contest = Contest(built, here, weights, tolerance, decided)
-        return LoadedProgram(contest, program.inputs)
+        return LoadedProgram(Contest(built, here, weights, tolerance, decided), built.inputs)

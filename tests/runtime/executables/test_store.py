@@ -124,7 +124,7 @@ def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        compiled = opened.executables._compiled_here(name, files, program, "it is another CPU")
+        compiled = opened.executables._compiled_here(files, "it is another CPU")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     folder = overlay_folder(opened.opened.manifest, "cpu")

@@ -149,13 +149,13 @@ def test_a_later_run_takes_what_was_kept(
         assert lines.pop() == said and len(list(folder.iterdir())) == 1
         executables, second = prepare(retune=False)
         program = opened.programs(profile)["prepare"]
-        arguments = profile, "prepare", executables._read(profile, "prepare", program), program
-        assert executables._tuned(*arguments) is not None
+        files = executables._read(profile, "prepare", program)
+        assert executables._tuned(files) is not None
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             assert np.allclose(a, b, rtol=1e-5, atol=1e-6)
         (kept,) = folder.glob("*.executable")
         kept.write_bytes(b"damaged")
-        assert executables._tuned(*arguments) is None
+        assert executables._tuned(files) is None
         prepare(retune=False)  # with the artifact's
         assert lines == [] and opened.policy.tuned
 
