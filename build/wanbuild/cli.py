@@ -15,10 +15,9 @@ from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
-from wanrun.command import CONTEXT_SETTINGS, takes_artifact
+from wanrun.command import CONTEXT_SETTINGS, SIZE, takes_artifact
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
-from wanrun.terminal.console import SIZE
 from wanrun.terminal.lines import print_error, print_result, report, warn
 from wanrun.units import in_bytes
 

@@ -18,7 +18,7 @@ from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import canonical_json, read_bounded, sha256_of
-from wanrun.terminal.console import parse_size
+from wanrun.request.written import parse_size
 
 FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
     {

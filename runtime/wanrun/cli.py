@@ -12,13 +12,21 @@ import click
 from msgspec import structs
 
 from wanrun import __version__
-from wanrun.command import CONTEXT_SETTINGS, ENVIRONMENT, SEED, Command, options_of, takes_artifact
+from wanrun.command import (
+    CONTEXT_SETTINGS,
+    ENVIRONMENT,
+    NUMBERS,
+    SEED,
+    SIZE,
+    Command,
+    options_of,
+    takes_artifact,
+)
 from wanrun.errors import UsageError
 from wanrun.jobs.run import RunOptions
 from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
-from wanrun.terminal.console import NUMBERS, SIZE
 from wanrun.terminal.lines import print_result, report
 from wanrun.terminal.undo import undone_at_exit
 

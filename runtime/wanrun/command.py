@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from wanrun.errors import UsageError
 from wanrun.request.request import RANDOM
 from wanrun.request.rows import rows
+from wanrun.request.written import parse_numbers, parse_size
 from wanrun.terminal.aliases import OUTPUT
 
 ENVIRONMENT = "WANRUN_ARTIFACT"
@@ -70,19 +71,36 @@ CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
 """Of both commands, for click."""
 
 
-class SeedType(click.ParamType):
-    """A click type for an integer, or for the word that asks for any."""
+class Written(click.ParamType):
+    """A click type for values that are written in a form of their own.
 
-    name = f"N|{RANDOM}"
+    Args:
+        name: the form, as the help shows it.
+        parse: returns the value of a text; raises UsageError.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):  # a default
+            return value
         try:
-            return value if value == RANDOM else int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither an integer nor {RANDOM}", param, ctx)
+            return self._parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
-SEED = SeedType()
+def _parse_seed(text: str) -> int | str:
+    try:
+        return text if text == RANDOM else int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is neither an integer nor {RANDOM}") from None
+
+
+SIZE = Written("WxH", parse_size)
+NUMBERS = Written("X,X,...", parse_numbers)
+SEED = Written(f"N|{RANDOM}", _parse_seed)
 
 
 def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

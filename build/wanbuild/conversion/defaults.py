@@ -17,8 +17,8 @@ from wanrun.errors import UsageError
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
+from wanrun.request.written import parse_numbers
 from wanrun.rows import Row
-from wanrun.terminal.console import parse_numbers
 
 NUM_TRAIN_TIMESTEPS = 1000
 """The timestep of pure noise, in every published Wan model."""

@@ -23,7 +23,7 @@ from wanrun.request.profiles import choose_profile, has_guidance, shape_of
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
-from wanrun.terminal.console import parse_size
+from wanrun.request.written import parse_size
 
 
 def resolve(

@@ -1,4 +1,4 @@
-"""Parts that both command lines share: one-line errors, exit codes, progress bars and option types.
+"""Parts that both command lines share: one-line errors and exit codes.
 
 | exit code | meaning |
 |---|---|
@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
-from wanrun.errors import UsageError, WanError, lacks_space, space_told
+from wanrun.errors import WanError, lacks_space, space_told
 from wanrun.terminal.aliases import elsewhere
 from wanrun.terminal.lines import print_error, silence_stdout
 from wanrun.terminal.undo import end
@@ -152,65 +151,3 @@ def flags(command: click.Command) -> Callable[[str], str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Parses ``832x480`` or ``832*480`` to (width, height) in pixels.
-
-    Raises:
-        UsageError: if the text has neither form.
-    """
-    match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
-    if match is None:
-        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=repr(text))
-    return int(match[1]), int(match[2])
-
-
-class SizeType(click.ParamType):
-    """A click type for WIDTHxHEIGHT; converts to (width, height)."""
-
-    name = "WxH"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return parse_size(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-SIZE = SizeType()
-
-
-def parse_numbers(text: str) -> list[float]:
-    """Parses numbers separated by commas.
-
-    Raises:
-        UsageError: if one of them is not a number.
-    """
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(
-            "not a list of numbers", expected="numbers with commas between them", found=repr(text)
-        ) from None
-
-
-class NumbersType(click.ParamType):
-    """A click type for numbers separated by commas; converts to a list."""
-
-    name = "X,X,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        if isinstance(value, list):
-            return value
-        try:
-            return parse_numbers(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-NUMBERS = NumbersType()

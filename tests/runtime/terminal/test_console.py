@@ -13,8 +13,9 @@ from typing import Any
 import click
 import pytest
 
+from wanrun.command import SIZE
 from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
-from wanrun.terminal.console import SIZE, parse_numbers, parse_size, run
+from wanrun.terminal.console import run
 
 
 def failing(error: BaseException) -> click.Command:
@@ -186,45 +187,6 @@ def test_a_reader_that_goes_away_is_no_news(lines: int) -> None:
             [sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, text=True
         )
     assert (result.returncode, result.stderr) == (141, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("832x480", (832, 480)), ("832*480", (832, 480)), (" 1280X720 ", (1280, 720)), ("8x16", (8, 16))],
-)
-def test_sizes(text: str, size: tuple[int, int]) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "832",
-        "832x",
-        "x480",
-        "832x480x3",
-        "0x480",
-        "-8x8",
-        "8.5x8",
-        "832 480",
-        "٨x٨",
-        "999999x8",
-        "8x8\n8x8",
-    ],
-)
-def test_sizes_that_are_junk(text: str) -> None:
-    with pytest.raises(UsageError, match=r"not a size; expected WIDTHxHEIGHT such as 832x480; found"):
-        parse_size(text)
-
-
-def test_numbers() -> None:
-    assert parse_numbers("1000,937.5, 3e2") == [1000.0, 937.5, 300.0]
-    for text in ("", "5,", "5;6", "5 6", "five"):
-        with pytest.raises(
-            UsageError, match=r"not a list of numbers; expected numbers with commas between them"
-        ):
-            parse_numbers(text)
 
 
 def test_import_is_light() -> None:

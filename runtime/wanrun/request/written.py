@@ -1,0 +1,33 @@
+"""Values of options as people write them: sizes, and lists of numbers."""
+
+from __future__ import annotations
+
+import re
+
+from wanrun.errors import UsageError
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Parses ``832x480`` or ``832*480`` to (width, height) in pixels.
+
+    Raises:
+        UsageError: if the text has neither form.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
+    if match is None:
+        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=repr(text))
+    return int(match[1]), int(match[2])
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Parses numbers separated by commas.
+
+    Raises:
+        UsageError: if one of them is not a number.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            "not a list of numbers", expected="numbers with commas between them", found=repr(text)
+        ) from None
