@@ -79,7 +79,7 @@ def test_a_trial_that_cannot_begin_says_nothing_of_executables(
         assert not verdict.passed and not verdict.keep and reason in verdict.reason, verdict.reason
 
     put_golden(elsewhere, {name: value for name, value in golden.items() if name != "frame_samples"})
-    refused("has no values of frames")
+    refused("is no recorded result")
     put_golden(elsewhere, None)
     refused("has no recorded result")
     put_golden(elsewhere, golden)
