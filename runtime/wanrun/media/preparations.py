@@ -58,12 +58,8 @@ class Prepared:
         return np.empty((count, *self.shape(canvas)), self.dtype)
 
 
-def _resize(image: Image.Image, canvas: Canvas) -> np.ndarray:
-    return resized(image, canvas.width, canvas.height)
-
-
 def _resize_same_aspect(image: Image.Image, canvas: Canvas) -> np.ndarray:
-    """As ``_resize``; raises UsageError unless frames of this size condition all of the video."""
+    """Scales an image; raises UsageError unless frames of this size condition all of the video."""
     wanted = f"{canvas.width}x{canvas.height}"
     size = scaled_size(*image.size, canvas.width, canvas.height, canvas.multiple, canvas.spatial)
     if size != (canvas.width, canvas.height):
@@ -79,25 +75,16 @@ def _resize_same_aspect(image: Image.Image, canvas: Canvas) -> np.ndarray:
     return resized(image, canvas.width, canvas.height)
 
 
-def _fit_on_black(image: Image.Image, canvas: Canvas) -> np.ndarray:
-    return filled(image, canvas.width, canvas.height, canvas.title)
-
-
-def _fit_on_white(image: Image.Image, canvas: Canvas) -> np.ndarray:
-    return reference_canvas(image, canvas.width, canvas.height, canvas.spatial, canvas.title)
-
-
-def _greyscale(image: Image.Image, canvas: Canvas) -> np.ndarray:
-    return greyscale(image, canvas.width, canvas.height)
-
-
 PREPARATIONS: Mapping[Preparation, Prepared] = MappingProxyType(
     {
-        "resize": Prepared(_resize),
+        "resize": Prepared(lambda image, to: resized(image, to.width, to.height)),
         "resize_same_aspect": Prepared(_resize_same_aspect),
-        "fit_on_black": Prepared(_fit_on_black),
-        "fit_on_white": Prepared(_fit_on_white, dtype=np.float32),
-        "greyscale": Prepared(_greyscale, channels=()),
+        "fit_on_black": Prepared(lambda image, to: filled(image, to.width, to.height, to.title)),
+        "fit_on_white": Prepared(
+            lambda image, to: reference_canvas(image, to.width, to.height, to.spatial, to.title),
+            dtype=np.float32,
+        ),
+        "greyscale": Prepared(lambda image, to: greyscale(image, to.width, to.height), channels=()),
     }
 )
 """The preparations by their names in the manifest."""
