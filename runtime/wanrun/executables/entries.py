@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -98,16 +99,12 @@ def overlay_folder(manifest: Manifest, target: str) -> Path:
     folder = overlay_path(manifest, target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(
             f"compiled programs cannot be kept in {folder}",
             found=error.strerror,
             remedy="set XDG_CACHE_HOME to a folder that can be written",
         ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"compiled programs cannot be kept in {folder}",
-            expected="a writable folder",
-            remedy="set XDG_CACHE_HOME to another",
-        )
     return folder

@@ -81,5 +81,5 @@ def test_the_overlay_is_of_an_artifact_a_target_and_a_kind_of_host(
         overlay_folder(manifest, "cpu")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(UsageError, match=r"cannot be kept in .*; expected a writable folder; set XDG"):
+    with pytest.raises(UsageError, match=r"cannot be kept in .*; found Permission denied; set XDG"):
         overlay_folder(manifest, "cpu")
