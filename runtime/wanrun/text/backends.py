@@ -188,19 +188,6 @@ class TorchBackend:
             encoder.result().close()
 
 
-def text_backend(opened: OpenedArtifact, programs: Programs, dtype: str) -> TextBackend:
-    """Returns the text encoder backend of an opened artifact's policy.
-
-    Args:
-        opened: the artifact.
-        programs: a profile's programs.
-        dtype: the profile's compute dtype.
-    """
-    if opened.policy.text_encoder == "jax":
-        return ArtifactTextEncoder(programs, opened.environment)
-    return TorchBackend(opened, dtype)
-
-
 def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
     """Returns the embedding stores that the artifact's policy allows, in look-up order."""
     which, stores = opened.policy.embeddings, list[EmbeddingStore]()

@@ -9,7 +9,7 @@ import numpy as np
 
 from wanrun.artifact.programs import with_role
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.text.backends import TextBackend, embedding_stores, text_backend
+from wanrun.text.backends import ArtifactTextEncoder, TextBackend, TorchBackend, embedding_stores
 from wanrun.text.encoder import PromptEncoder, Warn, silent
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
@@ -131,7 +131,11 @@ class TextStages:
         key = (dtype, *(programs[name].sha256 for name in names))
         with self._lock:
             if key not in self._stages:
-                backend = text_backend(opened, programs, dtype)
+                backend: TextBackend
+                if opened.policy.text_encoder == "jax":
+                    backend = ArtifactTextEncoder(programs, opened.environment)
+                else:
+                    backend = TorchBackend(opened, dtype)
                 self._stages[key] = TextStage(opened, self._tokenizer, backend, dtype)
             return self._stages[key]
 

@@ -27,16 +27,15 @@ import ml_dtypes
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.parameters import Tree
+from wanrun.artifact.parameters import Tree, flat
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.machine.environment import cpu_features, usable_cores
 from wanrun.text.embeddings import TEXT_ENCODER
+from wanrun.text.encoder import Warn, silent
 from wanrun.weights.restore import Restore, default_threads
 
 if TYPE_CHECKING:
     import torch
-
-DTYPES = ("bfloat16", "float32")
 
 TOKEN_MULTIPLE = 64
 """Prompts are padded to a multiple of this: lengths that suit matmul kernels, and few different ones."""
@@ -82,12 +81,6 @@ CONFIG_FIELDS = (
 )
 """The fields of config.json that an encoder's numbers depend on. The other fields describe the tokenizer and
 the decoder or were checked at conversion, and versions of transformers disagree about them."""
-
-Warn = Callable[[str], None]
-
-
-def _no_warning(message: str) -> None:
-    del message
 
 
 def _installed(name: str) -> bool:
@@ -206,10 +199,8 @@ class TorchTextEncoder:
         weights: str | None = None,
         compile: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        warn: Warn = _no_warning,
+        warn: Warn = silent,
     ) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {DTYPES}, not {dtype!r}")
         check_torch(device)
         self.dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
         self._config = manifest.configs[TEXT_ENCODER]
@@ -332,7 +323,7 @@ def _tensors(tree: Tree, dtype: str, device: str) -> dict[str, torch.Tensor]:
 
     target: torch.dtype = getattr(torch, dtype)
     state: dict[str, torch.Tensor] = {}
-    for path, array in _leaves(tree):
+    for path, array in flat(tree).items():
         tensor = torch.from_numpy(array)
         if tensor.dtype == torch.uint16:
             tensor = tensor.view(torch.bfloat16)
@@ -343,15 +334,6 @@ def _tensors(tree: Tree, dtype: str, device: str) -> dict[str, torch.Tensor]:
         else:
             state[key] = tensor
     return state
-
-
-def _leaves(tree: Tree, prefix: str = "") -> list[tuple[str, np.ndarray]]:
-    """Returns (path, array) of every parameter."""
-    leaves: list[tuple[str, np.ndarray]] = []
-    for name, value in tree.items():
-        path = f"{prefix}{name}"
-        leaves += _leaves(value, f"{path}/") if isinstance(value, dict) else [(path, value)]
-    return leaves
 
 
 def _check_keys(state: dict[str, torch.Tensor], model: Any, artifact: Path) -> None:
