@@ -13,7 +13,7 @@ import numpy as np
 from wanrun.errors import UsageError, quoted, shortened
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.plain import as_plain
+from wanrun.request.reading import as_plain
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings
 

@@ -9,12 +9,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from wanrun.errors import UsageError, field, quoted, shortened
-from wanrun.request.plain import as_plain
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
 from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)
+
+
+def as_plain(value: Any) -> Any:
+    """Returns a value of NumPy, alone or in a list or tuple, as Python's, and a path as a string."""
+    if type(value) in (list, tuple):
+        return type(value)(one.tolist() if hasattr(one, "tolist") else one for one in value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _Kind | None = None) -> _Kind:

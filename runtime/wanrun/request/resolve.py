@@ -18,9 +18,8 @@ from wanrun.request.arguments import check_media_options, check_objects, folder_
 from wanrun.request.generation import Generation
 from wanrun.request.media import given_media
 from wanrun.request.options import check_effects, loop_forms, resolve_options
-from wanrun.request.plain import as_plain
 from wanrun.request.profiles import choose_profile, has_guidance, shape_of
-from wanrun.request.reading import read_request
+from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
 from wanrun.request.written import parse_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
 from wanrun.media.types import MEDIA_KINDS
-from wanrun.request.reading import read_request
+from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
 
@@ -107,3 +108,26 @@ def test_file_names() -> None:
 
 
 # What derives from the rows.
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([1, 2]), [1, 2]),
+        ((np.int32(64), 32), (64, 32)),
+        ([np.float64(1.5), "a"], [1.5, "a"]),
+        (Path("a/b"), "a/b"),
+        ("text", "text"),
+        (None, None),
+        (7, 7),
+    ],
+)
+def test_plain_values(value: Any, plain: Any) -> None:
+    found = as_plain(value)
+    assert found == plain
+    assert type(found) is type(plain)
+    if isinstance(plain, list | tuple):
+        assert [type(one) for one in found] == [type(one) for one in plain]
