@@ -25,35 +25,20 @@ _MOST_TOLD = 1e9
 def option(
     help: str,
     *,
-    default: str | None = None,
-    models: str | None = None,
-    value: str | None = None,
+    default: str = "",
+    models: str = "",
+    value: str = "",
     also: str = "",
     section: str = "",
     sets: str | None = None,
 ) -> Meta:
-    """Returns the texts about an option for users.
+    """Returns the texts about an option for users: see ``Row``.
 
-    Args:
-        help: the option's effect.
-        default: the default in words, if it is not a constant.
-        models: the models that have the option; None for all.
-        value: the value's name, with its unit, if the type does not imply it.
-        also: names that are understood too, and that no help shows: those of diffusers' pipelines, of Wan's
-            own ``generate.py``, and what is often written.
-        section: the section of the command's help, for an option of a whole run; empty for one that only
-            Python has.
-        sets: the value that a flag of the command line sets, for an option that has more values in Python.
+    The default and the value follow from the field where they are empty. ``also`` has names with spaces
+    between them: those of diffusers' pipelines, of Wan's own ``generate.py``, and what is often written.
     """
-    extra = {
-        "default": default,
-        "models": models,
-        "value": value,
-        "also": tuple(also.split()),
-        "section": section,
-        "sets": sets,
-    }
-    return Meta(description=help, extra=extra)
+    texts = {"default": default, "models": models, "value": value, "section": section, "sets": sets}
+    return Meta(description=help, extra={**texts, "also": tuple(also.split())})
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ class Row:
         value: the value's name, with its unit.
         default: the default in words; empty for a flag, and for an option that is required or has none.
         models: the models that have the option; empty for all.
-        also: further names that are understood.
+        also: further names that are understood, and that no help shows.
         section: the section of the command's help; empty for an option that only Python has, or for one of a
             generation, whose section follows from its models.
         sets: the value that a flag of the command line sets; None for other options.
@@ -176,31 +161,25 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     if isinstance(bare, msgspec.inspect.VarTupleType):
         least, most, bare = bare.min_length, bare.max_length, _bare(bare.item_type)
     base = type(choices[0]) if choices else _BASES[type(bare)]
-    many, extra = isinstance(info.default, tuple), described.extra
-    default = extra["default"]
-    flag = base is bool or extra["sets"] is not None
-    if default is None and not flag and info.default not in (None, (), msgspec.NODEFAULT):
-        default = str(info.default)
+    texts = described.extra
+    flag = base is bool or texts["sets"] is not None
+    default = "" if flag or info.default in (None, (), msgspec.NODEFAULT) else str(info.default)
     value = "|".join(map(str, choices)) or _VALUES.get(base, "")
     if getattr(bare, "min_length", None):
         value = "FILE"
+    own = {"default": texts["default"] or default, "value": texts["value"] or value}
     return Row(
         name=info.name,
         key=info.encode_name,
         type=info.type,
         base=base,
-        many=many,
+        many=isinstance(info.default, tuple),
         numbers=numbers,
         choices=choices,
         bounds=(least, most),
         positive=getattr(bare, "gt", None) == 0,
         help=(described.extra_json_schema or {})["description"],
-        value=extra["value"] or value,
-        default=default or "",
-        models=extra["models"] or "",
-        also=extra["also"],
-        section=extra["section"],
-        sets=extra["sets"],
+        **{**texts, **own},
     )
 
 
