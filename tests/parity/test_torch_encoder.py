@@ -343,11 +343,6 @@ def test_unusable_devices(artifacts: Callable[[str], Path], device: str) -> None
     check_torch("cpu:0")
 
 
-def test_an_unknown_dtype(artifacts: Callable[[str], Path]) -> None:
-    with pytest.raises(ValueError, match="float16"):
-        load(artifacts("bfloat16"), "float16")
-
-
 def test_importing_and_asking_load_no_torch() -> None:
     code = (
         "import sys; from wanrun.text.torch_encoder import check_torch, torch_facts; check_torch();"
