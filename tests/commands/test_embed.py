@@ -34,8 +34,7 @@ from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import (
     DTYPES,
     ArtifactEmbeddings,
-    embedding_file,
-    embedding_key,
+    EmbeddingFormat,
     encode_rows,
 )
 from wanrun.text.encoder import PromptEncoder
@@ -179,7 +178,7 @@ def test_what_is_there_is_not_encoded_again(
     assert encoded[2:] == ["a fox", "a fox"]
     manifest = check_whole(two)
     dtypes = ["bfloat16", "float32"]
-    records = [manifest.embeddings[embedding_key(manifest, "a fox", dtype)] for dtype in dtypes]
+    records = [manifest.embeddings[EmbeddingFormat(manifest).key("a fox", dtype)] for dtype in dtypes]
     assert [record.dtype for record in records] == dtypes
     assert all(record.prompt == "a fox" and record.length > 2 for record in records)
 
@@ -251,7 +250,7 @@ def test_verify_notices_damage_and_embed_repairs_it(listed: Path, encoded: list[
     manifest = read_manifest(listed)
     verify.check_files(listed, manifest, lines.append)
     assert lines[-1] == "2 prompt embedding(s) intact"
-    record = manifest.embeddings[embedding_key(manifest, "a fox", "bfloat16")]
+    record = manifest.embeddings[EmbeddingFormat(manifest).key("a fox", "bfloat16")]
     path = listed / record.file
     sound = path.read_bytes()
     damages: list[Callable[[Path], object]] = [
@@ -304,11 +303,11 @@ def converted(toy_checkpoint: Path, tmp_path: Path) -> Path:
     listed = {}
     for prompt in ("a fox", "snow"):
         rows = np.random.default_rng(len(prompt)).standard_normal((3, 32)).astype(np.float32)
-        key = embedding_key(manifest, prompt, "float32")
+        key = EmbeddingFormat(manifest).key(prompt, "float32")
         data = encode_rows(rows)
-        (artifact / embedding_file(key)).write_bytes(data)
+        (artifact / f"embeddings/{key}.npy").write_bytes(data)
         listed[key] = Embedding(
-            file=embedding_file(key), sha256=sha256_of(data), prompt=prompt, dtype="float32", length=3
+            file=f"embeddings/{key}.npy", sha256=sha256_of(data), prompt=prompt, dtype="float32", length=3
         )
     manifest.changed(embeddings=listed).write(artifact)
     return artifact
@@ -326,10 +325,10 @@ def test_convert_takes_over_what_fits(converted: Path, toy_checkpoint: Path) -> 
     assert after.embeddings == before.embeddings and after.content_digest != before.content_digest
     assert {path.name: path.stat().st_ino for path in (converted / "embeddings").iterdir()} == inodes
 
-    key = embedding_key(before, "snow", "float32")
+    key = EmbeddingFormat(before).key("snow", "float32")
     flip(converted / before.embeddings[key].file, 200)
     convert(request)
-    assert list(check_whole(converted).embeddings) == [embedding_key(before, "a fox", "float32")]
+    assert list(check_whole(converted).embeddings) == [EmbeddingFormat(before).key("a fox", "float32")]
 
     convert(ConvertRequest(toy_checkpoint, converted, {"text_encoder": "float32"}, force=True))
     assert check_whole(converted).embeddings == {} and not (converted / "embeddings").exists()

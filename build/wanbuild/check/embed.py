@@ -20,7 +20,7 @@ from wanrun.errors import ArtifactError, UsageError, lacks_space
 from wanrun.files import replace_file, sha256_of
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
-from wanrun.text.embeddings import ArtifactEmbeddings, embedding_file, embedding_key, encode_rows
+from wanrun.text.embeddings import ArtifactEmbeddings, EmbeddingFormat, encode_rows
 from wanrun.text.encoder import cut_warning
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
@@ -148,13 +148,14 @@ def add_embeddings(
             embeddings = pipeline.encode_prompts(missing)
         for prompt, embedding in zip(missing, embeddings, strict=True):
             length = lengths[prompt]
-            key = embedding_key(manifest, prompt, dtype)
+            key = EmbeddingFormat(manifest).key(prompt, dtype)
             data = encode_rows(embedding[:length])
-            path = artifact / embedding_file(key)
+            file = f"embeddings/{key}.npy"
+            path = artifact / file
             path.parent.mkdir(exist_ok=True)
             replace_file(path, data)
             listed[key] = Embedding(
-                file=embedding_file(key), sha256=sha256_of(data), prompt=prompt, dtype=dtype, length=length
+                file=file, sha256=sha256_of(data), prompt=prompt, dtype=dtype, length=length
             )
             counted = "1 token" if length == 1 else f"{length} tokens"
             report(f"{_shown(prompt)}: {dtype}, {counted} embedded")

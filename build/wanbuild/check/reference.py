@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.check.embed import open_profile
+from wanbuild.check.parts import image_tokens, velocity
 from wanbuild.check.reference_pipeline import Made, Reference
 from wanbuild.components import KINDS
 from wanbuild.hub.repository import locate_source
@@ -28,7 +29,7 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import select_profile
 from wanrun.denoising.noise import initial_noise
-from wanrun.denoising.schedule import boundary_between, schedule, transformers
+from wanrun.denoising.schedule import ExpertRange, boundary_between, schedule, transformers
 from wanrun.errors import UsageError, VerificationError
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.prepare import load_media
@@ -163,7 +164,7 @@ class _Comparison:
         images = [image for image in (media.image, media.last_image) if image is not None]
         with torch.no_grad():
             reference = self._pipe.encode_image(images, "cpu").numpy()
-        error = relative_error(self._ours.image_tokens(inputs), reference)
+        error = relative_error(image_tokens(self._ours, inputs), reference)
         limits = LIMITS[self._coarser(["dtype"], ["image_encoder"])]
         return [Check("image_encoder", error, limits["component"])]
 
@@ -182,11 +183,10 @@ class _Comparison:
             guided = outputs[1].output + GUIDANCE_SCALE * (outputs[0].output - outputs[1].output)
         latents = outputs[0].latents[:, : self._ours.latents_shape[1]]
         timestep = float(outputs[0].timestep.max())  # a held frame's timestep is zero
-        velocity = self._ours.velocity(
-            latents, self._prompts, timestep, GUIDANCE_SCALE, transformer=name, inputs=sample.inputs
-        )
+        steps = ExpertRange(name, 0, 1, GUIDANCE_SCALE)
+        own = velocity(self._ours, latents, self._prompts, timestep, steps, sample.inputs)
         held = int(self._ours.manifest.model.expand_timesteps and sample.media is not None)
-        error = relative_error(velocity[:, :, held:], guided[:, :, held:])
+        error = relative_error(own[:, :, held:], guided[:, :, held:])
         return Check(name, error, self._limits["component"])
 
     def _latents_to_vae(self, latents: np.ndarray) -> Any:

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from wanbuild.listed import REBUILT
 from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
-from wanrun.text.embeddings import embedding_file, embedding_key
+from wanrun.text.embeddings import EmbeddingFormat
 
 _PROGRAM_FACTS = (
     *("variant", "task", "text_width", "latent_channels", "vae_spatial"),
@@ -115,15 +113,15 @@ def _take_over(old: Path, new: Path) -> None:
 
 def _keep_embeddings(old: Path, previous: Manifest, new: Manifest, building: Path) -> Manifest:
     """Takes over the embeddings with the new artifact's keys: its text encoder would make the same ones."""
-    kept: dict[str, Embedding] = {}
+    kept, names = dict[str, Embedding](), EmbeddingFormat(new)
     for key, record in previous.embeddings.items():
         source = old / record.file
-        fits = embedding_key(new, record.prompt, record.dtype) == key
+        fits = names.key(record.prompt, record.dtype) == key
         if fits and digest_found(source, MAX_EMBEDDING_BYTES) == record.sha256:
-            target = building / embedding_file(key)
+            target = building / record.file
             target.parent.mkdir(exist_ok=True)
             _link_or_copy(str(source), str(target))
-            kept[key] = msgspec.structs.replace(record, file=embedding_file(key))
+            kept[key] = record
     return new.changed(embeddings=kept)
 
 

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.steps import Denoising, OnStep, Rule
 from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation
@@ -151,43 +150,6 @@ class Pipeline:
         check_latents(latents, (*latents.shape[:1], *self.latents_shape[1:]), "the latents")
         with self._call(timings) as timings, self._device(timings):
             return self._session.decode(latents, timings)[0]
-
-    def velocity(
-        self,
-        latents: np.ndarray,
-        prompts: Sequence[str],
-        timestep: float,
-        guidance_scale: float,
-        transformer: str = "transformer",
-        inputs: Inputs | None = None,
-    ) -> np.ndarray:
-        """Returns the model's guided velocity at these latents, for a comparison with another implementation.
-
-        Args:
-            latents: float32 (B, C, T, h, w).
-            prompts: the positive prompt, and with guidance the negative one after it.
-            timestep: in training timesteps, 0 to 1000.
-            guidance_scale: unused without guidance.
-            transformer: the expert.
-            inputs: images and videos, for one window.
-
-        Returns:
-            float32 of latents' shape, as exact as the profile's dtype of latents. A held frame has no
-            velocity.
-        """
-        check_objects(inputs=inputs)
-        steps, texts = ExpertRange(transformer, 0, 1, guidance_scale), texts_of(prompts)
-        with self._call(None) as timings:
-            embeddings = self._encode(self._session, texts, timings)
-            with self._device(timings):
-                return self._session.velocity(latents, embeddings, timestep, steps, inputs)
-
-    def image_tokens(self, inputs: Inputs) -> np.ndarray:
-        """Returns the image encoder's tokens, (N, tokens, image_dim) in the compute dtype."""
-        check_objects(inputs=inputs)
-        with self._call(None) as timings, self._device(timings):
-            conditions = self._session.conditioning(inputs, timings=timings)
-            return np.asarray(conditions.prepare["image_tokens"])
 
     def warmup(self, timings: Timings | None = None) -> None:
         """Executes every program of the loaded profile once, and with every expert.

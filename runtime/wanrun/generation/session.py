@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
@@ -166,13 +164,6 @@ class Session(Sampler):
         programs = self.programs.with_role("decode")
         components = [name for program in programs for name in self.programs.components(program)]
         unfinished(self.programs.request(programs=programs, components=components))
-
-    def velocity(
-        self, latents: np.ndarray, embeddings: np.ndarray, timestep: float, steps: ExpertRange, inputs: Any
-    ) -> np.ndarray:
-        """Returns the model's guided velocity at these latents; see ``Pipeline.velocity``."""
-        run = Denoising(velocity_table(timestep), [steps], embeddings, self.loop, Timings())
-        return latents - self.denoise(run, latents, self.conditioning(inputs, timings=Timings()), Noise(0))
 
     def warm_up_text(self) -> None:
         """Runs the text encoder once, unless ``start`` had the embeddings of all given prompts."""

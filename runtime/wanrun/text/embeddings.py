@@ -47,22 +47,6 @@ def text_digest(manifest: Manifest) -> str:
     return sha256_of(canonical_json(msgspec.to_builtins(content)))
 
 
-def embedding_key(manifest: Manifest, cleaned_prompt: str, dtype: str) -> str:
-    """Returns the hexadecimal name of a prompt's embedding.
-
-    Args:
-        manifest: the artifact's manifest.
-        cleaned_prompt: the prompt after ``clean_prompt``.
-        dtype: name of the compute dtype.
-    """
-    return EmbeddingFormat(manifest).key(cleaned_prompt, dtype)
-
-
-def embedding_file(key: str) -> str:
-    """Returns the path of a key's embedding, relative to the artifact's folder."""
-    return f"embeddings/{key}.npy"
-
-
 def all_finite(rows: np.ndarray) -> bool:
     """Returns whether all values are finite; np.isfinite warns about a signalling NaN in bfloat16."""
     if rows.dtype == DTYPES["bfloat16"]:
@@ -127,7 +111,12 @@ class EmbeddingFormat:
         return self._max_length * self._width * DTYPES["float32"].itemsize + _HEADER_BYTES + _DIGEST_BYTES
 
     def key(self, cleaned_prompt: str, dtype: str) -> str:
-        """Returns ``embedding_key``, without reading the manifest's checksums again."""
+        """Returns the hexadecimal name of a prompt's embedding.
+
+        Args:
+            cleaned_prompt: the prompt after ``clean_prompt``.
+            dtype: name of the compute dtype.
+        """
         return sha256_of(canonical_json({"text": self._text, "prompt": cleaned_prompt, "dtype": dtype}))
 
     def decode(self, data: bytes, dtype: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from wanrun.artifact.record import ListedFile
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.terminal.console import run
-from wanrun.text.embeddings import embedding_file, embedding_key, encode_rows
+from wanrun.text.embeddings import EmbeddingFormat, encode_rows
 
 
 def silent(line: str) -> None:
@@ -55,10 +55,10 @@ def whole(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _with_embedding(artifact: Path, manifest: Manifest) -> Manifest:
     rows = np.ones((3, manifest.model.text_width), np.float32)
-    key, data = embedding_key(manifest, "a fox", "float32"), encode_rows(rows)
-    (artifact / embedding_file(key)).write_bytes(data)
+    key, data = EmbeddingFormat(manifest).key("a fox", "float32"), encode_rows(rows)
+    (artifact / f"embeddings/{key}.npy").write_bytes(data)
     record = Embedding(
-        file=embedding_file(key), sha256=sha256_of(data), prompt="a fox", dtype="float32", length=3
+        file=f"embeddings/{key}.npy", sha256=sha256_of(data), prompt="a fox", dtype="float32", length=3
     )
     return manifest.changed(embeddings={key: record})
 

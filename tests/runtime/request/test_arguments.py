@@ -15,7 +15,6 @@ from helpers.media_files import make_task
 from helpers.pictures import picture
 from wanrun.errors import UsageError
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import array_of, folder_of, policy_of, texts_of
 
@@ -184,9 +183,6 @@ def test_what_the_other_calls_are_given(pipeline: Pipeline) -> None:
     assert refusal(pipeline.decode, "latents").startswith(f"latents {wrong} a NumPy array")
     for bad in (latents[0], latents[..., :-1], latents.astype(np.float64), np.float32(0)):
         assert refusal(pipeline.decode, bad).startswith("the latents do not fit the profile")
-    assert refusal(pipeline.velocity, latents, PROMPT, 500.0, 3.0).startswith(f"prompts {wrong} a list")
-    assert refusal(pipeline.velocity, latents, [PROMPT], 500.0, 3.0, inputs=5).startswith(f"inputs {wrong}")
-    assert refusal(pipeline.image_tokens, 5).startswith(f"inputs {wrong} wanrun's Inputs; found 5")
 
 
 @pytest.fixture(scope="module")
@@ -253,13 +249,11 @@ def test_numbers_of_numpy_make_the_same_video(toy_artifact: Path) -> None:
 def test_after_close(toy_artifact: Path) -> None:
     with wanrun.load(toy_artifact, lazy=True) as pipeline:
         shape, profile = pipeline.latents_shape, pipeline.profile
-    latents, inputs = np.zeros(shape, np.float32), Inputs()
+    latents = np.zeros(shape, np.float32)
     calls: list[Callable[[], Any]] = [
         lambda: pipeline.generate(PROMPT),
         lambda: pipeline.encode_prompts([PROMPT]),
         lambda: pipeline.decode(latents),
-        lambda: pipeline.velocity(latents, [PROMPT, ""], 500.0, 3.0),
-        lambda: pipeline.image_tokens(inputs),
         lambda: pipeline.component_weights("vae"),
         lambda: pipeline.warmup(),
         lambda: pipeline.start([PROMPT]),

@@ -20,10 +20,9 @@ from wanrun.files import sha256_of
 from wanrun.text.embedding_cache import EmbeddingCache
 from wanrun.text.embeddings import (
     ArtifactEmbeddings,
+    EmbeddingFormat,
     all_finite,
     decode_rows,
-    embedding_file,
-    embedding_key,
     encode_rows,
 )
 
@@ -159,15 +158,18 @@ def test_what_a_key_depends_on(manifest: Manifest, tmp_path: Path) -> None:
         manifest.changed(tokenizer=msgspec.structs.replace(manifest.tokenizer, max_length=256)),
         manifest.changed(tokenizer=msgspec.structs.replace(manifest.tokenizer, pad_id=1)),
     ]
-    keys = {embedding_key(other, "a fox", "float32") for other in (manifest, *others)}
-    keys |= {embedding_key(manifest, "a fox.", "float32"), embedding_key(manifest, "a fox", "bfloat16")}
+    keys = {EmbeddingFormat(other).key("a fox", "float32") for other in (manifest, *others)}
+    keys |= {
+        EmbeddingFormat(manifest).key("a fox.", "float32"),
+        EmbeddingFormat(manifest).key("a fox", "bfloat16"),
+    }
     assert len(keys) == len(others) + 3
     assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
 
     same_key = manifest.changed(
         loras=({"file": "x"},), times={"converted": "now"}, model=plain_model(), source={"files": {}}
     )
-    assert embedding_key(same_key, "a fox", "float32") in keys
+    assert EmbeddingFormat(same_key).key("a fox", "float32") in keys
     cached = {EmbeddingCache(other, {}, folder=tmp_path).name("a fox", "float32") for other in others}
     assert len(cached) == len(others) and not cached & keys
 
@@ -179,13 +181,13 @@ def test_what_a_key_depends_on(manifest: Manifest, tmp_path: Path) -> None:
 def listed(manifest: Manifest, tmp_path: Path) -> tuple[Path, Manifest, np.ndarray]:
     """An artifact that has one embedding, and the embedding."""
     rows = random_rows(5, manifest.configs["text_encoder"]["d_model"], "bfloat16")
-    key = embedding_key(manifest, PROMPT, "bfloat16")
+    key = EmbeddingFormat(manifest).key(PROMPT, "bfloat16")
     data = encode_rows(rows)
-    path = tmp_path / embedding_file(key)
+    path = tmp_path / f"embeddings/{key}.npy"
     path.parent.mkdir()
     path.write_bytes(data)
     record = Embedding(
-        file=embedding_file(key), sha256=sha256_of(data), prompt=PROMPT, dtype="bfloat16", length=5
+        file=f"embeddings/{key}.npy", sha256=sha256_of(data), prompt=PROMPT, dtype="bfloat16", length=5
     )
     changed = manifest.changed(embeddings={key: record})
     changed.write(tmp_path)

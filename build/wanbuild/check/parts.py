@@ -1,0 +1,47 @@
+"""Parts of the way to a video that an artifact runs alone, for a comparison with another implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wanrun.denoising.noise import Noise
+from wanrun.denoising.schedule import ExpertRange
+from wanrun.denoising.steps import Denoising, velocity_table
+from wanrun.generation.pipeline import Pipeline
+from wanrun.media.types import Inputs
+from wanrun.timing.timings import Timings
+
+
+def image_tokens(pipeline: Pipeline, inputs: Inputs) -> np.ndarray:
+    """Returns the image encoder's tokens, (N, tokens, image_dim) in the compute dtype."""
+    conditions = pipeline.session(pipeline.profile).conditioning(inputs, timings=Timings())
+    return np.asarray(conditions.prepare["image_tokens"])
+
+
+def velocity(
+    pipeline: Pipeline,
+    latents: np.ndarray,
+    prompts: Sequence[str],
+    timestep: float,
+    steps: ExpertRange,
+    inputs: Inputs | None = None,
+) -> np.ndarray:
+    """Returns the model's guided velocity at these latents.
+
+    Args:
+        pipeline: the artifact, with the profile loaded; no other thread uses it.
+        latents: float32 (B, C, T, h, w).
+        prompts: the positive prompt, and with guidance the negative one after it.
+        timestep: in training timesteps, 0 to 1000.
+        steps: one step of the expert, with its guidance scale.
+        inputs: images and videos, for one window.
+
+    Returns:
+        float32 of latents' shape, as exact as the profile's dtype of latents. A held frame has no velocity.
+    """
+    session, embeddings = pipeline.session(pipeline.profile), pipeline.encode_prompts(prompts)
+    run = Denoising(velocity_table(timestep), [steps], embeddings, session.loop, Timings())
+    conditions = session.conditioning(inputs, timings=Timings())
+    return latents - session.denoise(run, latents, conditions, Noise(0))
