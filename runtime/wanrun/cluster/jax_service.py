@@ -6,7 +6,7 @@ import socket
 
 from wanrun.artifact.mesh import Sizes, mesh_text, normal, num_devices
 from wanrun.cluster.process_group import ProcessGroup
-from wanrun.cluster.relay import Relay
+from wanrun.cluster.relay import relayed
 from wanrun.errors import ClusterError, UsageError
 
 _NEVER_SECONDS = 365 * 24 * 3600
@@ -33,7 +33,7 @@ def start_jax(group: ProcessGroup) -> None:
     port = group.exchange(_free_port(host) if group.leads else None)[0]
     address = f"{_bracketed(host)}:{port}"
     if not group.leads:
-        address = f"127.0.0.1:{Relay(host, port).port}"
+        address = f"127.0.0.1:{relayed(host, port)}"
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
     try:

@@ -12,35 +12,25 @@ import socket
 import threading
 
 
-class Relay:
-    """Listens on a free port of this host, and connects each client to an address.
+def relayed(host: str, port: int) -> int:
+    """Listens on a free port of 127.0.0.1, and connects each client to an address; returns the port."""
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_accept, args=(server, (host, port)), name="relay", daemon=True).start()
+    return int(server.getsockname()[1])
 
-    Args:
-        host: the address' host.
-        port: its port.
 
-    Attributes:
-        port: where the relay listens, on 127.0.0.1.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, name="relay", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            near, _ = self._server.accept()
-            try:
-                far = socket.create_connection(self._target)
-            except OSError:  # the service is not there yet; the client tries again
-                near.close()
-                continue
-            for one in (near, far):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=_pass_on, args=(near, far, True), name="relay", daemon=True).start()
-            threading.Thread(target=_pass_on, args=(far, near, False), name="relay", daemon=True).start()
+def _accept(server: socket.socket, target: tuple[str, int]) -> None:
+    while True:
+        near, _ = server.accept()
+        try:
+            far = socket.create_connection(target)
+        except OSError:  # the service is not there yet; the client tries again
+            near.close()
+            continue
+        for one in (near, far):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=_pass_on, args=(near, far, True), name="relay", daemon=True).start()
+        threading.Thread(target=_pass_on, args=(far, near, False), name="relay", daemon=True).start()
 
 
 def _pass_on(source: socket.socket, sink: socket.socket, closing: bool) -> None:

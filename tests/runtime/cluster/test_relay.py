@@ -6,13 +6,13 @@ import socket
 
 import pytest
 
-from wanrun.cluster.relay import Relay
+from wanrun.cluster.relay import relayed
 
 
 def test_bytes_both_ways_and_no_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        relay = Relay(*server.getsockname())
-        near = socket.create_connection(("127.0.0.1", relay.port), timeout=10)
+        port = relayed(*server.getsockname())
+        near = socket.create_connection(("127.0.0.1", port), timeout=10)
         far, _ = server.accept()
         near.sendall(b"question")
         assert far.recv(100) == b"question"
@@ -27,8 +27,8 @@ def test_bytes_both_ways_and_no_end() -> None:
 
 def test_the_near_side_s_end_is_passed_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        relay = Relay(*server.getsockname())
-        near = socket.create_connection(("127.0.0.1", relay.port), timeout=10)
+        port = relayed(*server.getsockname())
+        near = socket.create_connection(("127.0.0.1", port), timeout=10)
         far, _ = server.accept()
         far.settimeout(10)
         near.close()
