@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,33 +25,6 @@ from wanrun.weights.programs import Programs
 
 if TYPE_CHECKING:
     from wanrun.text.torch_encoder import TorchTextEncoder
-
-
-class TextBackend(Protocol):
-    """A text encoder."""
-
-    def made_by(self) -> Mapping[str, Any]:
-        """Returns, as JSON, the facts that decide an embedding's bits, besides prompt, weights and dtype."""
-
-    def request(self, lengths: Iterable[int] | None = None) -> Sequence[Future[Any]]:
-        """Starts to load the programs for prompts of these lengths in tokens; None: for any prompt."""
-
-    def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Encodes ids and mask, int32 (P, L), to embeddings (P, L, D) in the compute dtype."""
-
-    def at_lengths(self, ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields one prompt's embedding (length, D) by each program that it fits, with the program's length.
-
-        Args:
-            ids: int32 (L,).
-            mask: int32 (L,).
-        """
-
-    def warm_up(self) -> None:
-        """Runs the encoder once at every length that it has a program for."""
-
-    def release(self) -> None:
-        """Releases the encoder's memory until the next request."""
 
 
 def text_programs(programs: Mapping[str, Program]) -> dict[int, str]:
@@ -80,6 +53,7 @@ class ArtifactTextEncoder:
         self._names = text_programs(programs)
 
     def made_by(self) -> Mapping[str, Any]:
+        """Returns, as JSON, the facts that decide an embedding's bits, besides prompt, weights and dtype."""
         digests = {name: self._programs[name].sha256 for name in self._names.values()}
         return made_by_jax(sha256_of(canonical_json(digests)), self._environment)
 
@@ -87,11 +61,13 @@ class ArtifactTextEncoder:
         return next(length for length in self._names if length >= tokens)
 
     def request(self, lengths: Iterable[int] | None = None) -> Sequence[Future[Any]]:
+        """Starts to load the programs for prompts of these lengths in tokens; None: for any prompt."""
         wanted = self._names if lengths is None else sorted({self._length(n) for n in lengths})
         programs = [self._names[length] for length in wanted]
         return self._programs.request(programs=programs, components=[TEXT_ENCODER])
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Encodes ids and mask, int32 (P, L), to embeddings (P, L, D) in the compute dtype."""
         embeddings: list[np.ndarray] = []
         for one, keep in zip(ids, mask, strict=True):
             rows = self._encoded(self._length(int(keep.sum())), one, keep)
@@ -105,6 +81,7 @@ class ArtifactTextEncoder:
         return np.asarray(encode(ids=ids[None, :length], mask=mask[None, :length])["embeddings"])[0]
 
     def at_lengths(self, ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the embedding (length, D) of one prompt, ids and mask (L,), by each program that it fits."""
         for length in self._names:
             if length >= mask.sum():
                 yield length, self._encoded(length, ids, mask)
@@ -115,11 +92,14 @@ class ArtifactTextEncoder:
             self(np.ones((1, length), np.int32), np.ones((1, length), np.int32))
 
     def release(self) -> None:
+        """Releases the encoder's memory until the next request."""
         self._programs.weights.release(TEXT_ENCODER)
 
 
 class TorchBackend:
     """transformers' text encoder, loaded in the background (``wanrun.text.torch_encoder``).
+
+    Its methods are those of ``ArtifactTextEncoder``.
 
     Args:
         opened: the artifact.
@@ -186,6 +166,9 @@ class TorchBackend:
             encoder, self._encoder = self._encoder, None
         if encoder is not None and not encoder.cancel() and encoder.exception() is None:
             encoder.result().close()
+
+
+TextBackend = ArtifactTextEncoder | TorchBackend
 
 
 def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
