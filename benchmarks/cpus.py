@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from wanrun.machine.cpu import LEVELS, cpu_features, highest_level, multiplies_bfloat16
+from wanbuild.targets.target import multiplies_bfloat16
+from wanrun.machine.cpu import LEVELS, cpu_features, highest_level
 
 LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -19,7 +19,6 @@ from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.machine.attached import ROOT, attached
-from wanrun.machine.cpu import multiplies_bfloat16
 from wanrun.machine.environment import device_environment, host_environment
 
 if TYPE_CHECKING:
@@ -139,6 +138,11 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     return TargetSpec(
         full_name, platform, kernels, devices[0], memory, environment, mesh, devices, level=level
     )
+
+
+def multiplies_bfloat16(features: Iterable[str]) -> bool:
+    """Whether an x86-64 CPU with these features has instructions for products of bfloat16."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(features)
 
 
 def _cpu_kernels(environment: Mapping[str, Any]) -> Kernels:

@@ -40,11 +40,6 @@ def highest_level(features: Iterable[str]) -> str | None:
     return next((name for name, needed in reversed(list(LEVELS.items())) if own.issuperset(needed)), None)
 
 
-def multiplies_bfloat16(features: Iterable[str]) -> bool:
-    """Whether an x86-64 CPU with these features has instructions for products of bfloat16."""
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(features)
-
-
 def cpu_features() -> tuple[str, ...]:
     """Returns the instruction-set features of this CPU, from /proc/cpuinfo; empty if there is no such file.
 

@@ -8,7 +8,7 @@ import pytest
 
 from wanbuild.targets import levels
 from wanbuild.targets.levels import CPU_LEVELS
-from wanbuild.targets.target import CPU, PLAIN_CPU, resolve_target
+from wanbuild.targets.target import CPU, PLAIN_CPU, multiplies_bfloat16, resolve_target
 from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS, cpu_features
 from wanrun.machine.environment import check_environment
@@ -47,3 +47,8 @@ def test_a_level_that_this_cpu_is_below(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(UsageError, match="expected an x86-64 CPU of at least that level; found aarch64"):
         resolve_target("cpu-v3")
+
+
+def test_levels_that_multiply_bfloat16() -> None:
+    for name, features in LEVELS.items():
+        assert multiplies_bfloat16(features) == name.endswith("bf16")

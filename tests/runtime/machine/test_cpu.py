@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from wanrun.machine.cpu import LEVELS, cpu_features, highest_level, level_rank, multiplies_bfloat16
+from wanrun.machine.cpu import LEVELS, cpu_features, highest_level, level_rank
 
 
 def test_features_are_sorted_and_distinct() -> None:
@@ -27,5 +27,4 @@ def test_rank() -> None:
 def test_the_highest_level() -> None:
     for name, features in LEVELS.items():
         assert highest_level([*features, "sse", "aes"]) == name
-        assert multiplies_bfloat16(features) == name.endswith("bf16")
     assert highest_level(LEVELS["cpu-v3"][1:]) is None and highest_level(()) is None
