@@ -120,13 +120,8 @@ class Contest:
         for form in (self._built, self._here):
             results.append(jax.tree.map(np.asarray, run(form)[0]))
             seconds.append(statistics.median(run(form)[1] for _ in range(CALLS)))
-        difference = next(filter(None, self._differences(*results)), "")
-        return Outcome(seconds[1], seconds[0], difference)
-
-    def _differences(self, built: Any, here: Any) -> list[str]:
-        import jax
-
-        return jax.tree.leaves(jax.tree.map(lambda a, b: difference(a, b, self._tolerance), built, here))
+        differences = jax.tree.map(lambda built, here: difference(built, here, self._tolerance), *results)
+        return Outcome(seconds[1], seconds[0], next(filter(None, jax.tree.leaves(differences)), ""))
 
 
 def difference(built: np.ndarray, here: np.ndarray, tolerance: float) -> str:

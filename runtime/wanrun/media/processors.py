@@ -54,7 +54,8 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
     wide = width / height < image.width / image.height
     new_width = width if wide else image.width * height // image.height
     new_height = image.height * width // image.width if wide else height
-    _check_fits(image, new_width, new_height, name)
+    if 0 in (new_width, new_height):
+        raise _too_narrow(image, name)
     canvas = np.zeros((height, width, 3), np.uint8)
     top, left = height // 2 - new_height // 2, width // 2 - new_width // 2
     canvas[top : top + new_height, left : left + new_width] = resized(image, new_width, new_height)
@@ -92,12 +93,7 @@ def _centre(image: Image.Image, settings: ImageProcessor, name: str) -> np.ndarr
     edge = settings.shortest_edge
     long_edge = int(edge * max(image.size) / min(image.size))
     if edge * long_edge > _MAX_STRETCHED_PIXELS:
-        raise UsageError(
-            f"{name} is too narrow",
-            expected="sides that differ less",
-            found=f"{image.width}x{image.height}",
-            remedy="crop it",
-        )
+        raise _too_narrow(image, name)
     size = (edge, long_edge) if image.width <= image.height else (long_edge, edge)
     pixels = np.asarray(on_white(image, name).resize(size, Image.Resampling(settings.resample)))
     for axis in (0, 1):
@@ -140,7 +136,8 @@ def reference_canvas(
         )
     scale = min(height / old_height, width / old_width)
     new_width, new_height = int(old_width * scale), int(old_height * scale)
-    _check_fits(image, new_width, new_height, name)
+    if 0 in (new_width, new_height):
+        raise _too_narrow(image, name)
     pixels = resized(image, old_width, old_height).astype(np.float32) / np.float32(255)
     pixels = np.float32(2) * pixels - np.float32(1)
     for axis, size in enumerate((new_height, new_width)):
@@ -169,14 +166,13 @@ def _bilinear(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
     return np.take(pixels, lower, axis) * (1 - weight) + np.take(pixels, upper, axis) * weight
 
 
-def _check_fits(image: Image.Image, width: int, height: int, name: str) -> None:
-    if 0 in (width, height):
-        raise UsageError(
-            f"{name} is too narrow",
-            expected="sides that differ less",
-            found=f"{image.width}x{image.height}",
-            remedy="crop it",
-        )
+def _too_narrow(image: Image.Image, name: str) -> UsageError:
+    return UsageError(
+        f"{name} is too narrow",
+        expected="sides that differ less",
+        found=f"{image.width}x{image.height}",
+        remedy="crop it",
+    )
 
 
 def scaled_size(

@@ -69,13 +69,11 @@ class Window:
     """The video frames that are made at once.
 
     Attributes:
-        index: the window's number, from 0.
         count: the number of windows.
         start: its first frame.
         stop: one past its last frame.
     """
 
-    index: int
     count: int
     start: int
     stop: int
@@ -91,4 +89,4 @@ def windows(total: int, length: int, overlap: int) -> list[Window]:
     """
     stride = length - overlap
     count = num_windows(total, length, overlap)
-    return [Window(i, count, i * stride, i * stride + length) for i in range(count)]
+    return [Window(count, i * stride, i * stride + length) for i in range(count)]

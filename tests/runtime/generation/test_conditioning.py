@@ -180,10 +180,10 @@ def test_low_memory_lets_go_of_the_image_encoder(timings: Timings, low_memory: b
 def test_a_window_gets_its_part_of_the_videos(timings: Timings) -> None:
     programs, inputs = animate_programs(), video_inputs()
     conditioning = conditioning_of(programs, "wan2.2-animate")
-    first = conditioning(inputs, timings=timings, window=Window(0, 3, 0, 9))
+    first = conditioning(inputs, timings=timings, window=Window(3, 0, 9))
     last_frames = np.ones((5, 4, 6, 3), np.float32)
     carried = {"previous": last_frames}
-    third = conditioning(inputs, timings=timings, window=Window(2, 3, 16, 25), carried=carried)
+    third = conditioning(inputs, timings=timings, window=Window(3, 16, 25), carried=carried)
     # The image is encoded once, the video for each window.
     assert programs.names == ["encode_image", "encode_video", "encode_video"]
     (_, one), (_, three) = programs.calls[1:]
@@ -194,7 +194,7 @@ def test_a_window_gets_its_part_of_the_videos(timings: Timings) -> None:
     assert first.prepare["face_video"][:, 0, 0, 0].tolist() == list(range(100, 109))
     assert third.prepare["face_video"][0, 0, 0, 0] == 116
     # The next prompt finds the first window's.
-    conditioning(inputs, timings=timings, window=Window(0, 3, 0, 9))
+    conditioning(inputs, timings=timings, window=Window(3, 0, 9))
     assert len(programs.calls) == 3
 
 
