@@ -20,6 +20,7 @@ from helpers.damage import (
 )
 from helpers.fake_pipeline import Fake, run_here
 from helpers.manifests import programs_of
+from helpers.said import complaints
 from wanbuild.targets.topology import COMPILERS
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cli import wanrun
@@ -113,7 +114,7 @@ def last_line(cli: Any, code: int, *command: Any, **environment: str) -> str:
     installed and finds no chip, that has its own words before."""
     result = cli(*command, **environment)
     assert (result.returncode, result.stdout) == (code, "")
-    *before, line = (text for text in result.stderr.splitlines() if not text.startswith("warning: "))
+    *before, line = (text for text in complaints(result.stderr) if not text.startswith("warning: "))
     assert not any(text.startswith("error:") for text in before)
     if not any(has_package(packages[0]) for _, packages in COMPILERS.values()):
         assert before == []

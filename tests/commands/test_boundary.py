@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from helpers.damage import USED, own
+from helpers.said import complaints
 
 # Imports of these fail, as they do where the packages are not installed.
 FORBIDDEN = (
@@ -79,7 +80,7 @@ def run_observed(
 def observe(block: bool, artifact: Path, folder: Path) -> tuple[bytes, dict[str, Any]]:
     """Makes a video; returns its bytes and what was observed."""
     done = run_observed(block, artifact, folder)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.returncode == 0 and complaints(done.stderr) == [], done.stderr
     return (folder / "o.mp4").read_bytes(), json.loads((folder / "report.json").read_text())
 
 
@@ -113,7 +114,7 @@ def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> 
 def test_remote_weights_want_an_extra(toy_artifact: Path, tmp_path: Path, address: str) -> None:
     """A wrong option, refused before the artifact's programs are looked at or a weight is read."""
     done = run_observed(True, toy_artifact, tmp_path / "run", "--weights", address)
-    (line,) = done.stderr.splitlines()
+    (line,) = complaints(done.stderr)
     assert done.returncode == 2, line
     assert line == (
         f"error: weights at '{address.partition('?')[0]}' are read through TensorStore; "
@@ -133,7 +134,7 @@ def test_weights_in_another_form_want_an_extra(artifact: Path, tmp_path: Path) -
     shutil.rmtree(folder)
     ocp.PyTreeCheckpointer().save(folder, tree)
     done = run_observed(True, artifact, tmp_path / "run")
-    (line,) = done.stderr.splitlines()
+    (line,) = complaints(done.stderr)
     assert done.returncode == 3, line
     assert line == (
         f"error: the weights in {folder} are not chunk files, which only TensorStore reads; found No module "

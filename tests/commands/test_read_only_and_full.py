@@ -11,6 +11,7 @@ import pytest
 
 from helpers import UNPRIVILEGED
 from helpers.damage import one_error
+from helpers.said import complaints
 from helpers.small_disk import fill, small_disk
 from wanbuild.cli import wanbuild
 from wanrun.terminal.console import run
@@ -50,7 +51,7 @@ def read_only(artifact_copy: Path) -> Path:
 def test_a_read_only_artifact(read_only: Path, command: tuple[str, ...]) -> None:
     before = contents(read_only)
     done = unprivileged("wanbuild", *command, "--artifact", read_only)
-    (line,) = done.stderr.splitlines()
+    (line,) = complaints(done.stderr)
     assert done.returncode == 2, line
     assert f"{read_only}" in line and "Permission denied" in line and "; make it writable, or " in line
     assert contents(read_only) == before
@@ -116,7 +117,7 @@ def test_a_video_is_there_though_nothing_can_be_printed(toy_artifact: Path, tmp_
             done = subprocess.run([*command, "--output", output], **streams, text=True, check=False)
         assert done.returncode == 0
         if stream == "stdout":
-            (line,) = done.stderr.splitlines()
+            (line,) = complaints(done.stderr)
             assert line.startswith("warning: standard output cannot be written: No space left on device; ")
     assert (tmp_path / "stdout.npy").read_bytes() == (tmp_path / "stderr.npy").read_bytes()
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from helpers.said import complaints
+
 LIMIT_SECONDS = 30.0
 """In which the failure of one process has to end all."""
 
@@ -98,11 +100,7 @@ class Processes:
         left = max(0.0, self._started + limit_seconds - time.monotonic())
         code = self._processes[index].wait(left)
         seconds = time.monotonic() - self._started
-        errors = [
-            line
-            for line in self._file(index, "err").read_text().splitlines()
-            if not line.startswith(("denoise: ", "waiting: "))
-        ]
+        errors = complaints(self._file(index, "err").read_text())
         return Ended(code, self._file(index, "out").read_text(), errors, seconds)
 
 
