@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Before any test imports a hub client: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# On arrays this small, threads of torch's that wait for each other take five times longer than one.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Tests write and fsync tens of thousands of small files: on a busy disk they wait for it 10 times longer than
 # they compute. Their folders are in memory where there is room, which pytest's variable for them tells it.
 MEMORY = Path("/dev/shm")

@@ -17,9 +17,7 @@ FOR_PARITY = {
     "media_path",
     "published_shapes",
     "reference_models",
-    "torch_threads",
     "vae_reference",
-    "whole_path",
 }
 """Helpers that have torch too."""
 

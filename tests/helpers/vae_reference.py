@@ -16,7 +16,6 @@ from torch import nn
 
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
-from helpers.torch_threads import one_thread
 from wanbuild.config import parse_config
 from wanbuild.mapping.vae import VAE_RULES
 from wanbuild.models.params import bind
@@ -60,13 +59,13 @@ def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
 
 def decoded(vae: AutoencoderKLWan, latents: np.ndarray) -> np.ndarray:
     """(B, z, t, h, w) to (B, T, H, W, 3)."""
-    with torch.no_grad(), one_thread():
+    with torch.no_grad():
         return vae.decode(torch.from_numpy(latents)).sample.permute(0, 2, 3, 4, 1).numpy()
 
 
 def encoded(vae: AutoencoderKLWan, video: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(B, T, H, W, 3) to mean and log variance, (B, z, t, h, w)."""
-    with torch.no_grad(), one_thread():
+    with torch.no_grad():
         moments = vae.encode(torch.from_numpy(video).permute(0, 4, 1, 2, 3)).latent_dist
     return moments.mean.numpy(), moments.logvar.numpy()
 

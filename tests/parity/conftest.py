@@ -11,17 +11,9 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from helpers import torch_threads
 from wanbuild.cli import wanbuild
 from wanrun.cli import wanrun
 from wanrun.terminal.console import run
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """torch runs on one thread."""
-    with torch_threads.one_thread():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -35,9 +35,6 @@ from wanrun.errors import SourceError
 FLOAT32 = 2e-6  # seen: 3e-7
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 class Part(nnx.Module):
     """A part under the name that it has in the transformer, for its mapping rules."""
 

@@ -48,9 +48,6 @@ VARIANTS = {
 _Media = Mapping[str, np.ndarray]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def vae(residual: bool = False) -> Pair:
     """The form of Wan 2.1 or of 2.2 TI2V; only the latter's latents are of 48 channels."""
     small: dict[str, Any] = {"base_dim": 6, "dim_mult": (1, 2, 2, 2), "num_res_blocks": 1}

@@ -95,9 +95,6 @@ def toy() -> Reference:
     return reference(TOY_IMAGE_ENCODER)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_against_reference(name: str) -> None:
     expected = reference(CONFIGS[name])

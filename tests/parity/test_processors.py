@@ -53,9 +53,6 @@ SIZES = [
 PROFILES = [(96, 64), (64, 96), (80, 80)]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def as_uint8(tensor: torch.Tensor, low: float) -> np.ndarray:
     """(…, C, H, W) in [low, 1], which came from uint8, as uint8 (…, H, W, C); C is left out where it is 1."""
     scaled = (tensor.double() - low) / (1 - low) * 255

@@ -14,7 +14,6 @@ from tinywan.judge import judge
 import wanrun
 from helpers.artifacts import build_artifact, shared
 from helpers.reference_models import relative_error
-from helpers.torch_threads import one_thread
 from helpers.whole_path import LATENTS
 from wanbuild.check.reference_pipeline import Made
 
@@ -59,8 +58,7 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
 @pytest.fixture(scope="module")
 def theirs(variant: str) -> Mapping[str, Made]:
     reference = checkpoint.Reference(variant)
-    with one_thread():
-        return {prompt: reference.generate(prompt, seed, STEPS) for prompt, seed in PROMPTS.items()}
+    return {prompt: reference.generate(prompt, seed, STEPS) for prompt, seed in PROMPTS.items()}
 
 
 @pytest.mark.slow

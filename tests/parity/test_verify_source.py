@@ -27,7 +27,6 @@ from wanrun.terminal.console import run
 pytestmark = [
     pytest.mark.usefixtures("encoders_compiled_once"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
-    pytest.mark.usefixtures("one_thread"),
 ]
 
 LATENTS = 1e-5
