@@ -18,7 +18,7 @@ from campaign.kinds import WEIGHTS
 from campaign.soak import growth
 from campaign.sources import Sample, toy
 
-SECONDS = 90.0
+SECONDS = 45.0
 
 
 @pytest.mark.slow
