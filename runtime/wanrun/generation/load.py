@@ -4,51 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
-from wanrun.generation.opening import Opening
+from msgspec import structs
+
+from wanrun.generation.opening import LoadKeywords, Opening
 from wanrun.generation.pipeline import Pipeline
-from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.arguments import check_objects, folder_of, policy_of, texts_of
 from wanrun.terminal.status import Status, shown
-from wanrun.text.encoder import silent
 from wanrun.timing.timings import Timings
-
-if TYPE_CHECKING:
-    from wanrun.cluster.process_group import ProcessGroup
-
-Tell = Callable[[str], None]
-
-
-class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
-    """The keywords of ``load``: the options of loading, and what only Python can give.
-
-    Attributes:
-        prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
-            the text encoder is not read if all their embeddings are stored. None means any prompt.
-        inputs: the images and videos of the first generation, which are encoded meanwhile.
-        later: names of profiles of later generations. Executables of theirs that were built elsewhere are
-            tried now too: once the device is open, no other process can have it.
-        timings: where the times are recorded; None for new ones.
-        warn: gets messages about problems that do not stop the run.
-        report: gets messages about decisions: where two experts are kept.
-        group: the processes that share the target's mesh; None for this one alone. All of them make the
-            same calls in the same order; the user's cache of embeddings, which may differ, is not read.
-        progress: whether standard error says what loading and each generation wait for; None: in a notebook.
-    """
-
-    prompts: Sequence[str] | None = None
-    inputs: Inputs | None = None
-    later: Sequence[str] = ()
-    timings: Timings | None = None
-    warn: Tell = silent
-    report: Tell = silent
-    group: ProcessGroup | None = None
-    progress: bool | None = None
-
 
 _Keywords = ParamSpec("_Keywords")
 _Load = Callable[Concatenate[str | os.PathLike[str], _Keywords], Pipeline]
@@ -91,10 +58,10 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
     )
     folder, timings = folder_of(artifact), Timings() if given.timings is None else given.timings
     prompts, policy = None if given.prompts is None else texts_of(given.prompts), policy_of(keywords)
-    opening = Opening(folder, policy, timings, given.warn, given.report, given.group)
+    given = structs.replace(given, prompts=prompts, later=texts_of(given.later, "later"))
     shows = shown(given.progress)
     with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():
-        shared, profile = opening.open(prompts, given.inputs, undo, texts_of(given.later, "later"))
+        shared, profile = Opening(folder, policy, timings, given).open(undo)
         pipeline = Pipeline(shared, profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs)

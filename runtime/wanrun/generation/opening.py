@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from wanrun.opened.policy import SHAPE, LoadPolicy
 from wanrun.request.options import resolve_loop
 from wanrun.request.profiles import choose_profile
 from wanrun.text.beside import cpu_target, opened_beside, wants_cpu
+from wanrun.text.encoder import silent
 from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Recorder, Timings
 from wanrun.trust.trust import Trust
@@ -36,6 +37,33 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
+class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
+    """The keywords of ``load``: the options of loading, and what only Python can give.
+
+    Attributes:
+        prompts: the prompts of the next generations, with the negative ones. They are encoded meanwhile, and
+            the text encoder is not read if all their embeddings are stored. None means any prompt.
+        inputs: the images and videos of the first generation, which are encoded meanwhile.
+        later: names of profiles of later generations. Executables of theirs that were built elsewhere are
+            tried now too: once the device is open, no other process can have it.
+        timings: where the times are recorded; None for new ones.
+        warn: gets messages about problems that do not stop the run.
+        report: gets messages about decisions: where two experts are kept.
+        group: the processes that share the target's mesh; None for this one alone. All of them make the
+            same calls in the same order; the user's cache of embeddings, which may differ, is not read.
+        progress: whether standard error says what loading and each generation wait for; None: in a notebook.
+    """
+
+    prompts: Sequence[str] | None = None
+    inputs: Inputs | None = None
+    later: Sequence[str] = ()
+    timings: Timings | None = None
+    warn: Tell = silent
+    report: Tell = silent
+    group: ProcessGroup | None = None
+    progress: bool | None = None
+
+
 @dataclass(frozen=True)
 class Opening:
     """What is opened, and how.
@@ -44,32 +72,19 @@ class Opening:
         folder: the artifact's folder.
         policy: the options of loading, which choose the profile and the target too.
         timings: where the times are recorded.
-        warn: receives warnings.
-        report: receives decisions.
-        group: the processes that share the target's mesh; None for this one alone.
+        given: the other keywords of ``load``.
     """
 
     folder: Path
     policy: LoadPolicy
     timings: Timings
-    warn: Tell
-    report: Tell
-    group: ProcessGroup | None = None
+    given: LoadKeywords
 
-    def open(
-        self,
-        prompts: Sequence[str] | None,
-        inputs: Inputs | None,
-        undo: ExitStack,
-        later: Iterable[str] = (),
-    ) -> tuple[Shared, Profile]:
+    def open(self, undo: ExitStack) -> tuple[Shared, Profile]:
         """Opens the artifact.
 
         Args:
-            prompts: the prompts of the first generation, on which all processes agree.
-            inputs: its images and videos.
             undo: closes what is opened.
-            later: names of profiles that are loaded later.
 
         Returns:
             The artifact and what is loaded of it, and the wanted profile. The caller closes it.
@@ -77,18 +92,20 @@ class Opening:
         Raises:
             ArtifactError, UsageError, ClusterError: as ``wanrun.load``.
         """
-        folder, timings = self.folder, self.timings
+        folder, timings, given = self.folder, self.timings, self.given
         with timings.phase("manifest"):
             manifest = read_manifest(folder)
             profile = wanted_profile(manifest, folder, self.policy)
             selected = self._selected(manifest, profile)
         if old := age_warning(folder, manifest.program_sets[selected.target.program_set]):
-            self.warn(old)
+            given.warn(old)
         check_profile(folder, profile, selected, self.policy)
         resolve_loop(profile, self.policy.loop)
-        policy = together(self.group, manifest, selected.name, profile, self.policy, prompts, inputs)
+        policy = together(
+            given.group, manifest, selected.name, profile, self.policy, given.prompts, given.inputs
+        )
         trust = Trust(folder, manifest, selected, policy.weights, policy.trial)
-        for other in dict.fromkeys(later):
+        for other in dict.fromkeys(given.later):
             if other != profile.name:
                 self._try_ahead(manifest, choose_profile(manifest, folder, {"profile": other}))
         if refusal := self._refusal(trust, profile):
@@ -102,11 +119,11 @@ class Opening:
         text, cpu = None, None
         if wants_cpu(policy.text_encoder, policy.text_encoder_device, selected):
             text, cpu = cpu_target(manifest, folder, profile), "cpu"
-        device = open_device(selected, policy.allow_compile, timings, self.warn, self.group, cpu)
+        device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu)
         if not device.foreign:
             trust.check_device(profile, device_environment(device.devices))
         opened = OpenedArtifact(
-            folder, manifest, selected, device, policy, Recorder(), self.warn, self.report, trust.check
+            folder, manifest, selected, device, policy, Recorder(), given.warn, given.report, trust.check
         )
         beside = None if text is None else opened_beside(opened, text)
         weights = WeightStore(opened, ahead)
@@ -124,9 +141,9 @@ class Opening:
         """Chooses the target; reports why others do not fit, and which level of CPUs it is."""
         selected = self._target(manifest, profile)
         if selected.others:
-            self.report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
+            self.given.report(f"target {selected.name}; others do not fit: {', '.join(selected.others)}")
         elif "cpu_level" in selected.target.environment:
-            self.report(f"target {selected.name}")
+            self.given.report(f"target {selected.name}")
         return selected
 
     def _target(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
@@ -140,7 +157,7 @@ class Opening:
         """
         if not trust.needed or trust.selected.mismatches:
             return ""
-        if self.group is not None:
+        if self.given.group is not None:
             raise ArtifactError(
                 f"target {trust.selected.name} was built without its chip, and several processes do not try "
                 "executables",
@@ -149,7 +166,7 @@ class Opening:
             )
         try:
             with self.timings.phase("trial"):
-                trust.establish(profile, self.report)
+                trust.establish(profile, self.given.report)
         except ArtifactError as error:
             if not self.policy.allow_compile:
                 raise

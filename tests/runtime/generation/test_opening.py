@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from helpers.manifests import with_profiles
 from wanrun.artifact.manifest import read_manifest
 from wanrun.cluster.process_group import ProcessGroup
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.generation.opening import Opening, wanted_profile
+from wanrun.generation.opening import LoadKeywords, Opening, wanted_profile
 from wanrun.opened.policy import LoadPolicy
 from wanrun.timing.timings import Timings
 from wanrun.trust import trial
@@ -24,9 +25,12 @@ from wanrun.trust.verdict import Verdict
 PASSED = Verdict(outcome="passed", reason="", device_kind="cpu", platform_version="cpu")
 
 
-def opening(artifact: Path, lines: list[str], group: object = None, **policy: Any) -> Opening:
+def opening(
+    artifact: Path, lines: list[str], group: object = None, later: Sequence[str] = (), **policy: Any
+) -> Opening:
     group = cast(ProcessGroup, group)
-    return Opening(artifact, LoadPolicy(**policy), Timings(), lines.append, lines.append, group)
+    given = LoadKeywords(warn=lines.append, report=lines.append, group=group, later=later)
+    return Opening(artifact, LoadPolicy(**policy), Timings(), given)
 
 
 @pytest.fixture
@@ -63,14 +67,15 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
     golden = dict.fromkeys((PROFILE, second.name), manifest.golden[PROFILE])
     with_profiles(manifest.changed(golden=golden), [first, second]).write(elsewhere)
     lines: list[str] = []
+    later = [first.name, second.name, second.name]
     with contextlib.ExitStack() as undo:
-        opening(elsewhere, lines, lazy=True).open(None, None, undo, [first.name, second.name, second.name])
+        opening(elsewhere, lines, later=later, lazy=True).open(undo)
     assert [line.partition(",")[0] for line in lines[::2]] == [
         "checking the executables on this chip: target v9"
     ] * 2
     del lines[:]
     with contextlib.ExitStack() as undo:
-        shared, profile = opening(elsewhere, lines, lazy=True).open(None, None, undo)
+        shared, profile = opening(elsewhere, lines, lazy=True).open(undo)
         shared.opened.check_trust(second)
         assert profile == first and shared.opened.environment["platform_version"] == "cpu" and lines == []
 
@@ -86,7 +91,7 @@ class ProcessGroup2:
 
 def test_several_processes_try_nothing(elsewhere: Path) -> None:
     with contextlib.ExitStack() as undo, pytest.raises(ArtifactError) as caught:
-        opening(elsewhere, [], ProcessGroup2()).open(None, None, undo)
+        opening(elsewhere, [], ProcessGroup2()).open(undo)
     assert str(caught.value) == (
         "target v9 was built without its chip, and several processes do not try executables; "
         "expected a target that was compiled on these chips; run wanbuild compile --target local on them"
