@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,14 @@ class MediaPath:
             self._made[name] = self.run(self.cases[name])
         return self._made[name]
 
-    def run(self, case: Case, **media: Any) -> Made:
-        """The reference's run of a case; media are given in place of the case's."""
+    def run(self, case: Case) -> Made:
+        """The reference's run of a case."""
         given = {name: open_media(value) for name, value in case.media.items() if name in MEDIA_KINDS}
         settings = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
         scheduler = {key: value for key, value in case.options.items() if key in ("solver", "flow_shift")}
         return generate(
             self.reference,
-            media=Media(**{**given, **media}, **settings) if given or media else None,
+            media=Media(**given, **settings) if given else None,
             seed=case.seed,
             width=self._width,
             height=self._height,
@@ -146,13 +146,3 @@ class MediaPath:
         assert error < LATENTS
         assert share >= 0.999
         assert frames.std() > 20  # a constant video would agree with anything
-
-    def check_notices(self, name: str, changes: Sequence[Mapping[str, Any]]) -> None:
-        """The reference with other media is far from what we make: the comparison sees each of them."""
-        latents, frames = self.ours(name, "step")
-        for change in changes:
-            other = self.run(self.cases[name], **change)
-            far = relative_error(latents, other.latents)
-            levels = np.abs(frames.astype(float) - other.frames[0] * 255).mean()
-            print(f"without {', '.join(change)}: latents {far:.1e}, {levels:.1f} levels", flush=True)
-            assert far > 100 * LATENTS

@@ -85,15 +85,3 @@ def test_both_loops_are_the_same(path: Make, name: str) -> None:
     step, scan = (path(name != "without guidance").ours(name, loop) for loop in LOOPS)
     for one, other in zip(step, scan, strict=True):
         assert np.array_equal(one, other)
-
-
-def test_everything_given_matters(path: Make) -> None:
-    frames, made = FRAMES["replace"], path(True)
-    changes = [
-        {"image": picture(131, 75, 9)},
-        {"pose_video": pictures(frames, 96, 64, 50)},
-        {"face_video": pictures(frames, 21, 25, 50)},
-        {"background_video": pictures(frames, 100, 70, 50)},
-        {"mask_video": sample_mask(96, 64, frames)[::-1]},
-    ]
-    made.check_notices("replace", changes)

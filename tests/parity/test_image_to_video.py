@@ -99,14 +99,6 @@ def test_both_loops_are_the_same(paths: Callable[[str], MediaPath], variant: str
         assert np.array_equal(one, other)
 
 
-def test_the_images_matter(paths: Callable[[str], MediaPath]) -> None:
-    paths("wan2.1-i2v").check_notices("unipc", [{"image": picture(131, 75, 9)}])
-    changes = [{"image": picture(131, 75, 9)}, {"last_image": picture(83, 121, 9)}]
-    paths("wan2.1-flf2v").check_notices("unipc", changes)
-    paths("wan2.2-i2v").check_notices("with a last image", [*changes, {"last_image": None}])
-    paths("wan2.2-ti2v").check_notices("image", changes[:1])
-
-
 def test_the_first_frame_is_held(paths: Callable[[str], MediaPath]) -> None:
     """TI2V's first latent frame is the image's, whatever the seed; the others are not."""
     path = paths("wan2.2-ti2v")

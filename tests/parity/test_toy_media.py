@@ -91,7 +91,7 @@ GIVEN: Mapping[str, Mapping[str, Callable[[int], Any]]] = {
     "wan2.1-vace": {
         "video": _video,
         "mask": _mask,
-        "reference_images": lambda seed: [_image(seed)],
+        "reference_images": lambda seed: [_image(seed), _image(seed + 50)],
         "conditioning_scale": lambda seed: [1.0, 0.5 + 0.1 * seed],
     },
     "wan2.2-animate": {
@@ -132,8 +132,10 @@ def test_what_is_given_shows_in_the_result(tmp_path: Path, variant: str) -> None
     latents = run()
     # WanAnimatePipeline denormalises them before it returns them: channels have deviations of 1.1 to 3.3.
     assert 0.5 < latents.std() < (6.0 if animate else 2.0)  # measured 1.3 to 1.5, and 4.5
-    changes = {name: make(9) for name, make in GIVEN[variant].items()}
-    for name, value in {**changes, "prompt": "a red dog runs at night"}.items():
+    changes = [(name, make(9)) for name, make in GIVEN[variant].items()]
+    if variant == "wan2.1-vace":  # their order too
+        changes.append(("reference_images", GIVEN[variant]["reference_images"](3)[::-1]))
+    for name, value in [*changes, ("prompt", "a red dog runs at night")]:
         moved = np.linalg.norm(run(**{name: value}) - latents) / np.linalg.norm(latents)
         assert moved > 0.01, f"{name} moves {moved}"  # measured 0.02 to 0.7
     if pipeline.config.get("image_encoder", [None])[0] is not None:

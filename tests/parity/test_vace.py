@@ -104,14 +104,3 @@ def test_both_loops_are_the_same(path: Make, name: str) -> None:
     step, scan = (path(name).ours(name, loop) for loop in LOOPS)
     for one, other in zip(step, scan, strict=True):
         assert np.array_equal(one, other)
-
-
-def test_everything_given_matters(path: Make) -> None:
-    """The order of the references too."""
-    first, second = picture(131, 75, 1), picture(53, 87, 2)
-    changes = [
-        {"video": pictures(9, 144, 96, 5)},
-        {"mask": sample_mask(144, 96, 9)[::-1]},
-        {"reference_image": (second, first)},
-    ]
-    path("masked video").check_notices("masked video", changes)
