@@ -164,7 +164,6 @@ def test_wanbuild_is_told_of_a_gpu_that_only_jax_sees(
     assert bench.environment.get("JAX_PLATFORMS") == told
 
 
-@pytest.mark.slow
 def test_a_smoke_run_comes_to_its_end(toy_artifact: Path, tmp_path: Path) -> None:
     command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--artifact", toy_artifact]
     done = subprocess.run(

@@ -38,7 +38,6 @@ def imported(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in names} | helpers | torch
 
 
-@pytest.mark.slow
 def test_tests_with_torch_are_in_parity() -> None:
     files = [file for file in TESTS.rglob("*.py") if "parity" not in file.relative_to(TESTS).parts]
     with_torch = {file for file in files if imported(file) & WITH_TORCH or imported(file) & FOR_PARITY}

@@ -115,7 +115,6 @@ def test_sections_that_are_named_exist() -> None:
             assert " ".join(section.split()) in headings(there.read_text(encoding="utf-8")), (path, section)
 
 
-@pytest.mark.slow
 def test_a_reader_comes_to_a_video(toy_checkpoint: Path, tmp_path: Path) -> None:
     """Each command as it stands, from the checkpoint to the video, and then the Python beside it."""
     bin_folder = Path(sys.executable).parent

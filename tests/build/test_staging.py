@@ -403,7 +403,6 @@ def test_what_is_taken_over_from_a_read_only_artifact_is_not_read_only(
     assert all(path.stat().st_mode & stat.S_IWUSR for path in folders)
 
 
-@pytest.mark.slow
 def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, toy_checkpoint: Path) -> None:
     """Other defaults change no program; a model that takes an image has others."""
     before = read_manifest(artifact_copy)

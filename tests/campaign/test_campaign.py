@@ -21,7 +21,6 @@ from campaign.sources import Sample, toy
 SECONDS = 45.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [1, datetime.datetime.now(datetime.UTC).date().toordinal()], ids=["fixed", "today"]
 )

@@ -162,7 +162,6 @@ def test_a_malformed_manifest(
     assert f"{artifact / 'manifest.json'} is damaged" in line and "build the artifact again" in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -307,7 +306,6 @@ def test_another_tokenizer(refused: Refused, artifact: Path) -> None:
     assert "found Is a directory" in refused(artifact)
 
 
-@pytest.mark.slow
 def test_compile_does_not_use_a_damaged_program(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A target that has to be compiled again refuses StableHLO which is not what was exported."""
     own(artifact, "programs")
@@ -329,7 +327,6 @@ def check_executables(artifact: Path) -> None:
         read_entry(artifact, target, name, entry)
 
 
-@pytest.mark.slow
 def test_a_compilation_cut_short_keeps_the_old_executables(
     artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

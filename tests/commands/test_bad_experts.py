@@ -260,7 +260,6 @@ def test_an_artifact_is_not_replaced_by_half_a_model(
     assert "transformer_2 is missing" in refused(source, "--force")
 
 
-@pytest.mark.slow
 def test_the_published_forms_are_accepted(toys: dict[str, Path], tmp_path: Path) -> None:
     """What the entries may be left out for, and both ends of the boundary's range."""
     forms: list[tuple[str, Change]] = [

@@ -121,7 +121,6 @@ def last_line(cli: Any, code: int, *command: Any, **environment: str) -> str:
     return str(line)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("named", "option"), [("cuda", "--overwrite"), ("tpu", "--allow-compile")])
 def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path, named: str, option: str) -> None:
     command = ("wanrun", "--artifact", toy_artifact, "--prompt", "a fox", "--output", tmp_path / "o.npy")
@@ -130,7 +129,6 @@ def test_no_such_platform(cli: Any, toy_artifact: Path, tmp_path: Path, named: s
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_no_such_platform_on_another_machine(cli: Any, artifact: Path, tmp_path: Path) -> None:
     """It is listed with what else differs."""
     edit_environment(artifact, machine="riscv64")
@@ -141,7 +139,6 @@ def test_no_such_platform_on_another_machine(cli: Any, artifact: Path, tmp_path:
     assert line.endswith("(unset JAX_PLATFORMS, or set it to cpu)")
 
 
-@pytest.mark.slow
 def test_no_such_platform_to_build_on(cli: Any, artifact: Path) -> None:
     before = (artifact / "manifest.json").read_bytes()
     line = last_line(
@@ -201,7 +198,6 @@ def _generate(
     return lines, json.loads(timing.read_text())
 
 
-@pytest.mark.slow
 def test_a_mismatch_may_be_compiled_around(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +229,6 @@ def test_a_mismatch_may_be_compiled_around(
         assert (tmp_path / name).read_bytes() == strict.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_damaged_executable_may_be_compiled_again(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

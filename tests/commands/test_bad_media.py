@@ -325,7 +325,6 @@ def test_what_all_lines_have_is_said_once(wan: Call, fake: Fake, artifact: Path,
     ]
 
 
-@pytest.mark.slow
 def test_lines_with_another_number_of_reference_images(
     wan: Call, fake: Fake, artifact: Path, tmp_path: Path
 ) -> None:

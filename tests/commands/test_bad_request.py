@@ -261,7 +261,6 @@ def complaints(parts: list[str], answer: tuple[int, str, str, list[str], float])
         yield f"it took {seconds:.1f} s"
 
 
-@pytest.mark.slow
 def test_each_is_refused_before_jax_is_imported(
     toy_artifact: Path, artifact: Path, tmp_path: Path, read_only: Path
 ) -> None:
@@ -319,7 +318,6 @@ def makes(
     return call
 
 
-@pytest.mark.slow
 def test_odd_prompts(makes: Callable[[str], tuple[list[str], np.ndarray]]) -> None:
     lines, empty = makes("")
     assert lines == []
@@ -340,7 +338,6 @@ def test_odd_prompts(makes: Callable[[str], tuple[list[str], np.ndarray]]) -> No
 # Interruption.
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(toy_artifact: Path, tmp_path: Path) -> None:
     """Ctrl-C in the middle of denoising, as a terminal sends it."""
     controller, terminal = pty.openpty()

@@ -203,7 +203,6 @@ def test_a_parent_that_does_not_exist(refused: Refused, source: Path, tmp_path: 
     assert f"parent folder {tmp_path / 'missing'} does not exist" in line and "create it" in line
 
 
-@pytest.mark.slow
 def test_as_a_user_runs_it(cli: Any, source: Path, tmp_path: Path) -> None:
     """The same through the installed command: one line, no traceback, no progress."""
     edit_json(source / "vae" / "config.json", lambda data: data.update(window=7))

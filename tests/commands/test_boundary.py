@@ -89,7 +89,6 @@ def blocked(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return observe(True, toy_artifact, tmp_path_factory.mktemp("blocked") / "run")
 
 
-@pytest.mark.slow
 def test_the_same_video_without_them(
     blocked: tuple[bytes, dict[str, Any]], toy_artifact: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +98,6 @@ def test_the_same_video_without_them(
     assert "scipy.linalg" not in seen["submodules"]  # JAX would import it for LAPACK, in a fifth of a second
 
 
-@pytest.mark.slow
 def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> None:
     """What JAX traces are the calls of the exported programs, once each; every compilation is one of them."""
     programs = list(USED)
@@ -109,7 +107,6 @@ def test_only_the_programs_are_traced(blocked: tuple[bytes, dict[str, Any]]) -> 
     assert "cache_retrieval_time_sec" not in events  # JAX is handed the executables, and asks no cache
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("address", ["gs://bucket/weights", "https://host/weights?key=secret"])
 def test_remote_weights_want_an_extra(toy_artifact: Path, tmp_path: Path, address: str) -> None:
     """A wrong option, refused before the artifact's programs are looked at or a weight is read."""
@@ -125,7 +122,6 @@ def test_remote_weights_want_an_extra(toy_artifact: Path, tmp_path: Path, addres
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
 
 
-@pytest.mark.slow
 def test_weights_in_another_form_want_an_extra(artifact: Path, tmp_path: Path) -> None:
     """An artifact whose transformer plain Orbax saved again cannot be used without TensorStore."""
     own(artifact, "weights")

@@ -22,8 +22,6 @@ import wanrun
 from helpers import UNPRIVILEGED
 from helpers.said import complaints
 
-pytestmark = pytest.mark.slow
-
 USED = 4  # of the programs: one length of encode_text
 SEED = 7
 

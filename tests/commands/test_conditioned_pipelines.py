@@ -27,8 +27,6 @@ from wanrun.media.types import Media
 from wanrun.replay.samples import sample_media
 from wanrun.timing.timings import Timings
 
-pytestmark = pytest.mark.slow
-
 Toys = Callable[[str], tuple[Path, Path]]
 VARIANTS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.1-vace", "wan2.2-animate")
 PROMPT = "a fox in the snow"

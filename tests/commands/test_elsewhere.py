@@ -32,8 +32,6 @@ from wanrun.generation.load import load
 from wanrun.trust import trial
 from wanrun.trust.verdict import Verdict, keep_verdict, trial_facts
 
-pytestmark = pytest.mark.slow
-
 CHECKING = (
     f"checking the executables on this chip: target {TARGET}, profile {PROFILE}, in a process of their own"
 )

@@ -40,8 +40,6 @@ from wanrun.text.embeddings import (
 from wanrun.text.encoder import PromptEncoder
 from wanrun.text.prompt import PromptTokenizer
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = ["a red fox", "", "tom &amp; jerry — “猫”"]
 CLEANED = ["a red fox", "", 'tom & jerry — "猫"']
 NEGATIVE = ""

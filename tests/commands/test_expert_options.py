@@ -137,7 +137,6 @@ def test_the_expert_that_comes_first_is_told(
     assert [load["first_expert"] for load in fake.loads] == [expert]
 
 
-@pytest.mark.slow
 def test_lines_have_their_own(two: Call, fake: Fake, tmp_path: Path) -> None:
     lines: list[tuple[dict[str, Any], tuple[float, float, float] | str]] = [
         ({}, (4.0, 2.0, 0.5)),
@@ -216,7 +215,6 @@ def test_a_plan_without_jobs_asks_for_no_expert(two: Call, fake: Fake, tmp_path:
     assert fake.loads == []
 
 
-@pytest.mark.slow
 def test_both_forms_of_the_loop_as_a_user_runs_them(
     toy_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.slow
 def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
     for program in ("wanrun", "wanbuild"):
         assert cli.succeeds(program, "--version").startswith(f"{program}, version ")
@@ -58,7 +57,6 @@ def _seconds(command: list[str], runs: int = 7) -> float:
     return statistics.median(times)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "code"),
     [

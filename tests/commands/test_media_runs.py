@@ -226,7 +226,6 @@ def test_lines_that_share_media_get_the_same_object(
     assert [media.image for media in reads] == [one, two, two, one]
 
 
-@pytest.mark.slow
 def test_of_what_is_there_nothing_is_decoded(
     wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path
 ) -> None:

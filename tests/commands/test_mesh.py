@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from helpers.devices import on_devices
 from wanrun.artifact.manifest import read_manifest
@@ -25,7 +24,6 @@ def run(cli: Any, artifact: Path, folder: Path, *options: object) -> tuple[np.nd
     return np.load(latents), json.loads(timings.read_text())
 
 
-@pytest.mark.slow
 def test_a_mesh_beside_one_device(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     """One artifact, moved, with targets of both: each loads its own executables, and the videos agree."""
     moved = Path(shutil.copytree(mesh_artifact, tmp_path / "moved"))
@@ -42,7 +40,6 @@ def test_a_mesh_beside_one_device(cli: Any, mesh_artifact: Path, tmp_path: Path)
     assert 0 < np.abs(together - alone).max() < 1e-5 * np.abs(alone).max()
 
 
-@pytest.mark.slow
 def test_the_whole_of_it(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     """Recorded, verified, inspected; damage in a weight and in an executable is found."""
     artifact = Path(shutil.copytree(mesh_artifact, tmp_path / "artifact"))
@@ -63,7 +60,6 @@ def test_the_whole_of_it(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
     assert "the executable of denoise_step is damaged" in cli.fails(3, *video)
 
 
-@pytest.mark.slow
 def test_the_programs_are_the_same_each_time(mesh_artifact: Path) -> None:
     """In other processes, with more devices than the mesh has."""
     programs = read_manifest(mesh_artifact).program_sets

@@ -31,8 +31,6 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.denoising.noise import initial_noise
 from wanrun.executables.entries import read_program
 
-pytestmark = pytest.mark.slow
-
 STEPS = 4
 ROUNDING = 2.0**-9
 """The most that rounding to bfloat16 changes a number, relative to it: it has eight significant bits."""

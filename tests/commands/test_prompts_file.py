@@ -76,7 +76,6 @@ def test_lines_of_several_profiles(wan: Call, two_experts_artifact: Path, tmp_pa
         assert np.array_equal(np.load(alone), np.load(tmp_path / f"o-{index}.npy"))
 
 
-@pytest.mark.slow
 def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
     """Per-line options through one loaded pipeline, against a run of wanrun for each."""
     lines: list[dict[str, Any]] = [
@@ -116,7 +115,6 @@ def test_lines_are_what_single_prompts_are(wan: Call, tmp_path: Path) -> None:
         assert read_metadata(name) == read_metadata(alone)
 
 
-@pytest.mark.slow
 def test_text_from_standard_input_as_a_user_runs_it(toy_artifact: Path, tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("wanrun")),
@@ -140,7 +138,6 @@ def test_text_from_standard_input_as_a_user_runs_it(toy_artifact: Path, tmp_path
     assert done.stdout.endswith(b"\n2 made, 0 skipped, 1 failed\n")
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_and_run_again(wan: Call, toy_artifact: Path, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.txt", *(f"fox {index}" for index in range(4)))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -175,7 +172,6 @@ def test_killed_in_the_middle_and_run_again(wan: Call, toy_artifact: Path, tmp_p
     assert {name: data for name, data in contents(killed).items() if name[:5] != ".wanr"} == contents(whole)
 
 
-@pytest.mark.slow
 def test_an_embedding_that_is_not_there_yet(wan: Call, tmp_path: Path) -> None:
     """The first prompt needs no text encoder any more, the second does; and the other way round."""
     shared = ("--steps", 1, "--output")
@@ -187,7 +183,6 @@ def test_an_embedding_that_is_not_there_yet(wan: Call, tmp_path: Path) -> None:
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "c-2.npy"))
 
 
-@pytest.mark.slow
 def test_a_trace(wan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
@@ -373,7 +368,6 @@ def test_outputs_that_change_meanwhile(wan: Call, fake: Fake, tmp_path: Path) ->
     assert np.load(second.rpartition(" ")[2]).shape == np.load(tmp_path / "o-4.npy").shape == SIZE
 
 
-@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to(toy_artifact: Path, tmp_path: Path) -> None:
     """As a user to whom permissions apply: one line where it is everybody's, else the line's."""
     read_only = tmp_path / "read-only"
@@ -399,7 +393,6 @@ def test_a_folder_that_cannot_be_written_to(toy_artifact: Path, tmp_path: Path) 
 # Run again.
 
 
-@pytest.mark.slow
 def test_what_is_there_is_not_made_again(
     wan: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

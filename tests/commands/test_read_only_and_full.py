@@ -38,7 +38,6 @@ def read_only(artifact_copy: Path) -> Path:
     return artifact_copy
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -58,7 +57,6 @@ def test_a_read_only_artifact(read_only: Path, command: tuple[str, ...]) -> None
     assert [path.name for path in read_only.parent.iterdir()] == [read_only.name]
 
 
-@pytest.mark.slow
 def test_a_toy_in_a_read_only_folder(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     done = unprivileged("wanbuild", "toy", tmp_path / "closed" / "toy")
@@ -76,7 +74,6 @@ def test_a_toy_on_a_full_disk(tmp_path: Path, nbytes: int, capsys: pytest.Captur
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -106,7 +103,6 @@ def test_an_artifact_on_a_full_disk(
         assert {path.name for path in tmp_path.iterdir()} == {"artifact"}
 
 
-@pytest.mark.slow
 def test_a_video_is_there_though_nothing_can_be_printed(toy_artifact: Path, tmp_path: Path) -> None:
     arguments = ["--artifact", toy_artifact, "--prompt", "a fox", "--steps", "1", "--timing"]
     command = [sys.executable, "-m", "wanrun", *arguments]

@@ -33,7 +33,6 @@ PLACES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_refuses_it(place: str, kind: str, artifact_copy: Path, tmp_path: Path) -> None:

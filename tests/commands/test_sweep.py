@@ -23,8 +23,6 @@ from wanrun.denoising.schedule import transformers
 from wanrun.files import sha256_of, user_cache
 from wanrun.timing.timings import Timings
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "a fox in the snow"
 # Seen: bitwise equal, on the CPU, for every kind of model. But a compiler may order the sums of the two
 # programs differently, which is worth 1e-6.

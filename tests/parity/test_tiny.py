@@ -61,7 +61,6 @@ def theirs(variant: str) -> Mapping[str, Made]:
     return {prompt: reference.generate(prompt, seed, STEPS) for prompt, seed in PROMPTS.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_whole_path(
     ours: Mapping[str, wanrun.Result],

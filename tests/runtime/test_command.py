@@ -104,7 +104,6 @@ def test_a_seed_is_a_number_or_any() -> None:
         SEED.convert("rand", None, None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", ["wanrun", "wanbuild"])
 def test_a_shell_completes(program: str) -> None:
     """As ``eval "$(_WANRUN_COMPLETE=bash_source wanrun)"`` has it asked."""

@@ -49,7 +49,6 @@ def every_look() -> list[Scene]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [lambda video, rng: video, blurred, noisy], ids=["clean", "blurred", "noisy"]
 )
@@ -62,7 +61,6 @@ def test_drawn_videos(change: Callable[..., np.ndarray]) -> None:
     assert np.mean([verdict.score == 1 for verdict in found]) >= 0.97
 
 
-@pytest.mark.slow
 def test_wrong_captions() -> None:
     """One word is changed, and the fact of that word alone must not hold."""
     rng = np.random.default_rng(4)

@@ -43,7 +43,6 @@ def score(variant: str, artifact: Path, count: int) -> float:
     return float(np.mean(list(scores.values())))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", checkpoint.names())
 def test_videos_show_what_their_captions_say(
     variant: str, tmp_path_factory: pytest.TempPathFactory, record_property: pytest.RecordProperty
@@ -68,7 +67,6 @@ BREAKAGES: Mapping[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("breakage", BREAKAGES)
 def test_the_score_notices_a_broken_model(
     breakage: str,

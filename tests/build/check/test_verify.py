@@ -117,7 +117,6 @@ KINDS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_file_is_looked_at(whole: Path, kind: str) -> None:
     """Each file is damaged in one of the ways in turn, and one of its kind in all of them."""

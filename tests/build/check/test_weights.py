@@ -234,7 +234,6 @@ ORBAX_DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = MappingProxy
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ORBAX_DAMAGES)
 def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our own checks before it, which are more exact about what is wrong."""

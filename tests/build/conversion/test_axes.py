@@ -13,7 +13,6 @@ from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants())
 def test_axes_are_the_modules(variant: str, tmp_path: Path) -> None:
     write_toy(tmp_path / "toy", variant)

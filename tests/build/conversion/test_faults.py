@@ -35,8 +35,6 @@ from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.terminal.console import run
 from wanrun.terminal.status import Progress
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def checkpoints(scratch: Path) -> Iterator[tuple[Path, Path]]:

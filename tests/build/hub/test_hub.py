@@ -328,7 +328,6 @@ def test_a_file_that_needs_xet(hub: Hub, files: Files, monkeypatch: pytest.Monke
 # Transfers that break off.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut", "stall"])
 def test_a_lost_connection_is_taken_up_in_the_same_run(
     fault: str,
@@ -392,7 +391,6 @@ def _partly_done(
     return process, parts[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "fault"),
     [
@@ -484,7 +482,6 @@ def test_a_hub_that_does_not_answer(
     assert not cache.exists()
 
 
-@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(hub: Hub, cache: Path) -> None:
     """It is an error unless everything is there."""
 
@@ -583,7 +580,6 @@ def test_a_file(toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 # The command.
 
 
-@pytest.mark.slow
 def test_convert(
     hub: Hub, toy: Repository, cache: Path, tmp_path: Path, cli: Any, toy_checkpoint: Path
 ) -> None:

@@ -613,7 +613,6 @@ def test_parse_lora(tmp_path: Path) -> None:
 # --- converting -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_digest_does_not_depend_on_threads_or_blocks(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

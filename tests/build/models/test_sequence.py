@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from helpers.devices import on_devices
 
 DEVICES = 4
@@ -47,6 +45,5 @@ def compare() -> None:
         print("compared", *sizes)
 
 
-@pytest.mark.slow
 def test_attention_of_shared_tokens() -> None:
     assert on_devices(DEVICES, compare).split("\n") == [*(" ".join(("compared", *m)) for m in MESHES), ""]

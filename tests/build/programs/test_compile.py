@@ -60,7 +60,6 @@ def files_below(artifact: Path) -> set[Path]:
     return {path for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
 def test_a_profile_that_is_there_is_kept(artifact_copy: Path) -> None:
     before = read_manifest(artifact_copy)
     stray = artifact_copy / "executables" / "cpu" / "jit_stray-0-cache"
@@ -99,7 +98,6 @@ def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -
     return ProgramBuilder(manifest, shape, BuildOptions(loop="step"), resolve_target("cpu").kernels)
 
 
-@pytest.mark.slow
 def test_what_a_step_takes_of_an_image(ti2v_checkpoint: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
     """Of text alone no frame is held, and nothing is encoded."""
     manifest = convert(ConvertRequest(ti2v_checkpoint, tmp_path / "artifact"))
@@ -123,7 +121,6 @@ def test_a_channel_that_no_conditioner_fills(toy_artifact: Path) -> None:
         builder(changed, 5).programs()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "frames", "message"),
     [
@@ -167,7 +164,6 @@ def test_options_that_are_out_of_range(option: str) -> None:
         BuildOptions(**{option: 0})  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_golden(artifact_copy: Path) -> None:
     """Recorded, replayed with equal digests, and a change of what is computed is noticed."""
     lines: list[str] = []
@@ -193,7 +189,6 @@ def test_golden(artifact_copy: Path) -> None:
         verify.compare(golden, nan)
 
 
-@pytest.mark.slow
 def test_an_entry_that_cannot_be_written_is_an_error(
     artifact_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +208,6 @@ def test_an_entry_that_cannot_be_written_is_an_error(
     assert not list((artifact_copy / "executables").glob(".wan-*"))
 
 
-@pytest.mark.slow
 def test_record_through_a_link(artifact_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is the artifact's, whatever it is called."""
     monkeypatch.chdir(artifact_copy)
@@ -221,7 +215,6 @@ def test_record_through_a_link(artifact_copy: Path, monkeypatch: pytest.MonkeyPa
     assert read_manifest(artifact_copy).golden
 
 
-@pytest.mark.slow
 def test_golden_where_the_artifact_turns_guidance_off(artifact_copy: Path) -> None:
     """A profile with guidance is recorded with it."""
     with_model(read_manifest(artifact_copy), {"guidance_scale": 1.0}).write(artifact_copy)

@@ -36,8 +36,6 @@ from wanrun.denoising.steps import StepContext, in_turn
 from wanrun.replay.trial import tried
 from wanrun.timing.timings import Timings
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "a fox in the snow"
 
 

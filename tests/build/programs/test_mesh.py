@@ -45,7 +45,6 @@ def check(found: Differences, programs: str) -> None:
         assert max(values.values()) < 1e-5, (mesh, values)
 
 
-@pytest.mark.slow
 def test_text_to_video(toy_artifact: Path) -> None:
     """Ulysses, a ring, both, parameters in parts, and tensor parallelism; the decoder's columns."""
     meshes = ["context=8", "data=2,ring=2,context=2", "ring=2,fsdp=2,tensor=2"]
@@ -53,7 +52,6 @@ def test_text_to_video(toy_artifact: Path) -> None:
     check(differences(toy_artifact, ["tensor=8"], "--programs", "encode_text,decode"), "encode_text,decode")
 
 
-@pytest.mark.slow
 def test_several_videos(toy_artifact: Path) -> None:
     """The guidance pair and the videos share the axis ``data``."""
     found = differences(
@@ -62,7 +60,6 @@ def test_several_videos(toy_artifact: Path) -> None:
     check(found, "prepare,denoise_loop")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "mesh", "programs", "options"),
     [
@@ -83,7 +80,6 @@ def test_media(
     check(differences(artifact, [mesh], "--programs", programs, *options), programs)
 
 
-@pytest.mark.slow
 def test_a_timestep_per_token(ti2v_artifact: Path) -> None:
     """60 tokens over 8 devices, of which some have tokens of two frames; the residual VAE."""
     programs = "encode_video,denoise_step,decode"
@@ -91,7 +87,6 @@ def test_a_timestep_per_token(ti2v_artifact: Path) -> None:
     check(found, programs)
 
 
-@pytest.mark.slow
 def test_bfloat16(toy_artifact: Path) -> None:
     """Within its own rounding: on a mesh it is as far from float32 as on one device."""
     meshes = ["one device", "ring=2,context=4"]

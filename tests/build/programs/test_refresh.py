@@ -25,8 +25,6 @@ from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.terminal.console import run
 
-pytestmark = pytest.mark.slow
-
 OLD = datetime.date(2025, 1, 31)
 NO_PROGRAM = b"StableHLO of a layout that no JAX knows"
 

@@ -80,7 +80,6 @@ def check(path: Path, content: bytes) -> bool:
     return True
 
 
-@pytest.mark.slow
 @PROPERTY
 @given(contents, metadata)
 def test_a_good_file_is_taken(scratch: Path, tensors: dict[str, Any], texts: dict[str, str] | None) -> None:
@@ -163,7 +162,6 @@ def damaged(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return bytes(raw), data[: len(data) - cut] + more
 
 
-@pytest.mark.slow
 @settings(PROPERTY, max_examples=800)
 @given(damaged())
 def test_never_laxer_than_the_package(scratch: Path, file: tuple[bytes, bytes]) -> None:

@@ -293,7 +293,6 @@ def removed(data: dict[str, Any], keys: tuple[Any, ...]) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.slow
 def test_random_damage_is_an_artifact_error_or_harmless(tmp_path: Path, written: dict[str, Any]) -> None:
     """No node's value, whatever it is, ends in an error of another kind, with the digest made to fit too."""
     generator = random.Random(0)

@@ -106,7 +106,6 @@ def test_strangers_do_no_harm(said: bytes) -> None:
     assert run_threads(2, work, port) == [[0, 1]] * 2
 
 
-@pytest.mark.slow
 def test_a_second_process_of_a_number_is_sent_away(tmp_path: Path) -> None:
     port = free_port()
     commands = [[sys.executable, "-c", MEMBER, str(port), "2", process, "8"] for process in ("0", "1", "1")]
@@ -172,7 +171,6 @@ def test_one_end_is_the_end_of_all(
         assert ended[other].seconds < SILENT_SECONDS
 
 
-@pytest.mark.slow
 def test_a_stopped_process_is_given_up(tmp_path: Path) -> None:
     victim = 0
     with members(tmp_path) as processes:
@@ -189,7 +187,6 @@ def test_a_stopped_process_is_given_up(tmp_path: Path) -> None:
     assert late.errors[0].startswith("error: process ")
 
 
-@pytest.mark.slow
 def test_an_unexpected_error_is_told(tmp_path: Path) -> None:
     with members(tmp_path, 2, 0.0) as processes:
         ended: list[Ended] = [processes.ended(index) for index in range(2)]

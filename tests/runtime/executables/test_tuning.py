@@ -121,7 +121,6 @@ def test_embeddings_keep_their_bits() -> None:
     assert is_tuned(plain_program(role="prepare"))
 
 
-@pytest.mark.slow
 def test_a_later_run_takes_what_was_kept(
     toy_artifact: Path, clock: Callable[[float, float], None], tmp_path: Path
 ) -> None:

@@ -71,7 +71,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["multiprocessing", "fork"])
 def test_a_fork_after_load(toy_artifact: Path, how: str) -> None:
     process = subprocess.Popen(

@@ -17,8 +17,6 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.generation.sampler import Sampler
 from wanrun.timing.timings import Timings
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "a fox in the snow"
 
 

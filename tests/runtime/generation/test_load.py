@@ -22,7 +22,6 @@ def test_help_shows_every_keyword_with_its_default() -> None:
     assert set(LoadPolicy.__struct_fields__) < set(parameters)
 
 
-@pytest.mark.slow
 def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

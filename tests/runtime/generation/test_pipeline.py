@@ -52,7 +52,6 @@ def embedded(artifact: Path) -> Path:
     return artifact
 
 
-@pytest.mark.slow
 def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: list[str]) -> None:
     timings = Timings()
     with wanrun.load(toy_artifact, embeddings="none", timings=timings) as pipeline:
@@ -65,7 +64,6 @@ def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: 
         assert (timings.cache_hits, timings.cache_misses) == (7, 0)
 
 
-@pytest.mark.slow
 def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> None:
     """A server checks a request, runs it later, and tells the warnings to whoever asked."""
     told: list[str] = []
@@ -88,14 +86,12 @@ def test_what_was_resolved_before_is_run(toy_artifact: Path, artifact: Path) -> 
             pipeline.run(other)
 
 
-@pytest.mark.slow
 def test_only_the_length_that_a_known_prompt_needs(toy_artifact: Path, loads: list[str]) -> None:
     with wanrun.load(toy_artifact, prompts=[PROMPT, ""], embeddings="none") as pipeline:
         pipeline.generate(PROMPT, "", num_steps=1)
     assert loads == ["encode_text_64", "prepare", "denoise_step", "decode_video"]
 
 
-@pytest.mark.slow
 def test_no_text_encoder_where_both_embeddings_are_at_hand(
     embedded: Path, reads: list[str], loads: list[str]
 ) -> None:
@@ -117,7 +113,6 @@ def test_no_text_encoder_where_both_embeddings_are_at_hand(
         wanrun.load(embedded, prompts=["a prompt that nobody knew"])
 
 
-@pytest.mark.slow
 def test_low_memory_frees_the_text_encoder(toy_artifact: Path, reads: list[str]) -> None:
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         expected = pipeline.generate(PROMPT, num_steps=1)
@@ -192,7 +187,6 @@ def test_ready_is_before_the_prompts_are_encoded(toy_artifact: Path, monkeypatch
         assert max(end for _, end in timings.spans["restore"][:2]) <= ready < encoded
 
 
-@pytest.mark.slow
 def test_warm_up_runs_every_program_once(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     bound = Programs.bound

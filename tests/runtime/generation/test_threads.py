@@ -22,8 +22,6 @@ from wanrun.generation.result import Result
 from wanrun.media.types import Media
 from wanrun.timing.timings import Timings
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "a fox in the snow"
 STEPS: Mapping[str, Any] = {"num_steps": 4, "flow_shift": 3.0, "boundary": 0.8}
 THREADS = 4

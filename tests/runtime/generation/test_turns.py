@@ -71,7 +71,6 @@ def test_in_the_order_of_arrival(threads: ThreadPoolExecutor) -> None:
         assert not waited
 
 
-@pytest.mark.slow
 def test_one_at_a_time_and_nobody_starves(threads: ThreadPoolExecutor) -> None:
     """Threads that ask again and again, and one that asks rarely: it waits for each of the others once."""
     turns, inside, until = Turns(), list[int](), time.monotonic() + 1.0

@@ -24,8 +24,6 @@ from wanrun.weights.experts import PLACEMENTS, Placement, choose_placement
 from wanrun.weights.programs import Programs
 from wanrun.weights.restore import Restore
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "a fox in the snow"
 HIGH, LOW = "transformer", "transformer_2"
 STEPS: dict[str, Any] = {"num_steps": 5, "flow_shift": 3.0, "boundary": 0.8}  # 3 high, 2 low

@@ -34,7 +34,6 @@ def test_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     check_address_space(2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [300, 600, 900, 1200])
 def test_jax_is_not_imported(megabytes: int) -> None:
     """At each of these, JAX's own start ends in SIGABRT, SIGSEGV or a failed import."""

@@ -71,7 +71,6 @@ print(sorted(xla_bridge.backends()))
     assert done.stdout.splitlines() == ["['cpu']", "['cpu']"]
 
 
-@pytest.mark.slow
 def test_the_user_s_compilation_cache_is_left_alone(toy_artifact: Path, tmp_path: Path) -> None:
     """It works before and after, and nothing of a pipeline's is read from it or written to it."""
     code = """

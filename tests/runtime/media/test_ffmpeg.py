@@ -58,7 +58,6 @@ def test_imageios_own_is_found_and_not_started(monkeypatch: pytest.MonkeyPatch) 
     check_h264()
 
 
-@pytest.mark.slow
 def test_the_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").symlink_to(OWN)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -14,8 +14,6 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.replay.trial import tried
 from wanrun.trust.verdict import Verdict
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def outcome(elsewhere: Path) -> Callable[[], Verdict]:

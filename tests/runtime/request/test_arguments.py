@@ -228,7 +228,6 @@ def test_arrays() -> None:
     )
 
 
-@pytest.mark.slow
 def test_numbers_of_numpy_make_the_same_video(toy_artifact: Path) -> None:
     sizes = ((np.int64(96), np.int64(64)), np.array([96, 64]), [96, 64])
     with wanrun.load(toy_artifact, size=np.array([96, 64]), num_frames=np.int64(9)) as pipeline:

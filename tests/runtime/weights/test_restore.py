@@ -260,7 +260,6 @@ print(json.dumps(sorted(map(list, cut))))
 """
 
 
-@pytest.mark.slow
 def test_orbax_restores_over_eight_devices(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,6 @@ def test_a_request_behind_a_prefetch_waits_for_its_reads(shared: Path, load: Loa
     assert (watch.read, watch.moved) == (["big"], 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_kept_component_comes_back_without_being_read(
     artifact: Path, load: Load, watch: Watch, own_memory: None, kept: bool

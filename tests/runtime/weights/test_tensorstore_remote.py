@@ -50,7 +50,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Server]]
         server.close()
 
 
-@pytest.mark.slow
 def test_weights_behind_a_web_server(stored: Stored, serve: Callable[[Path], Server]) -> None:
     component = stored.component
     server = serve(stored.artifact)
@@ -64,7 +63,6 @@ def test_weights_behind_a_web_server(stored: Stored, serve: Callable[[Path], Ser
         assert len(server.requests) == len(component.parameters) + chunks
 
 
-@pytest.mark.slow
 def test_the_restore_reads_from_a_web_server(
     stored: Stored, tmp_path: Path, serve: Callable[[Path], Server]
 ) -> None:
@@ -219,7 +217,6 @@ def silent(request: BaseHTTPRequestHandler) -> bool:
     return True
 
 
-@pytest.mark.slow
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, serve: Callable[[Path], Server]) -> None:
     server = serve(tmp_path)
     server.answer = silent

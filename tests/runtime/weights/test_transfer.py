@@ -91,7 +91,6 @@ def parts(array: Any) -> list[Any]:
     return [mock.Mock(data=np.asarray(shard.data).tobytes()) for shard in array.addressable_shards]
 
 
-@pytest.mark.slow
 def test_staged_and_direct_make_the_same_video(mesh_artifact: Path, tmp_path: Path) -> None:
     """Also from another folder, with no cache but the artifact's: nothing is compiled."""
     manifest = read_manifest(mesh_artifact)
@@ -147,7 +146,6 @@ def brought_to_processes(artifact: str) -> None:
     print(json.dumps(read))
 
 
-@pytest.mark.slow
 def test_each_process_reads_its_share(mesh_artifact: Path) -> None:
     """Of three rows, one for each of four devices: the first process reads two and the second one."""
     component = read_manifest(mesh_artifact).components["transformer"]
