@@ -83,21 +83,18 @@ class JobMaker:
     claims: Claims
 
     def path(self, entry: Entry, option: str) -> Path:
-        """Returns the path of --output or --save-latents for this prompt.
+        """Returns the path of --output or --save-latents for this prompt; its line may name an output.
 
         Raises:
             UsageError: for a name with an unknown field.
         """
-        pattern = str(getattr(self.run, option))
-        if entry.total > 1:
+        line, pattern, name = entry.line, str(getattr(self.run, option)), "--" + option.replace("_", "-")
+        if option == "output" and line.output is not None:
+            pattern, name = line.output, "output"
+        elif entry.total > 1:
             pattern = numbered(pattern)
-        return self._expand(entry, pattern, "--" + option.replace("_", "-"))
-
-    @staticmethod
-    def _expand(entry: Entry, pattern: str, option: str) -> Path:
-        line = entry.line
         return Path(
-            expand(pattern, option, index=entry.index, total=entry.total, seed=line.seed, prompt=line.prompt)
+            expand(pattern, name, index=entry.index, total=entry.total, seed=line.seed, prompt=line.prompt)
         )
 
     def job(self, entry: Entry) -> Job:
@@ -111,10 +108,7 @@ class JobMaker:
         generation = resolve_request(entry.line, self.manifest, self.artifact)
         if self.noise is not None:
             check_latents(self.noise, latents_shape(self.manifest, generation.profile))
-        if entry.line.output is None:
-            path = self.path(entry, "output")
-        else:
-            path = self._expand(entry, entry.line.output, "output")
+        path = self.path(entry, "output")
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")
         with usable_names():
             videos = video_paths(path, generation.profile.num_videos)
