@@ -97,7 +97,6 @@ class Executables:
         self._lock = threading.Lock()
         self._files: dict[_Key, _Files] = {}  # checked, not loaded yet
         self._loaded: dict[_Key, Future[LoadedProgram]] = {}
-        self._trusted: set[str] = set()  # profiles
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="executables")
         self._closed = False
 
@@ -118,7 +117,7 @@ class Executables:
         """
         programs = self._opened.programs(profile)
         if not self._opened.policy.allow_compile:
-            self._check_trust(profile)
+            self._opened.check_trust(profile)
         if names is not None:
             programs = {name: programs[name] for name in names}
         for name, program in programs.items():
@@ -175,14 +174,8 @@ class Executables:
                 f"profile {profile.name} has no executable of {name} for this machine",
                 remedy="run wanbuild compile, or pass --allow-compile",
             )
-        self._check_trust(profile)
+        self._opened.check_trust(profile)
         return read_entry(self._opened.folder, self._target, name, built)
-
-    def _check_trust(self, profile: Profile) -> None:
-        """Checks that a profile's executables may be used on this chip: see ``wanrun.trust``."""
-        if profile.name not in self._trusted:
-            self._opened.check_trust(profile)
-            self._trusted.add(profile.name)
 
     @own_options()
     def _load(self, profile: Profile, name: str, files: _Files | None) -> LoadedProgram:
