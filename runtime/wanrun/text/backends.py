@@ -19,7 +19,6 @@ from wanrun.files import canonical_json, sha256_of
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
-from wanrun.text.encoder import EmbeddingStore
 from wanrun.timing.clock import now
 from wanrun.weights.programs import Programs
 
@@ -171,9 +170,11 @@ class TorchBackend:
 TextBackend = ArtifactTextEncoder | TorchBackend
 
 
-def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
+def embedding_stores(
+    opened: OpenedArtifact, backend: TextBackend
+) -> list[ArtifactEmbeddings | EmbeddingCache]:
     """Returns the embedding stores that the artifact's policy allows, in look-up order."""
-    which, stores = opened.policy.embeddings, list[EmbeddingStore]()
+    which, stores = opened.policy.embeddings, list[ArtifactEmbeddings | EmbeddingCache]()
     if which != "none":
         stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
     if which == "all":

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wanrun.errors import WanError, shortened
-from wanrun.text.embeddings import all_finite
+from wanrun.text.embeddings import ArtifactEmbeddings, all_finite
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
+
+if TYPE_CHECKING:
+    from wanrun.text.embedding_cache import EmbeddingCache
 
 REMEMBERED = 64
 """Embeddings kept in memory: at most 4 MB each in bfloat16 at UMT5-XXL's width, 0.4 MB for 50 tokens."""
@@ -25,16 +28,6 @@ Warn = Callable[[str], None]
 def silent(message: str) -> None:
     """Receives a warning that nobody is told."""
     del message
-
-
-class EmbeddingStore(Protocol):
-    """A store of embeddings: ``ArtifactEmbeddings`` or ``EmbeddingCache``."""
-
-    def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
-        """Returns the prompt's embedding (length, D) in dtype, or None."""
-
-    def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
-        """Stores an embedding (length, D), if the store accepts new ones."""
 
 
 CUT_WORDS = 12
@@ -70,7 +63,7 @@ class PromptEncoder:
         self,
         tokenize: Callable[[Sequence[str]], TokenizedPrompts],
         encode: Callable[[np.ndarray, np.ndarray], np.ndarray],
-        stores: Sequence[EmbeddingStore],
+        stores: Sequence[ArtifactEmbeddings | EmbeddingCache],
         *,
         length: int,
         width: int,
