@@ -209,5 +209,5 @@ def test_a_second_profile_that_was_not_checked_is_refused(elsewhere: Path) -> No
     keep(elsewhere, LOADED)
     why = f"of profile {second.name} have not been checked on this chip"
     with load(elsewhere, guidance=True, lazy=True) as pipeline, pytest.raises(ArtifactError, match=why):
-        pipeline._shared.weights.executables.check(second)
+        pipeline._weights.executables.check(second)
     assert len(verdicts()) == 1

@@ -61,8 +61,8 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
     given = structs.replace(given, prompts=prompts, later=texts_of(given.later, "later"))
     shows = shown(given.progress)
     with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():
-        shared, profile = Opening(folder, policy, timings, given).open(undo)
-        pipeline = Pipeline(shared, profile, timings, shows)
+        weights, texts, profile = Opening(folder, policy, timings, given).open(undo)
+        pipeline = Pipeline(weights, texts, profile, timings, shows)
         undo.callback(pipeline.close)
         pipeline.start(prompts, given.inputs)
         if policy.retune:

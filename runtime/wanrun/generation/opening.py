@@ -15,7 +15,6 @@ from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.agreement import together
 from wanrun.generation.session import check_profile, first_expert
-from wanrun.generation.shared import Shared
 from wanrun.machine.environment import device_environment
 from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
@@ -80,14 +79,15 @@ class Opening:
     timings: Timings
     given: LoadKeywords
 
-    def open(self, undo: ExitStack) -> tuple[Shared, Profile]:
+    def open(self, undo: ExitStack) -> tuple[WeightStore, TextStages, Profile]:
         """Opens the artifact.
 
         Args:
             undo: closes what is opened.
 
         Returns:
-            The artifact and what is loaded of it, and the wanted profile. The caller closes it.
+            The artifact's weights and executables, its text stages, of which nothing is loaded yet, and the
+            wanted profile. The caller closes the first two.
 
         Raises:
             ArtifactError, UsageError, ClusterError: as ``wanrun.load``.
@@ -126,8 +126,8 @@ class Opening:
             folder, manifest, selected, device, policy, Recorder(), given.warn, given.report, trust.check
         )
         beside = None if text is None else opened_beside(opened, text)
-        weights = WeightStore(opened, ahead)
-        return Shared(weights, TextStages(opened, None if beside is None else WeightStore(beside))), profile
+        texts = TextStages(opened, None if beside is None else WeightStore(beside))
+        return WeightStore(opened, ahead), texts, profile
 
     def _try_ahead(self, manifest: Manifest, profile: Profile) -> None:
         """Tries the executables of a profile that is loaded later, if they were built elsewhere."""

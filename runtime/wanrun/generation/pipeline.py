@@ -17,9 +17,9 @@ from wanrun.artifact.programs import Profile
 from wanrun.denoising.steps import Denoising, OnStep, Rule
 from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation
+from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
-from wanrun.generation.shared import Shared
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
 from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_type
@@ -28,7 +28,9 @@ from wanrun.request.options import check_latents
 from wanrun.request.resolve import request_of, resolve_request
 from wanrun.terminal.status import Status
 from wanrun.text.encoder import Warn, silent
+from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Timings
+from wanrun.weights.store import WeightStore
 
 
 class Pipeline:
@@ -59,9 +61,17 @@ class Pipeline:
         timings: the times of loading it.
     """
 
-    def __init__(self, shared: Shared, profile: Profile, timings: Timings, progress: bool = False) -> None:
+    def __init__(
+        self,
+        weights: WeightStore,
+        texts: TextStages,
+        profile: Profile,
+        timings: Timings,
+        progress: bool = False,
+    ) -> None:
         self._progress = progress
-        self._shared, self._opened = shared, shared.opened
+        self._weights, self._texts, self._opened = weights, texts, weights.opened
+        self._last_encoded = LastEncoded()
         self.artifact, self.manifest = self._opened.folder, self._opened.manifest
         self.profile, self.timings = profile, timings
         self._making, self._turns = threading.Lock(), Turns()
@@ -78,7 +88,7 @@ class Pipeline:
         """
         with self._turns.call(), self._making:
             if profile.name not in self._sessions:
-                session = Session(self._shared, profile)
+                session = Session(self._weights, self._texts, self._last_encoded, profile)
                 self._report(session)
                 self._sessions[profile.name] = session
             return self._sessions[profile.name]
@@ -118,7 +128,7 @@ class Pipeline:
     def component_weights(self, name: str) -> Mapping[str, Any]:
         """Returns a component's weights on the device, as nested dicts by path."""
         with self._turns.call():
-            return self._shared.weights.weights(name)
+            return self._weights.weights(name)
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -336,7 +346,9 @@ class Pipeline:
         """
         if not self._turns.forked:
             self._turns.close()
-            self._shared.close()
+            self._last_encoded.clear()
+            self._texts.close()
+            self._weights.close()
 
     def __enter__(self) -> Self:
         with self._turns.call():

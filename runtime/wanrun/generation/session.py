@@ -15,18 +15,19 @@ from wanrun.denoising.schedule import ExpertRange, transformers
 from wanrun.denoising.steps import Denoising, in_turn, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.entries import check_entries
-from wanrun.generation.conditioning import Conditioning
+from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.generation.sampler import Sampler
-from wanrun.generation.shared import Shared
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
 from wanrun.request.options import loop_forms, resolve_loop
 from wanrun.text.prompt import clean_prompt
+from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Timings
 from wanrun.weights.experts import Division, Placement, choose_placement
 from wanrun.weights.futures import unfinished, when_done
 from wanrun.weights.programs import Programs
+from wanrun.weights.store import WeightStore
 
 
 def check_profile(artifact: Path, profile: Profile, selected: SelectedTarget, policy: LoadPolicy) -> None:
@@ -65,7 +66,9 @@ class Session(Sampler):
     """Makes videos of one profile. A session holds no weights, and its constructor reads none.
 
     Args:
-        shared: the parts that it shares with the sessions of other profiles.
+        weights: the artifact's weights and executables, which all profiles share.
+        texts: its text stages.
+        last: the encodings of the last images and videos.
         profile: the profile.
 
     Attributes:
@@ -81,21 +84,21 @@ class Session(Sampler):
         UsageError: for an unknown first expert, or if the text encoder cannot run.
     """
 
-    def __init__(self, shared: Shared, profile: Profile) -> None:
-        opened = shared.opened
+    def __init__(self, weights: WeightStore, texts: TextStages, last: LastEncoded, profile: Profile) -> None:
+        opened = weights.opened
         manifest, policy = opened.manifest, opened.policy
         check_profile(opened.folder, profile, opened.selected, policy)
         loop = policy.loop if policy.loop in loop_forms(profile) else None
         self.loop = resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
-        self.placement = _place(shared, profile)
+        self.placement = _place(weights, profile)
         kind = "both" if self.placement is None else self.placement.kind
-        shared.weights.keep_on_host(self._experts if kind == "host" else ())
-        programs = Programs(profile, shared.weights, experts=self._experts, placement=kind)
-        conditioning = Conditioning(programs, manifest, profile, shared.last_encoded, policy.low_memory)
+        weights.keep_on_host(self._experts if kind == "host" else ())
+        programs = Programs(profile, weights, experts=self._experts, placement=kind)
+        conditioning = Conditioning(programs, manifest, profile, last, policy.low_memory)
         super().__init__(programs, manifest, profile, conditioning)
-        self.text = shared.texts.of(programs, profile.options.dtype)
+        self.text = texts.of(programs, profile.options.dtype)
         self._text_expected = True
 
     def describe(self, timings: Timings) -> None:
@@ -187,15 +190,15 @@ class Session(Sampler):
         self.decode(latents[:1], timings)
 
 
-def _place(shared: Shared, profile: Profile) -> Placement | None:
+def _place(weights: WeightStore, profile: Profile) -> Placement | None:
     """Returns where two experts are kept while a profile runs; None for a single transformer."""
-    opened = shared.opened
+    opened = weights.opened
     if len(transformers(opened.manifest)) == 1:
         return None
     mesh, division = opened.device.mesh, None
     devices = [opened.device.device] if mesh is None else mesh.local_devices
     if mesh is not None:
-        ways = {name: shared.weights.way(name) for name in opened.manifest.components}
+        ways = {name: weights.way(name) for name in opened.manifest.components}
         footprints = {name: way.footprint for name, way in ways.items() if way is not None}
         division = Division(mesh.size, len(devices), footprints)
     return choose_placement(

@@ -75,9 +75,9 @@ def test_what_is_needed_later_is_tried_ahead(elsewhere: Path) -> None:
     ] * 2
     del lines[:]
     with contextlib.ExitStack() as undo:
-        shared, profile = opening(elsewhere, lines, lazy=True).open(undo)
-        shared.opened.check_trust(second)
-        assert profile == first and shared.opened.environment["platform_version"] == "cpu" and lines == []
+        weights, _, profile = opening(elsewhere, lines, lazy=True).open(undo)
+        weights.opened.check_trust(second)
+        assert profile == first and weights.opened.environment["platform_version"] == "cpu" and lines == []
 
 
 class ProcessGroup2:

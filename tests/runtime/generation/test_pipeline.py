@@ -21,7 +21,9 @@ from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.store import Executables
+from wanrun.generation.conditioning import Encoded
 from wanrun.generation.pipeline import Pipeline
+from wanrun.media.types import Inputs
 from wanrun.terminal.console import run
 from wanrun.text.backends import ArtifactTextEncoder, text_programs
 from wanrun.timing.timings import Timings
@@ -245,3 +247,17 @@ def test_choices_that_there_are_not(toy_artifact: Path) -> None:
     for name in ("memory", "text_encoder", "embeddings"):
         with pytest.raises(UsageError, match=f"{name} cannot be 'some'; expected one of "):
             wanrun.load(toy_artifact, **{name: "some"})
+
+
+def test_closing_lets_go_of_all(toy_artifact: Path) -> None:
+    pipeline, inputs = wanrun.load(toy_artifact, lazy=True), Inputs()
+    pipeline._last_encoded[inputs] = {("digest",): Encoded({}, {"condition": 1})}
+    weights, stages = pipeline._weights, list(pipeline._texts._stages.values())
+    pipeline.close()
+    assert len(pipeline._last_encoded) == 0 and stages
+    for submit in (
+        lambda: weights.request(["vae"]),
+        lambda: weights.executables.request(pipeline.profile, ["prepare"]),
+    ):
+        with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+            submit()

@@ -32,8 +32,8 @@ def both(artifact: Path, golden: dict[str, Any]) -> Path:
 
 def components(pipeline: Pipeline) -> tuple[set[str], set[str]]:
     """The components that are loaded where programs run, and for the text encoder on the CPU."""
-    beside = pipeline._shared.texts._beside
-    return set(pipeline._shared.weights._weights), set() if beside is None else set(beside._weights)
+    beside = pipeline._texts._beside
+    return set(pipeline._weights._weights), set() if beside is None else set(beside._weights)
 
 
 def test_the_cpu_s_program_encodes(both: Path) -> None:
@@ -47,16 +47,16 @@ def test_the_cpu_s_program_encodes(both: Path) -> None:
         assert components(pipeline) == (set(), {"text_encoder"})
         assert np.array_equal(pipeline.generate("a fox", num_steps=2).frames, video)
         assert components(pipeline) == ({"transformer", "vae"}, {"text_encoder"})
-        beside = pipeline._shared.texts._beside
+        beside = pipeline._texts._beside
         assert beside is not None and beside.opened.selected.name == "cpu"
         assert pipeline._session.text.backend.made_by()["environment"] == beside.opened.environment
 
 
 def test_on_the_cpu_itself_nothing_is_beside(both: Path) -> None:
     with load(both, target="cpu", **OPTIONS) as pipeline:
-        assert pipeline._shared.texts._beside is None
+        assert pipeline._texts._beside is None
     with load(both, target=TARGET, **{**OPTIONS, "text_encoder_device": None}) as pipeline:
-        assert pipeline._shared.texts._beside is None
+        assert pipeline._texts._beside is None
 
 
 def test_without_a_cpu_target(elsewhere: Path) -> None:
