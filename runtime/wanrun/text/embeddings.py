@@ -157,8 +157,6 @@ class ArtifactEmbeddings:
         what = f"the prompt embedding {path} is damaged"
         try:
             data = read_bounded(path, self._format.limit)
-        except ValueError as error:
-            raise ArtifactError(f"{what}: {error}", expected=expected, remedy=remedy) from None
         except OSError as error:
             raise ArtifactError(
                 what, expected=expected, found=error.strerror or error, remedy=remedy
