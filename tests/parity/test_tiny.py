@@ -40,7 +40,7 @@ def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
         tmp_path_factory,
         f"tiny-{variant}-float32",
         lambda target: build_artifact(
-            checkpoint.FOLDER / variant, target, (WIDTH, HEIGHT), FRAMES, loop="step"
+            checkpoint.FOLDER / variant, target, (WIDTH, HEIGHT), FRAMES, loop="step", shipping=True
         ),
     )
     with wanrun.load(folder, embeddings="none") as pipeline:
