@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.artifacts import shared
+from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, generate, within_one_level
 from wanbuild.check.reference_pipeline import Reference
@@ -30,14 +29,14 @@ def reference(toy_checkpoint: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def without_guidance(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact with a second profile: no guidance, two videos, another size."""
+def without_guidance(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the toy without guidance, of two videos and another size."""
     options = BuildOptions(dtype="float32", vae_decode_chunk=2)
 
     def build(folder: Path) -> None:
-        shutil.copytree(toy_artifact, folder)
+        convert(ConvertRequest(toy_checkpoint, folder, {"transformer": "float32", "text_encoder": "float32"}))
         request = CompileRequest(folder, ["cpu"], [(32, 80)], [13], [False], num_videos=2, options=options)
-        compile_artifact(request, print)
+        compile_fast(request, (*OWN_PROGRAMS, "decode_video"))
 
     return shared(tmp_path_factory, "nocfg-artifact", build)
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers.artifacts import shared
+from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.damage import linked
 from helpers.manifests import with_model, without_profiles
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import CompileRequest
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import read_manifest
 from wanrun.terminal.console import run
@@ -136,7 +136,7 @@ def test_several_videos(media_toy: Toys, verify: Verify, tmp_path_factory: pytes
     def build(folder: Path) -> None:
         convert(ConvertRequest(checkpoint, folder, dict.fromkeys(STORED, "float32")))
         request = CompileRequest(folder, ["cpu"], [(96, 64)], [9], [False], num_videos=2, options=options)
-        compile_artifact(request, print)
+        compile_fast(request, (*OWN_PROGRAMS, "decode_video"))
 
     artifact = shared(tmp_path_factory, "two-videos-artifact", build)
     code, checks, _ = verify(artifact, checkpoint, "--steps", 2)
