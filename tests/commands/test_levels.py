@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.artifacts import same_profile
+from helpers.artifacts import same_profile, with_levels
 from helpers.damage import edit_environment
 from wanbuild.check.verify import check_files
 from wanbuild.programs import compile as compiling
@@ -36,8 +36,9 @@ def request(artifact: Path) -> CompileRequest:
 def both(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact, float32, with this CPU's target and the lowest level's."""
     artifact = tmp_path_factory.mktemp("levels") / "toy"
-    shutil.copytree(toy_artifact, artifact)
-    compile_artifact(request(artifact), lambda line: None)
+    shutil.copytree(with_levels(toy_artifact, tmp_path_factory), artifact)
+    manifest = read_manifest(artifact)
+    manifest.changed(targets={name: manifest.targets[name] for name in ("cpu", LEVEL)}).write(artifact)
     return artifact
 
 

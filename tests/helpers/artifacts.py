@@ -156,3 +156,19 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
                 make(building)
             building.rename(folder)
     return folder
+
+
+def with_levels(toy_artifact: Path, factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact with every level that this CPU has beside its own target. Not to be changed."""
+    from wanbuild.programs.compile import compile_artifact
+    from wanbuild.targets.levels import CPU_LEVELS
+    from wanrun.machine.cpu import cpu_features
+
+    names = tuple(name for name, level in CPU_LEVELS.items() if set(level.features) <= set(cpu_features()))
+    assert names, "this CPU is below all levels"
+
+    def build(artifact: Path) -> None:
+        shutil.copytree(toy_artifact, artifact)
+        compile_artifact(same_profile(artifact, names), lambda line: None)
+
+    return shared(factory, f"levels-{'-'.join(names)}", build)

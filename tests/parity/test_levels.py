@@ -7,27 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers.artifacts import same_profile, shared
+from helpers.artifacts import with_levels
 from wanbuild.check.reference import compare_with_reference
-from wanbuild.programs.compile import compile_artifact
 from wanbuild.targets.levels import CPU_LEVELS
 from wanrun.artifact.manifest import read_manifest
-from wanrun.machine.cpu import cpu_features, level_rank
+from wanrun.machine.cpu import level_rank
 
 LIMIT = 1e-5
 
 
 @pytest.fixture(scope="module")
 def levels(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy artifact, float32, with every level that this CPU has, in place of its own target."""
-    names = tuple(name for name, level in CPU_LEVELS.items() if set(level.features) <= set(cpu_features()))
-    assert names, "this CPU is below all levels"
-
-    def build(artifact: Path) -> None:
-        shutil.copytree(toy_artifact, artifact)
-        compile_artifact(same_profile(artifact, names), lambda line: None)
-
-    return shared(tmp_path_factory, f"levels-{'-'.join(names)}", build)
+    return with_levels(toy_artifact, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CPU_LEVELS)
