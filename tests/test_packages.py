@@ -33,7 +33,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "__main__",
         ),
         "build/wanbuild": (
-            "config devices listed published",
+            "config devices listed progress published",
             "staging targets",
             "models",
             "mapping variants",

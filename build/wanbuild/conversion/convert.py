@@ -21,6 +21,7 @@ from wanbuild.conversion.writer import ComponentWriter, WrittenComponent, compon
 from wanbuild.hub.repository import locate_source, locate_tokenizer
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
+from wanbuild.progress import Progress
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
@@ -36,7 +37,6 @@ from wanrun.artifact.model import Model
 from wanrun.artifact.record import Dtype
 from wanrun.errors import SourceError, UsageError, lacks_space
 from wanrun.files import sha256_of, write_durable
-from wanrun.terminal.status import Progress
 from wanrun.terminal.temporary import remove_tree
 from wanrun.terminal.undo import told_at_exit
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanbuild.hub.errors import ROOM, explained
+from wanbuild.progress import Progress
 from wanbuild.staging import check_free_space
 from wanrun.errors import SourceError
 from wanrun.files import replace_file
-from wanrun.terminal.status import Progress
 from wanrun.terminal.undo import undone_at_exit
 from wanrun.units import in_bytes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from wanrun.terminal import status
-from wanrun.terminal.status import Progress, Status, shown, told
+from wanrun.terminal.status import Status, shown, told
 from wanrun.timing.spans import Span, Spans
 
 
@@ -121,40 +120,6 @@ def test_a_notebook_has_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with Status(lambda: spans.running, stream), spans.phase("decode"):
         until(lambda: "\r" in stream.getvalue())
     assert "\n" not in stream.getvalue()
-
-
-def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
-    stream = io.StringIO()
-    with Progress(57_300_000_000, "convert", stream=stream) as progress:
-        progress.advance(57_300_000_000)
-        until(lambda: "57.3 GB of" in stream.getvalue())
-    assert stream.getvalue().splitlines()[-1] == "waiting: converting (57.3 GB of 57.3 GB), 0 s"
-
-
-def test_progress_that_is_quick_says_nothing() -> None:
-    stream = io.StringIO()
-    with Progress(1000, "convert", unit="tensor", stream=stream) as progress:
-        for _ in range(1000):
-            progress.advance()
-    assert stream.getvalue() == ""
-
-
-def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    stream = Terminal()
-    with Progress(800, "convert", "tensor", stream=stream) as progress:
-
-        def work() -> None:
-            for _ in range(100):
-                progress.advance()
-
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        until(lambda: "converting (800 of 800 tensors), 0 s" in stream.getvalue())
 
 
 def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch) -> None:

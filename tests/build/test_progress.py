@@ -1,0 +1,59 @@
+"""How much of a loop is done: a line on a terminal, lines now and then in a log."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from wanbuild.progress import Progress
+from wanrun.terminal import status
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
+    stream = io.StringIO()
+    with Progress(57_300_000_000, "convert", stream=stream) as progress:
+        progress.advance(57_300_000_000)
+        until(lambda: "57.3 GB of" in stream.getvalue())
+    assert stream.getvalue().splitlines()[-1] == "waiting: converting (57.3 GB of 57.3 GB), 0 s"
+
+
+def test_progress_that_is_quick_says_nothing() -> None:
+    stream = io.StringIO()
+    with Progress(1000, "convert", unit="tensor", stream=stream) as progress:
+        for _ in range(1000):
+            progress.advance()
+    assert stream.getvalue() == ""
+
+
+def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    stream = Terminal()
+    with Progress(800, "convert", "tensor", stream=stream) as progress:
+
+        def work() -> None:
+            for _ in range(100):
+                progress.advance()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: "converting (800 of 800 tensors), 0 s" in stream.getvalue())
