@@ -367,6 +367,7 @@ def test_what_a_user_put_into_the_folder_is_not_deleted(
     given = [
         *("notes.txt", "videos/a.mp4", "weights/mine.txt", "golden/a.txt", "tokenizer/old/tokenizer.json"),
         *("weights/original/model.safetensors", "programs/mine.stablehlo", "executables/cpu/notes.txt"),
+        "golden/.wan-models/a",
     ]
     for name in given:
         (artifact_copy / name).parent.mkdir(exist_ok=True)
@@ -374,8 +375,8 @@ def test_what_a_user_put_into_the_folder_is_not_deleted(
     before = files_of(artifact_copy)
     with pytest.raises(
         UsageError,
-        match=r"would delete what is not the artifact's; found executables/cpu/notes\.txt, golden/a\.txt, "
-        r"notes\.txt and 5 more; move it out of the folder",
+        match=r"would delete what is not the artifact's; found executables/cpu/notes\.txt, "
+        r"golden/\.wan-models/a, golden/a\.txt and 6 more; move it out of the folder",
     ):
         convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
     assert files_of(artifact_copy) == before
@@ -387,7 +388,7 @@ def test_what_a_user_put_into_the_folder_is_not_deleted(
     (artifact_copy / "videos").rmdir()
     # What a killed build leaves in the artifact's folders is no obstacle.
     (artifact_copy / "programs" / "96x64x9-b1-cfg" / "prepare-0123456789ab.stablehlo").touch()
-    (artifact_copy / "executables" / ".wan-0-0-0").mkdir()
+    (artifact_copy / "executables" / ".wan-01234567-1-89abcdef").mkdir()
     convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
 
 

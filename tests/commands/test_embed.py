@@ -285,7 +285,7 @@ def test_record_embeds_the_negative_prompt(
 def test_compile_keeps_what_is_listed(listed: Path) -> None:
     before = check_whole(listed)
     (listed / "embeddings" / f"{'0' * 64}.npy").write_bytes(b"of a killed run")
-    (listed / "embeddings" / ".wan-0123456789ab.tmp").write_bytes(b"of a killed run")
+    (listed / "embeddings" / ".wan-01234567-1-89abcdef.tmp").write_bytes(b"of a killed run")
     request = CompileRequest(listed, ["cpu"], [(32, 16)], [1], [False], options=BuildOptions(loop="step"))
     after = compile_artifact(request, lambda line: None)
     assert len(after.profiles) == len(before.profiles) + 1

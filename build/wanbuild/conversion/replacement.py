@@ -14,6 +14,7 @@ from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found
+from wanrun.terminal.temporary import NAME
 from wanrun.text.embeddings import EmbeddingFormat
 
 _PROGRAM_FACTS = (
@@ -31,7 +32,7 @@ _OWN = re.compile(
     r"manifest\.json|requirements(-[^/]+)?\.txt|tokenizer/tokenizer\.json"
     r"|weights/(transformer(_2)?|text_encoder|image_encoder|vae)/.+"
     r"|programs/[^/]+/\w+-[0-9a-f]{12}\.stablehlo|executables/[^/]+/jit_\w+-[0-9a-f]{64}-cache"
-    r"|golden/[^/]+-[0-9a-f]{12}\.json|embeddings/[^/]+\.npy|(.+/)?\.wan-[^/]+(/.+)?"
+    rf"|golden/[^/]+-[0-9a-f]{{12}}\.json|embeddings/[^/]+\.npy|(.+/)?{NAME.pattern}(/.+)?"
 )
 """Names of an artifact's files, listed or left by a killed build."""
 

@@ -1,7 +1,8 @@
 """Temporary files beside what they will replace, and their removal: by the process, or by a later one.
 
 A name says which process made the file: ``.wan-<machine>-<process>-<random><suffix>``. A process that was
-killed leaves its files, and the next one that writes into the folder removes them.
+killed leaves its files, and the next one that writes into the folder removes them. What has another name is
+somebody else's, and stays.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import stat
 import time
@@ -17,6 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wanrun.terminal.undo import undone_at_exit
+
+NAME = re.compile(r"\.wan-([0-9a-f]{8})-([0-9]+)-[0-9a-f]{8}(\.[^./]+)?")
+"""The names, with the machine and the process."""
 
 FORGOTTEN_SECONDS = 24 * 3600
 """Age of a file of another machine, whose processes cannot be seen, that is taken for abandoned."""
@@ -71,14 +76,13 @@ def remove_abandoned(folder: Path) -> None:
     """Removes the temporary files in a folder whose processes are gone; errors are passed over."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".wan-") and _abandoned(entry):
+            if (name := NAME.fullmatch(entry.name)) is not None and _abandoned(entry, name[1], name[2]):
                 _remove(Path(entry.path))
 
 
-def _abandoned(entry: os.DirEntry[str]) -> bool:
-    fields = entry.name.split("-")
-    if len(fields) == 4 and fields[1] == _machine() and fields[2].isdigit():
-        return not Path(f"/proc/{fields[2]}").exists() if Path("/proc/self").exists() else False
+def _abandoned(entry: os.DirEntry[str], machine: str, process: str) -> bool:
+    if machine == _machine():
+        return not Path(f"/proc/{process}").exists() if Path("/proc/self").exists() else False
     try:
         return time.time() - entry.stat(follow_symlinks=False).st_mtime > FORGOTTEN_SECONDS
     except OSError:  # another process removed it

@@ -60,12 +60,38 @@ def test_what_a_process_still_writes_stays(tmp_path: Path) -> None:
 
 
 def test_files_of_other_machines_stay_for_a_day(tmp_path: Path) -> None:
-    names = [".wan-00000000-1-ab.mp4", ".wan-00000000-1-cd.mp4", ".wan-xy.tmp", "wan-00000000-1-ab.mp4"]
+    names = [".wan-00000000-1-0000abcd.mp4", ".wan-00000000-1-0000cdef.mp4"]
     for name in names:
         (tmp_path / name).write_text("")
     old = time.time() - FORGOTTEN_SECONDS - 60
-    for name in (names[0], names[3]):
-        os.utime(tmp_path / name, (old, old))
+    os.utime(tmp_path / names[0], (old, old))
     remove_abandoned(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
     remove_abandoned(tmp_path / "nothing")  # no folder, no error
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".wan-models",
+        ".wan-xy.tmp",
+        ".wan-00000000-1-ab.mp4",
+        ".wan-00000000-1-0000abcd-2",
+        ".wan-{machine}-1-0000abcd.tar.gz",
+        ".wan-{machine}-x-0000abcd",
+        "wan-00000000-1-0000abcd.mp4",
+    ],
+)
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_has_another_name_is_the_user_s(tmp_path: Path, name: str, folder: bool) -> None:
+    with temporary_path(tmp_path / "a") as path:
+        machine = path.name.split("-")[1]
+    theirs = tmp_path / name.format(machine=machine)
+    if folder:
+        theirs.mkdir()
+        (theirs / "model").write_text("theirs")
+    else:
+        theirs.write_text("theirs")
+    os.utime(theirs, (0, 0))
+    remove_abandoned(tmp_path)
+    assert theirs.exists() and (not folder or (theirs / "model").exists())

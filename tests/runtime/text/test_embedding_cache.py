@@ -259,15 +259,15 @@ def test_the_oldest_entries_are_removed(manifest: Manifest, tmp_path: Path) -> N
         os.utime(file_of(limited, tmp_path, number), (now - 100 + number, now - 100 + number))
     assert limited.find("prompt 0", "float32") is not None  # now it was used last
     (tmp_path / "notes.txt").write_text("somebody else's")
-    (tmp_path / ".wan-old.tmp").write_text("of a killed run")
-    os.utime(tmp_path / ".wan-old.tmp", (now - 2 * 86400,) * 2)
-    (tmp_path / ".wan-new.tmp").write_text("being written")
+    (tmp_path / ".wan-00000000-1-0000abcd.tmp").write_text("of a killed run")
+    os.utime(tmp_path / ".wan-00000000-1-0000abcd.tmp", (now - 2 * 86400,) * 2)
+    (tmp_path / ".wan-00000000-1-0000cdef.tmp").write_text("being written")
     for number in (4, 5):
         limited.put(f"prompt {number}", random_rows(5, 32, seed=number))
     left = [number for number in range(6) if limited.find(f"prompt {number}", "float32") is not None]
     assert left == [0, 3, 4, 5]
     kept = {file_of(limited, tmp_path, number) for number in left}
-    assert {*tmp_path.iterdir()} == kept | {tmp_path / ".wan-new.tmp", tmp_path / "notes.txt"}
+    assert {*tmp_path.iterdir()} == kept | {tmp_path / ".wan-00000000-1-0000cdef.tmp", tmp_path / "notes.txt"}
 
 
 def test_entries_of_older_versions_are_removed_with_the_oldest(manifest: Manifest, tmp_path: Path) -> None:
