@@ -80,12 +80,15 @@ def build_artifact(
         if shipping:
             compile_artifact(request, print)
         else:
+            if mesh:
+                compile_fast(request)
+                continue
             others = () if (size, num_frames) == ((96, 64), 9) else ("decode_video",)
             compile_fast(request, (*OWN_PROGRAMS, *others))
 
 
-def compile_fast(request: CompileRequest, programs: Sequence[str]) -> None:
-    """Does what ``compile_artifact`` does, but compiles some programs with ``ARTIFACT_COMPILE``.
+def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None) -> None:
+    """Does what ``compile_artifact`` does, but compiles some programs, or all, with ``ARTIFACT_COMPILE``.
 
     There what is computed is the subject.
     """
@@ -94,9 +97,10 @@ def compile_fast(request: CompileRequest, programs: Sequence[str]) -> None:
     from wanbuild.targets.target import TargetSpec, resolve_target
 
     def resolve(name: str, mesh: Mapping[str, int]) -> TargetSpec:
-        return replace(
-            resolve_target(name, mesh), program_options={key: dict(ARTIFACT_COMPILE) for key in programs}
-        )
+        own, fast = resolve_target(name, mesh), dict(ARTIFACT_COMPILE)
+        if programs is None:
+            return replace(own, options=fast)
+        return replace(own, program_options=dict.fromkeys(programs, fast))
 
     with mock.patch.object(compiling, "resolve_target", resolve):
         compiling.compile_artifact(request, print)

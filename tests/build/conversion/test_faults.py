@@ -30,10 +30,10 @@ from helpers.hostile import WEIGHTS, header_end
 from helpers.small_disk import small_disk
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
+from wanbuild.progress import Progress
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.terminal.console import run
-from wanrun.terminal.status import Progress
 
 
 @pytest.fixture(scope="module")

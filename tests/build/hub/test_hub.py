@@ -25,6 +25,7 @@ from helpers.hub_server import LARGE, Hub, Repository, read_folder, serve
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.hub.errors import explained
 from wanbuild.hub.repository import Located, locate_source, locate_tokenizer
+from wanbuild.progress import Progress
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.tokenizer import open_tokenizer
@@ -32,7 +33,6 @@ from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import SourceError, UsageError
-from wanrun.terminal.status import Progress
 
 ID = "owner/toy"
 FIRST = "transformer/diffusion_pytorch_model-00001-of-00002.safetensors"
