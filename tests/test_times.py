@@ -48,7 +48,7 @@ def item(name: str, *fixtures: str, marks: tuple[str, ...] = ()) -> Any:
 def test_recorded_times_decide(one: Any, expected: str) -> None:
     tiers = Tiers()
     tiers.times = Times(
-        {"tests/a/test_x.py": {"": 0.1, "test_quick": 0.2, "test_long": 2.0, "test_longer": 8.0}},
+        {"tests/a/test_x.py": {"": 0.1, "test_quick": 0.2, "test_long": 1.5, "test_longer": 8.0}},
         {"tests::toy_artifact": 20.0, "tests/a::experts": 9.0, "tests/a/test_x.py::built": 9.0},
     )
     assert tiers.tier(one) == expected

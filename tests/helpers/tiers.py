@@ -31,8 +31,8 @@ EVERYBODYS = frozenset({"toy_artifact", "golden"})
 
 BUDGETS: Mapping[str, float] = {"fast": 80.0, "test": 760.0, "all": 3100.0}
 """CPU seconds of the tests of each tier, with the fixtures that they share. Two cores have 120 in a minute;
-lint, types, imports and collection come on top. The aim of ``all`` is 2300, which are 20 minutes: the campaign,
-the trained checkpoints, meshes and artifacts of media are most of what is too much."""
+lint, types, imports and collection come on top. The aim of ``all`` is 2300, which are 20 minutes: the
+campaign, trained checkpoints, meshes and artifacts of media are most of what is too much."""
 
 
 @dataclass
