@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import io
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
+from helpers.terminal import Terminal, until
 from wanbuild.progress import Progress
 from wanrun.terminal import status
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_progress_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.terminal import Terminal
 from wanrun.terminal.live_line import NOTEBOOK_COLUMNS, LiveLine, in_notebook
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,26 +5,14 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
+from helpers.terminal import Terminal, until
 from wanrun.terminal import status
 from wanrun.terminal.status import Status, shown, told
 from wanrun.timing.spans import Span, Spans
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def span(phase: str, label: str | None = None, done: tuple[int, int] | None = None) -> Span:
