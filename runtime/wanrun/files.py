@@ -113,6 +113,10 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+SEAL_BYTES = hashlib.sha256().digest_size
+"""By how much ``sealed`` is longer than the data."""
+
+
 def sealed(name: str, data: bytes) -> bytes:
     """Returns what a file of this name holds: the data, and a digest of both behind them."""
     return data + hashlib.sha256(name.encode() + b"\0" + data).digest()
@@ -124,7 +128,7 @@ def unsealed(name: str, content: bytes) -> bytes:
     Raises:
         ValueError: if they are not whole, or of a file of another name.
     """
-    data = content[: -hashlib.sha256().digest_size]
+    data = content[:-SEAL_BYTES]
     if sealed(name, data) != content:
         raise ValueError("its digest is wrong")
     return data

@@ -17,7 +17,7 @@ import numpy as np
 from wanrun.artifact.programs import Program, with_role
 from wanrun.files import canonical_json, sha256_of
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax
+from wanrun.text.embedding_cache import EmbeddingCache, EmbeddingStore, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
 from wanrun.timing.clock import now
 from wanrun.weights.programs import Programs
@@ -170,11 +170,9 @@ class TorchBackend:
 TextBackend = ArtifactTextEncoder | TorchBackend
 
 
-def embedding_stores(
-    opened: OpenedArtifact, backend: TextBackend
-) -> list[ArtifactEmbeddings | EmbeddingCache]:
+def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
     """Returns the embedding stores that the artifact's policy allows, in look-up order."""
-    which, stores = opened.policy.embeddings, list[ArtifactEmbeddings | EmbeddingCache]()
+    which, stores = opened.policy.embeddings, list[EmbeddingStore]()
     if which != "none":
         stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
     if which == "all":

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.files import canonical_json, read_bounded, sealed, sha256_of, unsealed, user_cache
+from wanrun.files import SEAL_BYTES, canonical_json, read_bounded, sealed, sha256_of, unsealed, user_cache
 from wanrun.machine.environment import host_environment, usable_cores
 from wanrun.terminal.temporary import temporary_path
-from wanrun.text.embeddings import EmbeddingFormat, encode_rows
+from wanrun.text.embeddings import ArtifactEmbeddings, EmbeddingFormat, encode_rows
 
 CACHE_BYTES = 2**30
 """Size limit of the user's cache: some 2500 prompts of 50 tokens in bfloat16 at UMT5-XXL's width."""
@@ -93,7 +93,7 @@ class EmbeddingCache:
             return None
         path = self._folder / self.name(cleaned_prompt, dtype)
         try:
-            content = read_bounded(path, self._format.limit, touch=True)
+            content = read_bounded(path, self._format.limit + SEAL_BYTES, touch=True)
             return self._format.decode(unsealed(path.name, content), dtype)
         except FileNotFoundError:
             return None
@@ -148,3 +148,7 @@ class EmbeddingCache:
                 f"prompt embeddings cannot be cached{where}: {reason}; "
                 "set XDG_CACHE_HOME to a folder that can be written, or pass --no-embedding-cache"
             )
+
+
+EmbeddingStore = ArtifactEmbeddings | EmbeddingCache
+"""Where an embedding may be found before it is made."""

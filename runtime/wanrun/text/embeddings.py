@@ -33,8 +33,6 @@ STORED: Mapping[str, np.dtype] = MappingProxyType({"bfloat16": np.dtype("<u2"), 
 _HEADER_BYTES = 256
 """Limit on an .npy file's header; NumPy writes 128 bytes."""
 
-_DIGEST_BYTES = 32
-
 
 def text_digest(manifest: Manifest) -> str:
     """Returns the sha256 of the tokenizer, and of the text encoder's config and weights."""
@@ -107,8 +105,8 @@ class EmbeddingFormat:
 
     @property
     def limit(self) -> int:
-        """The largest size of a file, in bytes, with the digest of a cached one."""
-        return self._max_length * self._width * DTYPES["float32"].itemsize + _HEADER_BYTES + _DIGEST_BYTES
+        """The largest size of a file, in bytes."""
+        return self._max_length * self._width * DTYPES["float32"].itemsize + _HEADER_BYTES
 
     def key(self, cleaned_prompt: str, dtype: str) -> str:
         """Returns the hexadecimal name of a prompt's embedding.

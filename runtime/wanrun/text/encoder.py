@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wanrun.errors import WanError, shortened
-from wanrun.text.embeddings import ArtifactEmbeddings, all_finite
+from wanrun.text.embeddings import all_finite
 from wanrun.text.prompt import TokenizedPrompts, clean_prompt
 
 if TYPE_CHECKING:
-    from wanrun.text.embedding_cache import EmbeddingCache
+    from wanrun.text.embedding_cache import EmbeddingStore
 
 REMEMBERED = 64
 """Embeddings kept in memory: at most 4 MB each in bfloat16 at UMT5-XXL's width, 0.4 MB for 50 tokens."""
@@ -63,7 +63,7 @@ class PromptEncoder:
         self,
         tokenize: Callable[[Sequence[str]], TokenizedPrompts],
         encode: Callable[[np.ndarray, np.ndarray], np.ndarray],
-        stores: Sequence[ArtifactEmbeddings | EmbeddingCache],
+        stores: Sequence[EmbeddingStore],
         *,
         length: int,
         width: int,
