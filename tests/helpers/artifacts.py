@@ -80,11 +80,8 @@ def build_artifact(
         if shipping:
             compile_artifact(request, print)
         else:
-            if mesh:
-                compile_fast(request)
-                continue
             others = () if (size, num_frames) == ((96, 64), 9) else ("decode_video",)
-            compile_fast(request, (*OWN_PROGRAMS, *others))
+            compile_fast(request, None if mesh else (*OWN_PROGRAMS, *others))
 
 
 def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None) -> None:

@@ -173,7 +173,7 @@ def all_meshes(comparison: Comparison) -> Iterator[Sizes]:
                     yield {axes[0]: size, **rest}
 
     for devices in counts:
-        for sizes in map(normal, every(tuple(AXES), devices)):
+        for sizes in map(normal, every(AXES, devices)):
             if mesh_problem(sizes, config, comparison.shape, DEVICES) is None:
                 yield sizes
 

@@ -136,7 +136,7 @@ def add_embeddings(
     for profile in profiles:
         by_dtype.setdefault(profile.options.dtype, profile)
     listed = dict(manifest.embeddings)
-    stored = ArtifactEmbeddings(artifact, manifest)
+    stored, names = ArtifactEmbeddings(artifact, manifest), EmbeddingFormat(manifest)
     for dtype, profile in by_dtype.items():
         missing = [prompt for prompt in cleaned if not _intact(stored, prompt, dtype)]
         for prompt in cleaned:
@@ -148,7 +148,7 @@ def add_embeddings(
             embeddings = pipeline.encode_prompts(missing)
         for prompt, embedding in zip(missing, embeddings, strict=True):
             length = lengths[prompt]
-            key = EmbeddingFormat(manifest).key(prompt, dtype)
+            key = names.key(prompt, dtype)
             data = encode_rows(embedding[:length])
             file = f"embeddings/{key}.npy"
             path = artifact / file

@@ -116,7 +116,7 @@ def mesh_problem(
     return None
 
 
-def meshes(count: int, axes: Sequence[str] = tuple(AXES)) -> Iterator[dict[str, int]]:
+def meshes(count: int, axes: Sequence[str] = AXES) -> Iterator[dict[str, int]]:
     """Yields every mesh of exactly this many devices; sizes above 16 are powers of two."""
     first, *others = axes
     for size in (n for n in range(1, count + 1) if count % n == 0 and (n <= 16 or not n & (n - 1))):

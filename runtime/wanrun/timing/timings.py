@@ -222,7 +222,7 @@ class Timings(Spans):
 
     def as_trace(self) -> dict[str, Any]:
         """Returns every span and step as a trace, and the moments ``ready`` and ``first step``."""
-        return trace_events([*self.labelled_spans, *self._calls], self._marks)
+        return trace_events([*self.labelled_spans, *self._calls], dict(self._marks))
 
 
 class Recorder(Spans):
