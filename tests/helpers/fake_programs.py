@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from wanbuild.programs.kinds import PROGRAMS
-from wanrun.artifact.programs import aval_text, with_role
+from wanbuild.programs.signature import aval_text
+from wanrun.artifact.programs import with_role
 
 Arrays = Mapping[str, Any]
 

@@ -94,9 +94,9 @@ def programs_of(manifest: Manifest, profile: str, target: str = "cpu") -> Mappin
 
 def plain_program(**fields: Any) -> Program:
     """A program of nothing but these fields."""
-    return Program(
-        **{"file": "f", "sha256": "", "inputs": (), "donate": (), "avals": {}, "role": "step", **fields}
-    )
+    nothing = {"file": "f", "sha256": "", "inputs": (), "donate": (), "role": "prepare"}
+    avals = {"inputs": {}, "outputs": {}, **fields.pop("avals", {})}
+    return Program(**{**nothing, "avals": avals, **fields})
 
 
 EXPORTED = datetime.date(2026, 11, 1)

@@ -17,6 +17,7 @@ from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.signature import check_signature
 from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_lock, build_running, remove_unlisted
 from wanbuild.targets.levels import CPU_LEVELS
@@ -27,6 +28,7 @@ from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.executables.entries import read_entry, read_program
+from wanrun.executables.lowering import deserialized
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
 from wanrun.machine.environment import open_devices
 from wanrun.replay.golden import Golden, compare, read_golden, replayed
@@ -51,7 +53,8 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
     for key, program_set in manifest.program_sets.items():
         for profile_name, programs in program_set.programs.items():
             for name, program in programs.items():
-                read_program(artifact, name, program)
+                exported = deserialized(read_program(artifact, name, program), name)
+                check_signature(name, program, manifest.components, program_set.kernels.weight_bits, exported)
             report(f"{profile_name}: programs of {key} intact")
     for target_name, target in manifest.targets.items():
         for entries in target.executables.values():

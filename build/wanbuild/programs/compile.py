@@ -296,7 +296,7 @@ def _compile_target(
     statistics: dict[str, dict[str, Mapping[str, Any]]] = {}
     spans = Spans()
     with Status(lambda: spans.running) as status:
-        report = status.around(report)
+        report = status.paused()(report)
         compiler = _Compiler(artifact, spec, folder, ledger, processes, report, spans)
         for name in dict.fromkeys([*(built.executables if built else ()), *wanted]):
             for program_name, program in manifest.program_sets[key].programs[name].items():

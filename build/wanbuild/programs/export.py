@@ -13,11 +13,12 @@ from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.jax_flags import jax_options
+from wanbuild.programs.signature import aval_text
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec
 from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile, Program, ProgramSet, aval_text
+from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Target
 from wanrun.files import digest_found, fsync_directory, replace_file, sha256_of
 

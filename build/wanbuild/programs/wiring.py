@@ -1,7 +1,7 @@
 """Checks that a profile's programs fit together, and the model: each takes what those before it return.
 
-All of it is in the manifest. ``wanrun.executables.signature`` compares the manifest with the programs
-themselves, when they are loaded.
+All of it is in the manifest. ``wanbuild.programs.signature`` compares the manifest with the programs
+themselves.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wanbuild.programs.signature import aval_text, difference, weights_described
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TRANSFORMERS, Manifest
-from wanrun.artifact.programs import FORMS, Profile, Program, Role, aval, aval_text, with_role
+from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.parameters import Component, flat
+from wanrun.artifact.programs import FORMS, Profile, Program, Role, aval, with_role
+from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import ArtifactError
-from wanrun.executables.signature import difference, weights_described
 from wanrun.media.preparations import PREPARATIONS
 from wanrun.request.options import latents_shape, leading_latents
 from wanrun.text.backends import text_programs
@@ -45,8 +48,45 @@ def check_set(manifest: Manifest, key: str) -> None:
     Raises:
         ArtifactError: naming the first that does not fit.
     """
-    for name, programs in manifest.program_sets[key].programs.items():
+    program_set = manifest.program_sets[key]
+    devices, bits = num_devices(program_set.mesh), program_set.kernels.weight_bits
+    for name, programs in program_set.programs.items():
         check_wiring(manifest, manifest.profiles[name], programs)
+        for part, component in manifest.components.items():
+            if (spread := programs.get(spread_name(part))) is not None:
+                check_spread(part, component, spread, devices, bits)
+
+
+def check_spread(name: str, component: Component, program: Program, devices: int, bits: bool) -> None:
+    """Checks that a program takes rows of a component's parameters, and returns those parameters.
+
+    Args:
+        name: the component's name.
+        component: its entry in the manifest.
+        program: the program that spreads it.
+        devices: the devices of the mesh.
+        bits: whether bfloat16 weights are passed as uint16.
+
+    Raises:
+        ArtifactError: naming the first difference.
+    """
+    inputs, outputs = _avals(program, "inputs"), _avals(program, "outputs")
+    paths = _mapping(inputs.get(ROWS)).keys() & component.parameters.keys()
+    whole = {path: text for path, text in flat(weights_described(component, bits)).items() if path in paths}
+    rows = {
+        path: aval_text(text.partition("[")[0], *padded_shape(component.parameters[path].layout, devices))
+        for path, text in whole.items()
+    }
+    expected = {"inputs": {ROWS: rows}, "outputs": {WEIGHTS: whole}}
+    other = difference(expected, {"inputs": inputs, "outputs": outputs})
+    if other is not None or not paths:
+        where, said, there = other or (f"inputs.{ROWS}", "parameters", "none")
+        raise ArtifactError(
+            f"the program that spreads {name} does not fit it: {where}",
+            expected=said,
+            found=there,
+            remedy="build the artifact again",
+        )
 
 
 class _Wiring:

@@ -14,18 +14,14 @@ from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, sha256_of
 
-_AVAL = re.compile(r"[a-z][a-z0-9_]{0,19}\[(?:[0-9]{1,12}(?:,[0-9]{1,12}){0,7})?\]")
+_DTYPE = r"(?:bool|u?int(?:4|8|16|32|64)|bfloat16|float(?:16|32|64)|float8_[a-z0-9]{1,14})"
+_AVAL = re.compile(_DTYPE + r"\[(?:[0-9]{1,12}(?:,[0-9]{1,12}){0,7})?\]")
 
 
 def aval(text: str) -> tuple[str, tuple[int, ...]]:
     """Returns dtype and shape of an array described as ``float32[2,3]``."""
     dtype, _, sizes = text.removesuffix("]").partition("[")
     return dtype, tuple(int(size) for size in sizes.split(",") if size)
-
-
-def aval_text(dtype: str, *sizes: int) -> str:
-    """How an array of this dtype and shape is described: ``float32[2,3]``."""
-    return f"{dtype}[{','.join(map(str, sizes))}]"
 
 
 def _check_avals(avals: Any, where: str) -> None:
@@ -87,10 +83,17 @@ class Program(Record, frozen=True):
             raise ValueError(f"the inputs of a program are not distinct: {self.inputs}")
         if len(set(self.donate)) < len(self.donate) or max(self.donate, default=-1) >= len(self.inputs):
             raise ValueError(f"donate of a program with {len(self.inputs)} inputs is {self.donate}")
-        for kind in self.avals:
-            if kind not in ("inputs", "outputs") or not isinstance(self.avals[kind], Mapping):
-                raise ValueError(f"avals of a program have {kind}")
-            _check_avals(self.avals[kind], kind)
+        if self.avals.keys() != {"inputs", "outputs"}:
+            raise ValueError(f"avals of a program are of {sorted(self.avals)}, not of inputs and outputs")
+        for kind, described in self.avals.items():
+            if not isinstance(described, Mapping):
+                raise ValueError(f"avals of a program have {described!r} for {kind}")
+            _check_avals(described, kind)
+        taken, returned = self.avals["inputs"].keys(), self.avals["outputs"].keys()
+        if self.role in FORMS and not (set(self.donated) == returned and returned <= taken):
+            raise ValueError(
+                f"a step returns {sorted(returned)}, donates {self.donated}, takes {sorted(taken)}"
+            )
 
     @property
     def donated(self) -> tuple[str, ...]:

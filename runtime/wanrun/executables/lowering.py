@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,6 @@ def lower(
     name: str,
     donate: Sequence[str],
     where: jax.Device | jax.sharding.Mesh,
-    check: Callable[[Exported], None] = lambda exported: None,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> jax.stages.Lowered:
     """Lowers an exported program for a device or a mesh, in the same way on the build host and at run time.
@@ -53,7 +52,6 @@ def lower(
         donate: names of donated arguments; an exported call does not donate any by itself.
         where: the device or the mesh that the program will run on. The abstract arguments carry the sharding,
             because a program lowered without it misses the cache when called with committed arrays.
-        check: raises for a program that is not what the caller takes it for.
         options: the compiler's options for this program.
 
     Raises:
@@ -61,8 +59,7 @@ def lower(
     """
     import jax
 
-    exported = _deserialized(data, name)
-    check(exported)
+    exported = deserialized(data, name)
     given, made = _shardings(exported, where)
     avals = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
@@ -96,8 +93,12 @@ def _shardings(
     return [sharding or whole for sharding in given], {"out_shardings": tree}
 
 
-def _deserialized(data: bytes, name: str) -> Exported:
-    """A serialized program, whose digest was checked: what it raises says that this JAX cannot take it."""
+def deserialized(data: bytes, name: str) -> Exported:
+    """Returns a serialized program, whose digest was checked.
+
+    Raises:
+        UnreadableProgramError: if this JAX does not take it.
+    """
     from jax import export
 
     try:

@@ -11,19 +11,17 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.export_age import unreadable
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable
-from wanrun.errors import ArtifactError
+from wanrun.errors import ArtifactError, shortened
 from wanrun.executables.entries import overlay_folder, overlay_path, read_entry, read_program
 from wanrun.executables.kept import keep, kept_file, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
 from wanrun.executables.seam import compile_here, load
-from wanrun.executables.signature import check_signature
 from wanrun.executables.tuning import Contest, Outcome, is_tuned, tolerance_of, tuned_options
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
@@ -48,14 +46,20 @@ class LoadedProgram:
         """Runs the executable; arguments that it does not take are ignored.
 
         Raises:
-            ArtifactError: if an input is missing: the manifest gives the program another role than its own.
+            ArtifactError: if an input is missing or of another kind: the manifest says what is not so.
         """
+        remedy = "run wanbuild verify, or build the artifact again"
         if missing := [name for name in self.inputs if name not in arguments]:
             raise ArtifactError(
-                f"a program takes {missing[0]}, which no program before it returns",
-                remedy="run wanbuild verify, or build the artifact again",
+                f"a program takes {missing[0]}, which no program before it returns", remedy=remedy
             )
-        return self._compiled(**{name: arguments[name] for name in self.inputs})
+        try:
+            return self._compiled(**{name: arguments[name] for name in self.inputs})
+        except TypeError as error:  # JAX compares names, shapes and dtypes with those of the executable
+            found = shortened(" ".join(str(error).split()), 300)
+            raise ArtifactError(
+                "a program is given what it does not take", found=found, remedy=remedy
+            ) from None
 
 
 _Key = tuple[str, str, tuple[str, ...], tuple[int, ...]]
@@ -212,12 +216,10 @@ class Executables:
             CancelledError: after ``close``.
         """
         name, program = files.name, files.program
-        programs, components = self._opened.program_set, self._opened.manifest.components
-        check = partial(check_signature, name, program, components, programs.kernels.weight_bits)
         try:
-            lowered = lower(files.data, name, program.donated, self._opened.device.where, check, options)
+            lowered = lower(files.data, name, program.donated, self._opened.device.where, options)
         except UnreadableProgramError as error:
-            folder = self._opened.folder
+            folder, programs = self._opened.folder, self._opened.program_set
             raise unreadable(folder, programs, name, error.reader, error.found) from error
         if self._closed:
             raise CancelledError

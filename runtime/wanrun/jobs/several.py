@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from wanrun.cluster.launch import check_given
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
 from wanrun.cluster.streams import keep_stdout
 from wanrun.errors import WanError
-from wanrun.jobs.agreement import agreed
 from wanrun.jobs.run import RunOptions
 from wanrun.jobs.worklist import Worklist, make_worklist
 from wanrun.timing.timings import Timings
 
 TELL_SECONDS = 10.0
 """How long a process that cannot start waits for the others, to tell them."""
+
+LOADING = ("memory", "text_encoder", "transfer")
+"""The options of loading that decide which programs run, and when."""
 
 
 @contextlib.contextmanager
@@ -59,3 +62,37 @@ def worklist_of_several(
 
 def _group(run: RunOptions, seconds: float) -> ProcessGroup:
     return join(run.coordinator, run.num_processes, run.process_id, timeout_seconds=seconds)
+
+
+def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
+    """Checks that all processes have the same artifact and the same jobs.
+
+    Which jobs are finished is what process 0 finds, because it writes the results: the others may see other
+    disks.
+
+    Returns:
+        The worklist with the jobs that process 0 has to make.
+
+    Raises:
+        ArtifactError: in every process, if their artifacts differ.
+        UsageError: in every process, if their requests differ.
+    """
+    group.agree_on_artifact(work.manifest.digests)
+    jobs = {job.entry.index: job for job in (*work.jobs, *work.finished)}
+    facts: dict[str, Any] = {"number of prompts": len(jobs)}
+    for index in sorted(jobs):
+        place = f" of prompt {index}" if work.many else ""
+        facts |= {f"{name}{place}": fact for name, fact in _facts(jobs[index].metadata).items()}
+    facts |= {name: getattr(run.loading, name) for name in LOADING} | {"warmup": run.warmup}
+    group.agree_on_request(facts)
+    wanted = group.exchange([job.entry.index for job in work.jobs])[0]
+    return replace(
+        work,
+        jobs=[jobs[index] for index in wanted],
+        finished=[jobs[index] for index in sorted(jobs.keys() - set(wanted))],
+    )
+
+
+def _facts(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a job's facts, the prompt first: of several that differ, the first is named."""
+    return {"prompt": metadata["prompt"], **metadata}

@@ -117,15 +117,6 @@ class Status:
                 self._pauses -= 1
                 self._since = now()
 
-    def around(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        """Returns a function that prints a line with nothing of this one left before it."""
-
-        def alone(line: str) -> None:
-            with self.paused():
-                tell(line)
-
-        return alone
-
     def _run(self) -> None:
         live = self._line.live
         while not (self._line.gone or self._ended.wait(BLINK_SECONDS if live else LOG_SECONDS)):

@@ -232,9 +232,7 @@ class WeightStore:
             profile = self._spread_by(name)
             spread = None if profile is None else opened.programs(profile)[spread_name(name)]
             rules = opened.program_set.rules
-            self._ways[name] = Transfer(
-                name, self.components[name], rules, opened.device.mesh, self._bits, spread
-            )
+            self._ways[name] = Transfer(self.components[name], rules, opened.device.mesh, spread)
         return self._ways[name]
 
     def release(self, component: str) -> None:

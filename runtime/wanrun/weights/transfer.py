@@ -22,10 +22,8 @@ import numpy as np
 from wanrun.artifact.layout import ITEM_BYTES
 from wanrun.artifact.mesh import Rules, cut, device_bytes, partition_spec
 from wanrun.artifact.parameters import Component, Tree, flat, nest
-from wanrun.artifact.programs import Program, aval_text
+from wanrun.artifact.programs import Program
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape
-from wanrun.errors import ArtifactError
-from wanrun.executables.signature import difference, weights_described
 from wanrun.weights.experts import Footprint
 
 if TYPE_CHECKING:
@@ -76,34 +74,27 @@ class Transfer:
     """How one component comes to the devices of a mesh.
 
     Args:
-        name: the component's name.
         component: its entry in the manifest.
         rules: the mesh axes that a logical axis of a parameter is cut along.
         mesh: the mesh.
-        bits: whether bfloat16 weights are passed as uint16.
         spread: the program that spreads its large parameters; None for a direct transfer.
         local: the devices of this process; None: as JAX says.
 
     Attributes:
         rows: by path, the rows to read of parameters that are not read whole, as ``Restore`` takes them.
-
-    Raises:
-        ArtifactError: if the program does not take rows of the component, or does not return its parameters.
     """
 
     def __init__(
         self,
-        name: str,
         component: Component,
         rules: Rules,
         mesh: jax.sharding.Mesh,
-        bits: bool,
         spread: Program | None = None,
         local: Collection[jax.Device] | None = None,
     ) -> None:
         from jax.sharding import NamedSharding, PartitionSpec
 
-        staged = set[str]() if spread is None else _staged(name, component, bits, spread, mesh.size)
+        staged = set[str]() if spread is None else set(spread.avals["inputs"][ROWS])
         self._staged, self._copied = staged, bool(staged) and mesh.devices.flat[0].platform == "cpu"
         self._component, self._rules, self._mesh = component, rules, mesh
         self._given: dict[str, _Given] = {}
@@ -204,31 +195,3 @@ class Staged:
                 self._weights = nest({**self._direct, **spread})
                 self._direct, self._rows = {}, {}
             return self._weights
-
-
-def _staged(name: str, component: Component, bits: bool, program: Program, devices: int) -> set[str]:
-    """Returns the parameters whose rows a program spreads, after comparing the program with the component."""
-    inputs, outputs = program.avals.get("inputs", {}), program.avals.get("outputs", {})
-    rows = inputs.get(ROWS)
-    paths = set(rows) & component.parameters.keys() if isinstance(rows, Mapping) else set[str]()
-    whole = {path: text for path, text in flat(weights_described(component, bits)).items() if path in paths}
-
-    def padded(path: str) -> str:
-        return aval_text(
-            whole[path].partition("[")[0], *padded_shape(component.parameters[path].layout, devices)
-        )
-
-    expected = {
-        "inputs": {ROWS: {path: padded(path) for path in paths}},
-        "outputs": {WEIGHTS: whole},
-    }
-    other = difference(expected, {"inputs": inputs, "outputs": outputs})
-    if other is not None or not paths:
-        where, said, there = other or (f"inputs.{ROWS}", "parameters", "none")
-        raise ArtifactError(
-            f"the program that spreads {name} does not fit it: {where}",
-            expected=said,
-            found=there,
-            remedy="build the artifact again",
-        )
-    return paths

@@ -90,14 +90,15 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "denoise_step takes timestep",
     ),
     (lambda d: _avals(d, "denoise_step")["inputs"].pop("timestep"), "denoise_step takes timestep"),
-    (lambda d: _avals(d, "denoise_step")["outputs"].pop("history"), "what denoise_step carries"),
+    (
+        lambda d: _avals(d, "denoise_step")["outputs"].update(history="float32[2]"),
+        "what denoise_step carries (history)",
+    ),
     (lambda d: _avals(d, "decode_video")["outputs"].update(frames="uint8[9,64,96,4]"), "the frames"),
-    (lambda d: _avals(d, "decode_video").clear(), "decode_video takes latents"),
+    (lambda d: _avals(d, "decode_video")["inputs"].clear(), "decode_video takes latents"),
     (lambda d: _programs(d).pop("decode_video"), "a program is missing"),
     (lambda d: _programs(d).pop("denoise_loop"), "a program is missing"),
     (lambda d: _programs(d).pop("encode_text"), "a program is missing"),
-    (lambda d: _programs(d)["denoise_step"].update(donate=[0]), "an array is missing"),
-    (lambda d: _programs(d)["denoise_step"].update(donate=[]), "denoise_step carries"),
 ]
 
 

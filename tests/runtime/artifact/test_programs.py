@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from helpers.manifests import built_with, plain_program, program_set
-from wanrun.artifact.programs import Kernels, Profile, aval, aval_text
+from wanrun.artifact.programs import Kernels, Profile, aval
 from wanrun.errors import ArtifactError
 
 
@@ -59,6 +59,9 @@ def test_a_program_lies_in_its_artifact(file: str) -> None:
         plain_program(file=file)
 
 
+STATE = {"inputs": {"x": "float32[]"}, "outputs": {"x": "float32[]"}}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -71,10 +74,15 @@ def test_a_program_lies_in_its_artifact(file: str) -> None:
         {"avals": {"outputs": {"x": {"y": 3}}}},
         {"avals": {"inputs": []}},
         {"avals": {"others": {}}},
+        {"avals": {"inputs": {"x": "int33[2]"}}},
+        {"role": "step", "inputs": ("x",), "avals": STATE},
+        {"role": "step", "inputs": ("x",), "donate": (0,), "avals": {**STATE, "outputs": {}}},
+        {"role": "scan", "inputs": ("x",), "donate": (0,), "avals": {**STATE, "inputs": {}}},
     ],
 )
 def test_a_program_that_makes_no_sense(fields: Mapping[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"of a program|described as"):
+    plain_program(role="step", inputs=("x",), donate=(0,), avals=STATE)
+    with pytest.raises(ValueError, match=r"of a program|described as|a step returns"):
         plain_program(**fields)
 
 
@@ -83,8 +91,3 @@ def test_donated_inputs_have_names() -> None:
         "latents",
         "history",
     )
-
-
-def test_an_array_is_described_as_it_is_read() -> None:
-    assert aval_text("float32", 2, 3) == "float32[2,3]" and aval_text("bool") == "bool[]"
-    assert aval(aval_text("uint8", 7)) == ("uint8", (7,))

@@ -72,6 +72,8 @@ def test_arguments_are_given_by_name() -> None:
     assert np.array_equal(loaded(first=two, second=one, third=None)["c"], [-12, -12, -12])
     with pytest.raises(ArtifactError, match="a program takes second, which no program before it returns"):
         loaded(first=one)
+    with pytest.raises(ArtifactError, match=r"a program is given what it does not take; found .*int32"):
+        loaded(first=one, second=two.astype(np.int32))
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from jax import export
 from helpers.damage import PROFILE, PROGRAMS
 from helpers.manifests import plain_program, programs_of
 from wanbuild.programs.export import export_program
+from wanbuild.programs.signature import aval_text, check_signature
 from wanbuild.programs.spec import program
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.programs import Program
+from wanrun.artifact.programs import Program, aval
 from wanrun.errors import ArtifactError
 from wanrun.executables.lowering import lower
-from wanrun.executables.signature import check_signature
 from wanrun.executables.store import LoadedProgram, read_program
 
 
@@ -72,11 +72,13 @@ def with_inputs(record: Program, **changes: Any) -> Program:
             "inputs.history; expected float32[]; found a dict of 3",
         ),
         (
-            lambda r: msgspec.structs.replace(r, avals={**r.avals, "outputs": {}}),
+            lambda r: msgspec.structs.replace(r, role="prepare", avals={**r.avals, "outputs": {}}),
             "outputs.history; expected nothing; found a dict of 3",
         ),
         (
-            lambda r: msgspec.structs.replace(r, inputs=tuple(n for n in r.inputs if n != "transformer")),
+            lambda r: msgspec.structs.replace(
+                r, role="prepare", inputs=tuple(n for n in r.inputs if n != "transformer")
+            ),
             "inputs.transformer; expected nothing; found a dict of",
         ),
         (
@@ -138,3 +140,8 @@ def test_a_program_without_names_is_refused() -> None:
     avals = {"inputs": {"a": "float32[]", "b": "float32[]"}, "outputs": {"c": "float32[]"}}
     with pytest.raises(ArtifactError, match="its inputs; expected names; found 2 without"):
         check_signature("minus", plain_program(inputs=("a", "b"), avals=avals), {}, False, file)
+
+
+def test_an_array_in_words() -> None:
+    assert aval_text("float32", 2, 3) == "float32[2,3]" and aval_text("bool") == "bool[]"
+    assert aval(aval_text("uint8", 7)) == ("uint8", (7,))

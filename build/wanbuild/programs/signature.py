@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.parameters import Component, nest
-from wanrun.artifact.programs import Program, aval_text
+from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
 
 if TYPE_CHECKING:
     from jax.export import Exported
+
+
+def aval_text(dtype: str, *sizes: int) -> str:
+    """How an array of this dtype and shape is described: ``float32[2,3]``."""
+    return f"{dtype}[{','.join(map(str, sizes))}]"
 
 
 def check_signature(
