@@ -30,6 +30,10 @@ def silent(line: str) -> None:
     del line
 
 
+def stop(*_: object) -> None:
+    raise AssertionError("the weights were found whole")
+
+
 def check(artifact: Path) -> None:
     """What verify does before it runs anything, but for plain Orbax."""
     manifest = read_manifest(artifact)
@@ -118,8 +122,16 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_file_is_looked_at(whole: Path, kind: str) -> None:
-    """Each file is damaged in one of the ways in turn, and one of its kind in all of them."""
+def test_every_file_is_looked_at(whole: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is damaged in one of the ways in turn, and one of its kind in all of them.
+
+    ``check_files`` looks at weights first, by a function of its own, so the other half is left out each time.
+    """
+    check(whole)
+    if kind.startswith("weights"):
+        monkeypatch.setattr(verify, "read_program", stop)
+    else:
+        monkeypatch.setattr(verify, "check_weights", lambda *_: None)
     kinds = {name.replace(" ", "|"): paths for name, paths in kinds_of_files(whole).items()}
     assert sorted(kinds) == KINDS
     ways = list(DAMAGES)
@@ -132,7 +144,6 @@ def test_every_file_is_looked_at(whole: Path, kind: str) -> None:
             check(whole)
         path.write_bytes(before)
         assert caught.value.exit_code == 3, (path, way)
-    check(whole)
 
 
 @pytest.mark.parametrize(
