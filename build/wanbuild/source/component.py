@@ -16,7 +16,7 @@ import numpy as np
 from wanbuild.config import read_json
 from wanbuild.mapping.original_parts import NAMES
 from wanbuild.source.derived import class_of, derived_config
-from wanbuild.source.float8 import Float8, float8_of, weights_in
+from wanbuild.source.float8 import Float8, float8_of, has_scales, weights_in
 from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.safetensors import (
     READABLE_DTYPES,
@@ -213,19 +213,19 @@ def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[
     if name in TRANSFORMERS:
         _refuse_quantized(weights)
     names_of, fused_of = NAMES[name]
-    found: dict[str, SourceTensor] = {}
+    found, scaled = dict[str, SourceTensor](), has_scales(holders)
     for stored, new in names_of(sorted(weights), str(where)).items():
-        found[new] = _stored_tensor(stored, holders)
+        found[new] = _stored_tensor(stored, holders, scaled)
     for stored, parts in fused_of(sorted(weights)).items():
-        whole = _stored_tensor(stored, holders)
+        whole = _stored_tensor(stored, holders, scaled)
         for number, new in enumerate(parts):
             found[new] = _rows(whole, number, len(parts))
     return dict(sorted(found.items()))
 
 
-def _stored_tensor(stored: str, holders: Mapping[str, TensorFile]) -> SourceTensor:
+def _stored_tensor(stored: str, holders: Mapping[str, TensorFile], scaled: bool) -> SourceTensor:
     file = holders[stored]
-    return SourceTensor(file, stored, file.entries[stored], float8=float8_of(stored, holders))
+    return SourceTensor(file, stored, file.entries[stored], float8=float8_of(stored, holders, scaled))
 
 
 def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:

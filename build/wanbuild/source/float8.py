@@ -8,7 +8,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,16 +78,22 @@ def _scaled(key: str) -> str | None:
     return None if end is None else f"{key.removesuffix(end)}.weight"
 
 
-def float8_of(key: str, holders: Mapping[str, TensorFile]) -> Float8 | None:
+def has_scales(keys: Collection[str]) -> bool:
+    """Returns whether tensors of these names are scales or marks of them: each 8-bit weight has one then."""
+    return any(key.endswith(UNUSED) or _scaled(key) in keys for key in keys)
+
+
+def float8_of(key: str, holders: Mapping[str, TensorFile], scaled: bool) -> Float8 | None:
     """Returns how a stored weight is restored; None for one that is not of 8 bits.
 
     Args:
         key: the weight's name in its file.
         holders: the file of each tensor, scales among them.
+        scaled: the result of ``has_scales``.
 
     Raises:
-        SourceError: if its scale is neither one number nor one for each row, or the weight with a scale is
-            not of 8 bits.
+        SourceError: if its scale is missing although others are scaled, is neither one number nor one for
+            each row, or is not a positive number; or if the weight with a scale is not of 8 bits.
     """
     entry = holders[key].entries[key]
     names = [key.removesuffix(".weight") + end for end in SCALES] if key.endswith(".weight") else []
@@ -98,6 +104,8 @@ def float8_of(key: str, holders: Mapping[str, TensorFile]) -> Float8 | None:
         return None
     table = np.arange(256, dtype=np.uint8).view(entry.dtype).astype(np.float32)
     items = max(entry.nbytes // max(entry.shape[0], 1), 1) if entry.shape else 1
+    if name is None and scaled:
+        raise _unknown(key, holders[key], f"no {' and no '.join(names) or 'scale'}, among scaled weights")
     if name is None:
         return Float8(table, None, items)
     scale = _scale(holders[name], name, key, entry)
@@ -111,13 +119,16 @@ def _scale(file: TensorFile, name: str, key: str, entry: TensorEntry) -> np.ndar
     rows = entry.shape[:1]
     if scale.size != 1 and (shape[:1] != rows or scale.shape != rows):
         raise _unknown(key, file, f"a scale of shape {list(shape)} for {list(entry.shape)}")
+    wrong = scale[~((scale > 0) & (scale < np.inf))]
+    if wrong.size:
+        raise _unknown(key, file, f"the scale {wrong[0]:g} in {name}")
     return scale
 
 
 def _unknown(key: str, file: TensorFile, found: str) -> SourceError:
     return SourceError(
         f"{key} in {file.path} is quantized in a way that is not known",
-        expected="8-bit floats with one scale, or one for each row",
+        expected="8-bit floats with one positive scale, or one for each row",
         found=found,
         remedy="use the published checkpoint, or a file with bfloat16 or float16 weights",
     )

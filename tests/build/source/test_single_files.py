@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -232,6 +232,62 @@ def test_other_ways_to_quantize_are_refused(
     files = {**text_files, "transformer": tmp_path / "x.safetensors"}
     with pytest.raises(SourceError, match=said):
         open_files(files)
+
+
+SCALE = "blocks.0.ffn.0.weight_scale"
+
+
+def without(state: State, *ends: str) -> State:
+    return {key: value for key, value in state.items() if not key.endswith(ends)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda state: without(state, "_scale"),
+            r"weight in .*no blocks.0.cross_attn.k.scale_weight and no blocks.0.\S*, among scaled weights",
+        ),
+        (
+            lambda state: without(state, "_scale", "scaled_fp8") | {"x.comfy_quant": np.zeros(2)},
+            r"weight in .*, among scaled weights",
+        ),
+        (
+            lambda state: without(state, SCALE),
+            r"ffn\.0\.weight in .*no blocks\.0\.ffn\.0\.scale_weight and no",
+        ),
+        (
+            lambda state: without(state, SCALE, "scaled_fp8", "input_scale"),
+            r"ffn\.0\.weight in .*among scaled weights",
+        ),
+        (lambda state: state | {SCALE: np.float32(0)}, f"found the scale 0 in {SCALE}"),
+        (lambda state: state | {SCALE: np.float32(-0.01)}, f"found the scale -0.01 in {SCALE}"),
+        (lambda state: state | {SCALE: np.float32(np.nan)}, f"found the scale nan in {SCALE}"),
+        (
+            lambda state: state | {SCALE: np.where(np.arange(56) == 7, np.inf, 1)},
+            f"found the scale inf in {SCALE}",
+        ),
+    ],
+    ids=["all", "all-but-marks", "one", "one-and-marks", "zero", "negative", "nan", "inf-in-a-row"],
+)
+def test_scales_that_are_missing_or_no_scales(
+    change: Callable[[State], State],
+    said: str,
+    text_checkpoint: Path,
+    text_files: Mapping[str, Path],
+    tmp_path: Path,
+) -> None:
+    """Taken for 1, they would give another model without a word."""
+    small, _ = quantized(
+        original_transformer(text_checkpoint / "transformer"), False, (".weight_scale", ".input_scale")
+    )
+    made = {
+        key: np.asarray(value, np.float32 if key == SCALE else None) for key, value in change(small).items()
+    }
+    save_file(made, tmp_path / "x.safetensors")
+    with pytest.raises(SourceError, match=said) as caught:
+        open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
+    assert "one positive scale" in str(caught.value)
 
 
 # --- what does not fit -------------------------------------------------------------------------------------
