@@ -54,12 +54,14 @@ class Repository:
             and an HTTP status; ``damage`` and the byte of which a bit is turned; ``slow`` and how many
             bytes are sent in 0.1 s; or ``cut``, ``reset`` or ``stall`` and after how many bytes the
             connection is closed, reset or falls silent.
+        headers: by file name, headers that its answers have instead of the true ones.
     """
 
     commits: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     token: str | None = None
     faults: dict[str, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
+    headers: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     def commit(self, files: Mapping[str, bytes], branch: str = "main") -> str:
         """Adds a commit to a branch and returns its name."""
@@ -192,6 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             return self._error(404, "EntryNotFound")
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_blob(name, data)}"'}
+        headers |= repository.headers.get(name, {})
         if hub and name.endswith(LARGE):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(data))}
             headers |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{self.server.url}/xet"}

@@ -68,7 +68,7 @@ def locate_source(
         The folder; for a repository, a folder in the hub's cache with the published layout.
 
     Raises:
-        UsageError: if a revision is given with a folder.
+        UsageError: if a revision is given with a folder, or has not the form of one.
         SourceError: if there is no such folder or repository, access is refused, the hub cannot be reached,
             the repository's variant is not supported, or a downloaded file is not the one that the hub lists.
     """

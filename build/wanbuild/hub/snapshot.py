@@ -27,13 +27,21 @@ from typing import TYPE_CHECKING, Any
 from wanbuild.hub.errors import ROOM, explained
 from wanbuild.progress import Progress
 from wanbuild.staging import check_free_space
-from wanrun.errors import SourceError
+from wanrun.errors import SourceError, UsageError, shortened
 from wanrun.files import replace_file
 from wanrun.terminal.undo import undone_at_exit
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+
+_FILE_NAME = re.compile(r"[\w+=:-][\w.+=:-]{0,199}", re.ASCII)
+"""A header's value that names one file of the cache, and no other."""
+
+_PART = r"[\w+=@-][\w.+=@-]{0,99}"
+_REVISION = re.compile(rf"(?!.*\.\.){_PART}(?:/{_PART}){{0,9}}")
+"""A git ref such as ``main`` or ``refs/pr/1``; its names are folders of the cache."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,7 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
     """Asks the hub, or in offline mode its cache, for a revision's commit and the commit's files.
 
     Raises:
+        UsageError: if the revision has not the form of one.
         SourceError: if there is no such repository or revision, access is refused, or the hub cannot be
             reached; in offline mode, if the commit's list of files is not cached.
     """
@@ -124,6 +133,12 @@ def open_snapshot(repository: str, revision: str) -> Snapshot:
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, RevisionResolutionError
     from huggingface_hub.file_download import repo_folder_name
 
+    if not _REVISION.fullmatch(revision):
+        raise UsageError(
+            f"the revision {shortened(revision)} has not the form of one",
+            expected="a branch, a tag or a commit of the repository",
+            remedy="check --revision",
+        )
     storage = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repository, repo_type="model"))
     if constants.HF_HUB_OFFLINE:
         name = f"{repository} at {revision}"
@@ -235,17 +250,29 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """Formats huggingface_hub's warnings as this package's and turns Xet off while the context is open."""
-    import huggingface_hub.file_download  # noqa: F401  the import sets its handlers up
-    from huggingface_hub import constants
+    """Sets huggingface_hub up while the context is open.
+
+    Its warnings are formatted as this package's, Xet is off, and headers of which it makes the names of files
+    in its cache are checked.
+    """
+    from huggingface_hub import constants, file_download  # the import sets its handlers up
+
+    def checked(*args: Any, **options: Any) -> Any:
+        metadata = own(*args, **options)
+        for header, value in (("ETag", metadata.etag), ("X-Repo-Commit", metadata.commit_hash)):
+            if value is not None and not _FILE_NAME.fullmatch(value):
+                raise ValueError(f"its header {header} is {value!r}, which would be a file's name")
+        return metadata
 
     log = logging.getLogger("huggingface_hub")
-    before = log.handlers, constants.HF_HUB_DISABLE_XET
+    before, own = (log.handlers, constants.HF_HUB_DISABLE_XET), file_download.get_hf_file_metadata
     log.handlers, constants.HF_HUB_DISABLE_XET = [_Log()], True
+    file_download.get_hf_file_metadata = checked
     try:
         yield
     finally:
         log.handlers, constants.HF_HUB_DISABLE_XET = before
+        file_download.get_hf_file_metadata = own
 
 
 def _bar(advance: Callable[[int], None] | None, stop: threading.Event) -> type[tqdm[Any]]:

@@ -205,6 +205,31 @@ def test_revisions(hub: Hub, toy: Repository, files: Files) -> None:
     assert "/revision/nothing; check the name and the revision" in _refused("HTTP 404", revision="nothing")
 
 
+@pytest.mark.parametrize(
+    "revision",
+    ["../../../x", "/tmp/x", "a/../../x", "a//b", "", ".", "..", "a/.b", "a\nb", "a\0b", "x" * 300],
+)
+def test_what_is_no_revision(revision: str, hub: Hub, toy: Repository, cache: Path) -> None:
+    """Also where a hub says that it has it: the commit's name would be written to that path."""
+    toy.branches[revision] = toy.branches["main"]
+    with pytest.raises(UsageError, match=r"^the revision .* has not the form of one; expected a branch"):
+        _locate(revision)
+    assert hub.listings == 0 and not cache.exists()
+
+
+@pytest.mark.parametrize("name", [FIRST, "model_index.json"])
+@pytest.mark.parametrize("header", ["ETag", "X-Repo-Commit"])
+@pytest.mark.parametrize("value", ["../../../../x", "/tmp/x", ".", '"a/b"'])
+def test_a_hub_that_names_files_outside_the_cache(
+    name: str, header: str, value: str, toy: Repository, cache: Path
+) -> None:
+    toy.headers[name] = {header: value}
+    before = set(cache.parent.iterdir())
+    _refused(f"cannot be downloaded: ValueError: its header {header} is .*, which would be a file's name")
+    assert set(cache.parent.iterdir()) - before <= {cache}
+    assert not Path("/tmp/x").exists()
+
+
 def test_a_branch_that_moves_meanwhile(toy: Repository, files: Files) -> None:
     """All files are of the commit that was listed."""
     main = toy.branches["main"]
