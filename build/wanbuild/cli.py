@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from wanrun.errors import UsageError
 from wanrun.machine.cpu import LEVELS
 from wanrun.terminal.lines import print_error, print_result, report, warn
 from wanrun.units import in_bytes
+
+if TYPE_CHECKING:
+    from wanbuild.programs.compile import CompileRequest
 
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
@@ -225,14 +228,19 @@ def _build_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name in names if (value := options.pop(name, None)) is not None}
 
 
-def _compile(artifact: Path, **options: Any) -> None:
+def _compile_request(artifact: Path, **options: Any) -> CompileRequest:
     from wanbuild.programs.build_options import BuildOptions
-    from wanbuild.programs.compile import CompileRequest, compile_artifact
+    from wanbuild.programs.compile import CompileRequest
+
+    return CompileRequest(artifact, options=BuildOptions(**_build_options(options)), **options)
+
+
+def _compile(artifact: Path, **options: Any) -> None:
+    from wanbuild.programs.compile import compile_artifact
     from wanbuild.programs.too_large import TooLargeError
 
-    request = CompileRequest(artifact, options=BuildOptions(**_build_options(options)), **options)
     try:
-        compile_artifact(request, report)
+        compile_artifact(_compile_request(artifact, **options), report)
     except TooLargeError as error:
         from wanbuild.plan.plan import fitting_instead
 
@@ -343,6 +351,8 @@ def inspect(artifact: Path, as_json: bool) -> None:
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
+    from wanbuild.plan.subject import model_of
+    from wanbuild.programs.compile import check_request
     from wanbuild.recipe import fingerprint, is_built, mark_built, read_recipe
 
     plan = read_recipe(recipe)
@@ -350,6 +360,8 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     if if_changed and is_built(plan.artifact, digest):
         report(f"{plan.artifact} is built as {recipe} says, and nothing has changed")
         return
+    if (model := model_of(plan)) is not None:  # else what depends on the model is found when it is here
+        check_request(_compile_request(plan.artifact, **plan.compile), model.manifest)
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
     _compile(plan.artifact, **plan.compile)
     record(plan.artifact, report)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from wanbuild.source.parts import OPTIONS
 from wanbuild.targets.mesh import parse_mesh
 from wanrun import __version__
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, escaped, shortened
 from wanrun.files import canonical_json, read_bounded, sha256_of
 from wanrun.request.written import parse_size
 
@@ -67,8 +69,12 @@ FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
 MAX_BYTES = 2**20
 """The largest recipe."""
 
+MOST = 2**31 - 1
+"""The largest integer; what uses it has a limit of its own."""
+
 DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
-_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "lora", "lora_high", "lora_low", "timesteps"})
+_LORAS = ("lora", "lora_high", "lora_low")
+_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "timesteps", *_LORAS})
 
 
 @dataclass(frozen=True)
@@ -97,24 +103,45 @@ class Recipe:
 
 def _check(section: str, data: dict[str, Any], path: Path) -> None:
     for name, value in data.items():
-        where = f"{section}.{name}" if section else name
+        where = f"{section}.{shortened(name)[1:-1]}" if section else shortened(name)[1:-1]
         if section == "" and name in FIELDS:
             continue
         kind = FIELDS[section].get(name)
         if kind is None:
             expected = ", ".join(sorted(FIELDS[section]))
-            raise UsageError(f"{path}: unknown field {where}", expected=f"one of {expected}", found=name)
+            raise UsageError(f"{path}: unknown field {where}", expected=f"one of {expected}")
         items = value if isinstance(value, list) else [value]
+        if any(type(item) is int and abs(item) > MOST for item in items):
+            raise UsageError(f"{path}: {where} is out of range", expected=f"{MOST} at most")
+        found = shortened(str(value))
         if kind is float:
             items = [float(item) if type(item) is int else item for item in items]
         if isinstance(value, list) != (name in _LISTS) or any(type(item) is not kind for item in items):
             expected = f"a list of {kind.__name__}" if name in _LISTS else kind.__name__
-            raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=repr(value))
+            raise UsageError(f"{path}: {where} has the wrong type", expected=expected, found=found)
+        if any("\0" in item if kind is str else not math.isfinite(item) for item in items):
+            expected = "text without NUL" if kind is str else "finite numbers"
+            raise UsageError(f"{path}: {where} cannot be used", expected=expected, found=found)
         if not items or any(type(item) is int and item < 1 for item in items):
-            raise UsageError(f"{path}: {where} is out of range", expected="1 or more", found=repr(value))
+            raise UsageError(f"{path}: {where} is out of range", expected="1 or more", found=found)
         known = DTYPES if name.endswith("dtype") else LOOPS if name == "loop" else None
         if known is not None and value not in known:
-            raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(known), found=repr(value))
+            raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(known), found=found)
+
+
+def _check_paths(data: Mapping[str, Any], convert: Mapping[str, Any], path: Path) -> None:
+    """Raises UsageError for a text that can be no path, such as one that is too long for the system."""
+    named = {name: [data[name]] for name in ("source", "artifact") if name in data}
+    named |= {name: [convert[name]] for name in OPTIONS if name in convert}
+    named |= {name: convert.get(name, []) for name in _LORAS}
+    for name, texts in named.items():
+        for text in texts:
+            try:
+                os.lstat(path.parent / text)
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                continue
+            except OSError as error:
+                raise UsageError(f"{path}: {name} names no path", found=error.strerror) from None
 
 
 def _size(text: str, path: Path) -> tuple[int, int]:
@@ -140,8 +167,9 @@ def read_recipe(path: Path) -> Recipe:
     """
     try:
         data = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"the recipe {path} cannot be read: {error}") from None
+    # A number of 5000 digits is a ValueError too, and so are a NUL in a path and bytes that are no text.
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"the recipe {escaped(str(path))} cannot be read: {error}") from None
     _check("", data, path)
     sections: dict[str, Any] = {}
     for name in ("convert", "convert.defaults", "compile"):
@@ -155,11 +183,12 @@ def read_recipe(path: Path) -> Recipe:
     for name in ("artifact",) if alone else ("source", "artifact"):
         if name not in data:
             raise UsageError(f"{path}: {name} is missing", remedy=f'add {name} = "..."')
+    _check_paths(data, sections["convert"], path)
     if "sizes" in sections["compile"]:
         sections["compile"]["sizes"] = [_size(text, path) for text in sections["compile"]["sizes"]]
     if "mesh" in sections["compile"]:
         sections["compile"]["mesh"] = _mesh(sections["compile"]["mesh"], path)
-    for name in ("lora", "lora_high", "lora_low"):
+    for name in _LORAS:
         if name in sections["convert"]:
             sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
     if sections["convert.defaults"]:
@@ -201,7 +230,7 @@ def _files(recipe: Recipe) -> Iterator[Path]:
     if recipe.source is not None:
         yield Path(recipe.source)
     yield from recipe.parts.values()
-    for name in ("lora", "lora_high", "lora_low"):
+    for name in _LORAS:
         yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))
 
 

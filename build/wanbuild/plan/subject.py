@@ -16,7 +16,7 @@ from wanbuild.plan.published import (
     published_names,
     published_variant,
 )
-from wanbuild.recipe import read_recipe
+from wanbuild.recipe import Recipe, read_recipe
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.single_files import open_files
@@ -86,19 +86,26 @@ def read_subject(text: str) -> Subject:
 
 def _of_recipe(path: Path) -> Subject:
     recipe = read_recipe(path)
-    dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
-    if recipe.source is None:
-        with open_files(recipe.parts) as source:
-            found: Subject | None = _of_open(source, path.stem, dtypes)
-    else:
-        found = _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
-    if found is None:
+    if (found := model_of(recipe)) is None:
         raise UsageError(
             f"the source of {path} is neither here nor a published model",
             expected=f"a folder with {INDEX}, or one of {', '.join(published_names())}",
             found=recipe.source,
         )
     return Subject(path.stem, found.manifest, found.sizes, recipe.compile, recipe.convert.get("defaults", {}))
+
+
+def model_of(recipe: Recipe) -> Subject | None:
+    """Returns the model of a recipe; None if its source is neither here nor a published model.
+
+    Raises:
+        SourceError: for a damaged checkpoint.
+    """
+    dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
+    if recipe.source is not None:
+        return _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
+    with open_files(recipe.parts) as source:
+        return _of_open(source, "files", dtypes)
 
 
 def _of_source(text: str, dtypes: Mapping[str, Dtype | None]) -> Subject | None:

@@ -10,6 +10,7 @@ import msgspec
 from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import FORMS, Profile, ProfileOptions
+from wanrun.artifact.record import MAX_SIZE
 from wanrun.errors import UsageError
 
 LOOPS = ("both", *FORMS)
@@ -49,9 +50,9 @@ class BuildOptions:
                 "--max-steps is out of range", expected=f"1 to {MAX_STEPS}", found=self.max_steps
             )
         for option in ("vae_decode_chunk", "vae_encode_chunk"):
-            if (chunk := getattr(self, option)) < 1:
+            if not 1 <= (chunk := getattr(self, option)) <= MAX_SIZE:
                 raise UsageError(
-                    f"--{option.replace('_', '-')} is out of range", expected="1 or more", found=chunk
+                    f"--{option.replace('_', '-')} is out of range", expected=f"1 to {MAX_SIZE}", found=chunk
                 )
 
     @classmethod
@@ -89,6 +90,9 @@ class Shape:
         num_videos: videos per prompt.
         guidance: whether classifier-free guidance doubles the batch.
         num_references: reference images; each is a latent frame in front of the video's.
+
+    Raises:
+        UsageError: for a number that no manifest may hold.
     """
 
     width: int
@@ -97,6 +101,11 @@ class Shape:
     num_videos: int
     guidance: bool
     num_references: int = 0
+
+    def __post_init__(self) -> None:
+        for size in fields(self):
+            if getattr(self, size.name) > MAX_SIZE:
+                raise UsageError(f"{size.name} cannot be built", expected=f"{MAX_SIZE} at most")
 
     @classmethod
     def of(cls, profile: Profile) -> Shape:

@@ -12,7 +12,7 @@ from typing import Any
 
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.compiler import compile_into
-from wanbuild.programs.export import profile_of, used_sets, with_programs
+from wanbuild.programs.export import builder_of, profile_of, used_sets, with_programs
 from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
@@ -230,6 +230,23 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
             manifest = build_target(artifact, manifest, target, wanted, report)
         remove_unlisted(artifact, manifest)
     return manifest
+
+
+def check_request(request: CompileRequest, manifest: Manifest) -> None:
+    """Raises what ``compile_artifact`` would raise for targets and shapes; builds nothing.
+
+    Args:
+        request: the profiles and targets.
+        manifest: the artifact's, or one without files of the same model.
+
+    Raises:
+        UsageError: for a shape or a target that cannot be built.
+    """
+    with pinned(platforms_of(request.targets)):
+        targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
+        for shape in dict.fromkeys(request.shapes(manifest)):
+            for target in targets:
+                builder_of(manifest, profile_of(manifest, shape, request.options), target)
 
 
 def build_target(

@@ -118,7 +118,7 @@ def with_programs(
     programs = dict(own.programs)
     built = manifest.targets[target.name].executables if target.name in manifest.targets else {}
     names = dict.fromkeys([*(p.name for p in wanted), *(name for name in built if name not in programs)])
-    builders = {name: _builder(manifest, profiles[name], target) for name in names}
+    builders = {name: builder_of(manifest, profiles[name], target) for name in names}
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
         programs[name] = _export_profile(artifact, manifest, name, builder, target.platform)
     exported = {**own.exported, **dict.fromkeys(names, today())}
@@ -142,7 +142,7 @@ def used_sets(program_sets: Mapping[str, ProgramSet], targets: Mapping[str, Targ
     return {key: programs for key, programs in program_sets.items() if key in used}
 
 
-def _builder(manifest: Manifest, profile: Profile, target: TargetSpec) -> ProgramBuilder:
+def builder_of(manifest: Manifest, profile: Profile, target: TargetSpec) -> ProgramBuilder:
     shape, options = Shape.of(profile), BuildOptions.of(profile.options)
     return ProgramBuilder(manifest, shape, options, *target.programs_for)
 

@@ -17,7 +17,7 @@ from wanbuild.targets.topology import open_topology
 from wanrun.artifact.mesh import jax_mesh, mesh_text, num_devices
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError, UsageError, shortened
 from wanrun.machine.attached import ROOT, attached
 from wanrun.machine.environment import device_environment, host_environment
 
@@ -119,7 +119,10 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
         kind = {"gpu": "cuda", "nvidia": "cuda"}.get(name, name)
         chips = [chip.name for chip in CHIPS.values() if chip.platform == kind]
         remedy = f"name the chip: --target {' or '.join(chips)}" if chips else None
-        raise UsageError(f"target {name} is not known", expected=f"one of {known}", found=name, remedy=remedy)
+        shown = shortened(name)[1:-1]
+        raise UsageError(
+            f"target {shown} is not known", expected=f"one of {known}", found=shown, remedy=remedy
+        )
     platform = attached_platform() if name == "local" else "cpu"
     try:
         devices = open_exactly(platform, num_devices(mesh))

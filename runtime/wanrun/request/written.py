@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, shortened
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -15,7 +15,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text.strip())
     if match is None:
-        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=repr(text))
+        raise UsageError("not a size", expected="WIDTHxHEIGHT such as 832x480", found=shortened(text))
     return int(match[1]), int(match[2])
 
 
@@ -29,5 +29,5 @@ def parse_numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(
-            "not a list of numbers", expected="numbers with commas between them", found=repr(text)
+            "not a list of numbers", expected="numbers with commas between them", found=shortened(text)
         ) from None

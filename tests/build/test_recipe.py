@@ -1,0 +1,106 @@
+"""Bad recipes: each is one line, before anything is read, converted or built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.damage import one_error
+from wanbuild import cli
+from wanbuild.cli import wanbuild
+from wanbuild.recipe import read_recipe
+from wanrun.errors import UsageError
+from wanrun.terminal.console import run
+
+LONG = "x" * 5000
+PLACES = 'source = "checkpoint"\nartifact = "artifact"\n'
+
+UNREADABLE = {
+    "nested": (f"x = {'[' * 3000}{']' * 3000}", "cannot be read: maximum recursion depth"),
+    "5000 digits": (f"compile.frames = [{'9' * 5000}]", "cannot be read: Exceeds the limit"),
+    "NUL": ("\0", "cannot be read: Invalid statement"),
+    "surrogate": ('source = "\\ud800"', "cannot be read: Escaped character"),
+}
+
+VALUES = {
+    "compile.num_videos = " + "9" * 4000: "compile.num_videos is out of range",
+    "compile.num_videos = 0x" + "f" * 4000: "compile.num_videos is out of range",
+    "compile.frames = [-" + "9" * 400 + "]": "compile.frames is out of range",
+    "convert.defaults.guidance_scale = " + "9" * 400: "convert.defaults.guidance_scale is out of range",
+    "convert.defaults.guidance_scale = nan": "guidance_scale cannot be used; expected finite numbers",
+    "convert.defaults.boundary = -inf": "boundary cannot be used; expected finite numbers",
+    "convert.defaults.timesteps = [1e400]": "timesteps cannot be used; expected finite numbers",
+    'convert.negative_prompt = "a\\u0000"': "negative_prompt cannot be used; expected text without NUL",
+    'convert.lora = ["a\\u0000b"]': "convert.lora cannot be used; expected text without NUL",
+    'convert.vae = "a\\u0000b"': "convert.vae cannot be used; expected text without NUL",
+    'compile.targets = ["a\\u0000"]': "compile.targets cannot be used; expected text without NUL",
+    f'convert.lora = ["{LONG}:0.5"]': "lora names no path; found File name too long",
+    f'convert.tokenizer = "{LONG}"': "tokenizer names no path; found File name too long",
+    f"compile.{LONG} = 1": "unknown field compile.xxx",
+    f'compile.mesh = "{LONG}"': "--mesh has an unknown axis",
+    f'compile.sizes = ["{"9" * 5000}"]': "compile.sizes: not a size",
+    "compile.frames = [2020-01-01]": "compile.frames has the wrong type",
+}
+
+MODEL = {
+    'compile.targets = ["nope"]': "target nope is not known",
+    f'compile.targets = ["{LONG}"]': "is not known",
+    'compile.targets = ["h200-99999999999999999999"]': "different numbers of devices",
+    'compile.sizes = ["33x16"]': "width 33 cannot be built; expected a multiple of 16",
+    "compile.frames = [8]": "8 frames cannot be built",
+    "compile.num_videos = 2000000000": "num_videos cannot be built; expected 1048576 at most",
+    "compile.num_references = 3": "wan2.1-t2v takes no reference images",
+    "compile.vae_decode_chunk = 2000000": "--vae-decode-chunk is out of range; expected 1 to 1048576",
+    "compile.max_steps = 20000": "--max-steps is out of range",
+    'compile.mesh = "tensor=7"': "the mesh tensor=7 does not work",
+}
+"""What is known before the conversion only of a model that is here."""
+
+
+def refused(folder: Path, text: str) -> str:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_recipe(recipe)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_no_toml(name: str, tmp_path: Path) -> None:
+    text, said = UNREADABLE[name]
+    assert said in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_values_that_nothing_takes(number: int, tmp_path: Path) -> None:
+    text, said = list(VALUES.items())[number]
+    assert said in refused(tmp_path, PLACES + text)
+
+
+@pytest.mark.parametrize(("name", "other"), [("source", "artifact"), ("artifact", "source")])
+def test_places_that_cannot_be(name: str, other: str, tmp_path: Path) -> None:
+    for value, said in (("a\\u0000b", "text without NUL"), (LONG, "File name too long")):
+        assert said in refused(tmp_path, f'{name} = "{value}"\n{other} = "a"\n')
+
+
+@pytest.mark.parametrize("number", range(len(MODEL)))
+def test_what_the_model_cannot_have_is_found_before_it_is_converted(
+    number: int,
+    toy_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def converts(*_: Any, **__: Any) -> None:
+        raise AssertionError("the conversion has begun")
+
+    monkeypatch.setattr(cli, "_convert", converts)
+    text, said = list(MODEL.items())[number]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'source = "{toy_checkpoint}"\nartifact = "artifact"\n{text}\n')
+    assert run(wanbuild, ["build", str(recipe)]) == 2
+    error = one_error(capsys)
+    assert said in error and len(error) < 500
