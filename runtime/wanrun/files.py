@@ -163,10 +163,13 @@ def check_digest(found: str, expected: str, what: str, remedy: str) -> None:
 def user_cache() -> Path:
     """Returns this user's cache folder: $XDG_CACHE_HOME/wanrun, or ~/.cache/wanrun.
 
-    Raises:
-        RuntimeError: if the user has no home.
+    A container's user may be unknown to its system and have no home. Then it is a folder that nobody can
+    make, so that all is as with a home that cannot be written.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wanrun"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "wanrun"
+    except RuntimeError:
+        return Path(os.devnull) / "wanrun"
 
 
 def plain_relative(name: Any, where: str) -> str:

@@ -258,3 +258,29 @@ def test_an_overlay_that_cannot_be_written(
 
 
 # Weights that are what was built, and no good.
+
+
+@pytest.mark.parametrize(("options", "warnings"), [([], 1), (["--no-embedding-cache"], 0)])
+def test_a_user_without_a_home(
+    toy_artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    warnings: int,
+) -> None:
+    """As in a container that runs as any user id."""
+
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    video = str(tmp_path / "o.npy")
+    assert (
+        run(wanrun, [str(toy_artifact), "--prompt", "a fox", "--steps", "1", "--output", video, *options])
+        == 0
+    )
+    said = capsys.readouterr().err
+    assert said.count("warning: prompt embeddings cannot be cached in /dev/null") == warnings
+    assert "error" not in said

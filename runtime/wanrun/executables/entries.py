@@ -81,9 +81,6 @@ def overlay_path(manifest: Manifest, target: str) -> Path:
     """Returns the user's cache folder of programs that were compiled here.
 
     Each kind of host has its own folder: machines may share a home, and the cache key ignores the CPU model.
-
-    Raises:
-        RuntimeError: if the user has no home.
     """
     host = sha256_of(canonical_json(host_environment(manifest.targets[target].environment["platform"])))
     digest = manifest.content_digest.removeprefix("sha256:")

@@ -75,12 +75,7 @@ class EmbeddingCache:
         self._format, self._made_by = EmbeddingFormat(manifest), dict(made_by)
         self._warn, self._max_bytes = warn, max_bytes
         self._lock, self._warned = threading.Lock(), False
-        self._folder = folder
-        if folder is None:
-            try:
-                self._folder = user_cache() / "embeddings"
-            except RuntimeError as error:  # a user without a home folder
-                self._unusable(error)
+        self._folder = user_cache() / "embeddings" if folder is None else folder
 
     def name(self, cleaned_prompt: str, dtype: str) -> str:
         """Returns the name of an entry."""
@@ -89,8 +84,6 @@ class EmbeddingCache:
 
     def find(self, cleaned_prompt: str, dtype: str) -> np.ndarray | None:
         """Returns the prompt's embedding (length, D) in dtype; None if there is no intact entry."""
-        if self._folder is None:
-            return None
         path = self._folder / self.name(cleaned_prompt, dtype)
         try:
             content = read_bounded(path, self._format.limit + SEAL_BYTES, touch=True)
@@ -106,8 +99,6 @@ class EmbeddingCache:
 
     def put(self, cleaned_prompt: str, rows: np.ndarray) -> None:
         """Stores an embedding (length, D) atomically; a power failure may leave a damaged entry."""
-        if self._folder is None:
-            return
         path = self._folder / self.name(cleaned_prompt, rows.dtype.name)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,14 +129,12 @@ class EmbeddingCache:
                 os.unlink(path)  # noqa: PTH108 - a name, not a path
             excess -= size
 
-    def _unusable(self, error: Exception) -> None:
+    def _unusable(self, error: OSError) -> None:
         with self._lock:
             first, self._warned = not self._warned, True
         if first:
-            reason = getattr(error, "strerror", None) or error
-            where = "" if self._folder is None else f" in {self._folder}"
             self._warn(
-                f"prompt embeddings cannot be cached{where}: {reason}; "
+                f"prompt embeddings cannot be cached in {self._folder}: {error.strerror}; "
                 "set XDG_CACHE_HOME to a folder that can be written, or pass --no-embedding-cache"
             )
 

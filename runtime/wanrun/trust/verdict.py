@@ -92,11 +92,7 @@ def trial_facts(
 
 
 def verdict_file(facts: Mapping[str, Any]) -> Path:
-    """Returns where the verdict about these facts is kept.
-
-    Raises:
-        RuntimeError: if the user has no home.
-    """
+    """Returns where the verdict about these facts is kept."""
     return user_cache() / "verdicts" / f"{sha256_of(canonical_json(facts))}.json"
 
 

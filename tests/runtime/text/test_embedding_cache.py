@@ -97,7 +97,7 @@ def test_without_a_home(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> 
     cache = EmbeddingCache(manifest, {}, warn=warnings.append)
     cache.put(PROMPT, random_rows(5, 32))
     assert cache.find(PROMPT, "float32") is None
-    assert len(warnings) == 1 and "Could not determine home directory" in warnings[0]
+    assert len(warnings) == 1 and "Not a directory; set XDG_CACHE_HOME" in warnings[0]
 
 
 def _no_home(path: Path) -> Path:
