@@ -90,7 +90,7 @@ class Channel:
         self._received = bytearray(rest)
         try:
             return [msgspec.json.decode(line, type=Message) for line in lines]
-        except msgspec.DecodeError as error:
+        except Exception as error:  # no JSON, no UTF-8, or nested too deep: not one of us
             raise ConnectionError("no message") from error
 
     def finish(self) -> None:

@@ -68,7 +68,7 @@ class Watch:
             self._selector.register(listener, selectors.EVENT_READ)
         for channel in self._channels.values():
             self._selector.register(channel, selectors.EVENT_READ, channel)
-        self._thread = threading.Thread(target=self._run, name="group", daemon=True)
+        self._thread = threading.Thread(target=self._run_or_end, name="group", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -125,6 +125,15 @@ class Watch:
         """Waits until all others have ended: messages that they have not read are lost with this process."""
         with self._changed:
             self._changed.wait_for(lambda: not self._channels, CLOSE_SECONDS)
+
+    def _run_or_end(self) -> None:
+        """Runs until ``close``; without this thread, nobody would know that another process is lost."""
+        try:
+            self._run()
+        except Exception as error:
+            failed = ClusterError("the connection with the other processes has failed", found=error)
+            self._over.set()
+            end(failed.exit_code, f"error: {escaped(str(failed))}")
 
     def _run(self) -> None:
         beat = tick = time.monotonic()

@@ -40,7 +40,14 @@ def test_pieces_of_a_message(ends: tuple[Channel, socket.socket]) -> None:
     assert channel.receive() == [Message("beat", 4)]
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\n", b'{"kind":"other"}\n', b"\xff\n", b"x" * 5000])
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(b"GET / HTTP/1.1\n", b'{"kind":"other"}\n', b"\xff\n", b"x" * 5000),
+        *(b'{"kind":"say","text":"\xff"}\n', b'{"kind":"say","value":"\xc3("}\n', b"[" * 1500 + b"\n"),
+        *(b'{"kind":"say","value":' + b"[" * 1500 + b"\n", b'{"kind":"hello","number":1e999}\n', b"\0\n"),
+    ],
+)
 def test_what_is_no_message(ends: tuple[Channel, socket.socket], said: bytes) -> None:
     channel, far = ends
     channel.limit = 4096

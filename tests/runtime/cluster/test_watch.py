@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from wanrun.cluster import watch as watching
 from wanrun.cluster.channel import Channel, Message
 from wanrun.cluster.watch import Watch
 
@@ -51,6 +52,35 @@ def test_an_exchange(leader: tuple[Watch, tuple[str, int]]) -> None:
         assert watch.result(0, time.monotonic() + 10) == values
         assert [received(channel, "all").value for channel in others] == [values] * 2
         assert watch.missing() == []
+
+
+@pytest.mark.parametrize("said", [b'{"kind":"hello","text":"\xff"}\n', b"[" * 1500 + b"\n"])
+def test_a_stranger_at_the_port_stops_nobody(leader: tuple[Watch, tuple[str, int]], said: bytes) -> None:
+    _, address = leader
+    with socket.create_connection(address) as connection:
+        connection.sendall(said)
+        assert connection.recv(1) == b""
+    test_an_exchange(leader)
+
+
+def test_a_thread_that_fails_ends_the_run(
+    leader: tuple[Watch, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[int, str]] = []
+    monkeypatch.setattr(watching, "end", lambda code, line: ended.append((code, line)))
+    watch, address = leader
+
+    def fails(process: int, message: Message) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(watch, "_take", fails)
+    channel = stranger(address, 1, 3)
+    channel.send(Message("beat", 1))
+    watch._thread.join(10)
+    channel.close()
+    watch._closing = True
+    watch._run()  # closes what a process that has ended does not hold any more
+    assert ended == [(5, "error: the connection with the other processes has failed; found a fault of ours")]
 
 
 @pytest.mark.parametrize(("who", "count", "why"), [(3, 3, "3 of 3"), (0, 3, "0 of 3"), (1, 2, "1 of 2")])
