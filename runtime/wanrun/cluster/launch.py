@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wanrun.errors import UsageError, field
+from wanrun.errors import UsageError, field, shortened
 from wanrun.machine.environment import importing_jax
 
 MAX_PROCESSES = 1024
+
+_HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(?:\.[\w-]{1,63})*\.?|\[[\w:.%]{2,64}\]", re.ASCII)
+"""A name or an address of IPv4, of labels with dots between them; or one of IPv6, in brackets."""
 
 _FIELDS = ("coordinator", "num_processes", "process_id")
 
@@ -35,11 +39,11 @@ class Cluster:
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
-        if not (host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
+        if not (_HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
             raise UsageError(
                 f"{field('coordinator')} is not an address",
                 expected="HOST:PORT such as 10.0.0.1:8476",
-                found=repr(self.coordinator),
+                found=shortened(self.coordinator),
             )
         if not 2 <= self.num_processes <= MAX_PROCESSES:
             raise UsageError(

@@ -16,6 +16,23 @@ from wanrun.errors import UsageError
     [
         (("10.0.0.1", 2, 0), r"coordinator is not an address; expected HOST:PORT .* found '10.0.0.1'"),
         (("a:99999", 2, 0), "coordinator is not an address"),
+        (("10.0.0..1:8476", 2, 0), r"coordinator is not an address; .* found '10\.0\.0\.\.1:8476'"),
+        *(
+            ((f"{host}:8476", 2, 0), "coordinator is not an address")
+            for host in (
+                "x" * 300,
+                "x" * 64,
+                "a\nb",
+                "a b",
+                "\x1b[1m",
+                "é",
+                ".a",
+                "[]",
+                "[a b]",
+                "a/b",
+                "u@h",
+            )
+        ),
         (("a:8476", 1, 0), "num_processes is out of range; expected 2 to 1024; found 1"),
         (("a:8476", 4, 4), "process_id is out of range; expected 0 to 3; found 4"),
         (("a:8476", None, None), "num_processes and process_id must be given too; or pass distributed"),
@@ -27,7 +44,12 @@ def test_a_wrong_description(given: tuple[Any, Any, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("coordinator", "address"), [("10.0.0.1:8476", ("10.0.0.1", 8476)), ("[::1]:80", ("::1", 80))]
+    ("coordinator", "address"),
+    [
+        ("10.0.0.1:8476", ("10.0.0.1", 8476)),
+        ("[::1]:80", ("::1", 80)),
+        ("tpu_0-a.b.svc.:1", ("tpu_0-a.b.svc.", 1)),
+    ],
 )
 def test_an_address(coordinator: str, address: tuple[str, int]) -> None:
     assert Cluster(coordinator, 2, 0).address == address
