@@ -16,7 +16,10 @@ from typing import Any
 from wanrun.errors import ArtifactError
 from wanrun.terminal.temporary import temporary_path
 
-NPY_DAMAGE = (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+NPY_DAMAGE = (
+    *(ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError, ArithmeticError),
+    tokenize.TokenError,
+)
 """NumPy's exceptions for a damaged .npy file, whose header is Python source."""
 
 

@@ -49,7 +49,7 @@ def _check_same(video: Path, expected: Mapping[str, Any]) -> None:
     remedy = "pass --overwrite to make all again, or choose another output"
     try:
         there = _plain(read_metadata(video))
-    except UsageError as error:
+    except (UsageError, RecursionError) as error:
         raise UsageError(f"the output {video} exists; {error}", remedy=remedy) from None
     wanted = _plain(expected)
     if there == wanted:
@@ -74,6 +74,6 @@ def _is_leftover(sidecar: Path, expected: Mapping[str, Any]) -> bool:
     """Returns whether a sidecar without its video holds the expected metadata."""
     try:
         there = json.loads(read_bounded(sidecar, MAX_METADATA_BYTES))
-    except (OSError, ValueError):
+        return isinstance(there, dict) and _plain(there) == _plain(expected)
+    except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(there, dict) and _plain(there) == _plain(expected)

@@ -82,7 +82,8 @@ MAX_LATENTS_BYTES = 2**30
 
 def _read_latents(path: Path) -> np.ndarray:
     try:
-        with open_regular(path, MAX_LATENTS_BYTES):  # NumPy would wait for the writer of a pipe
+        # NumPy would wait for the writer of a pipe, and warn of a size that is too large to multiply.
+        with open_regular(path, MAX_LATENTS_BYTES), np.errstate(over="raise"):
             # Mapped, so that a header that promises more than the file holds is refused, not allocated.
             latents = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, zipfile.BadZipFile, *NPY_DAMAGE) as error:
@@ -183,8 +184,9 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
     for entry in entries:
         for name, path in entry.media_files:
             claims.read(path, f"{entry.where} ({name})" if entry.where else field(name))
-    if run.prompts is not None:
-        claims.read(run.prompts, "--prompts")
+    for read, option in ((run.prompts, "--prompts"), (run.latents, "--latents")):
+        if read is not None:
+            claims.read(read, option)
     with usable_names():
         check_file(run.timing_json, "--timing-json", overwrite=True)
         check_file(run.timing_trace, "--timing-trace", overwrite=True)

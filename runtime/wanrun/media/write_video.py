@@ -128,7 +128,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         if not comment and metadata_sidecar(path).exists():
             comment = read_bounded(metadata_sidecar(path), MAX_METADATA_BYTES).decode("utf-8")
         data = json.loads(comment or "{}")
-    except (OSError, ValueError, UsageError) as error:  # UsageError: there is no ffmpeg
+    except Exception as error:  # there is no ffmpeg, or what Pillow and JSON raise for a damaged file
         raise UsageError(f"the metadata of {path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"the metadata of {path} is not an object", found=type(data).__name__)
@@ -259,11 +259,11 @@ def _read_image_comment(path: Path) -> str:
 
     with Image.open(path) as image:
         if image.format == "GIF":
-            return bytes(image.info.get("comment", b"")).decode("ascii")
+            return image.info.get("comment", b"").decode("ascii")  # type: ignore[no-any-return]
         if image.format == "PNG":
             return str(image.info.get("Comment", ""))
-        field = image.getexif().get_ifd(_EXIF_IFD).get(_USER_COMMENT, b"")
-        return bytes(field).removeprefix(_ASCII).decode("ascii")
+        field = image.getexif().get_ifd(_EXIF_IFD).get(_USER_COMMENT)
+        return field.removeprefix(_ASCII).decode("ascii") if isinstance(field, bytes) else ""
 
 
 _Encoder = Callable[[np.ndarray, Path, float, str], None]

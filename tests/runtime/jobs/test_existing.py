@@ -72,6 +72,6 @@ def test_a_sidecar_of_a_killed_run_is_no_obstacle(tmp_path: Path) -> None:
     sidecar = metadata_sidecar(path)
     sidecar.write_text(json.dumps({**METADATA, "video": 0}))
     assert missing_videos([path], METADATA) == (0,)
-    for text in (json.dumps({**METADATA, "video": 0, "seed": 8}), "[]", "no json"):
+    for text in (json.dumps({**METADATA, "video": 0, "seed": 8}), "[]", "no json", "[" * 100_000):
         sidecar.write_text(text)
         assert f"the output {sidecar} exists" in refusal(path)

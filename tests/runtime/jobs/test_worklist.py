@@ -97,7 +97,18 @@ def test_initial_latents(worklist_of: WorklistOf, tmp_path: Path) -> None:
     assert job.metadata["latents_sha256"] == sha256_of(noise.tobytes())
 
 
-@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00v\x00{'descr':", b"PK\x03\x04"])
+def npy_of_shape(size: int) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({size},), }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00v\x00" + header.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"no array", b"\x93NUMPY\x01\x00v\x00{'descr':", b"PK\x03\x04"),
+        *(npy_of_shape(size) for size in (-1, 10**20, 2**62, 10**9)),
+    ],
+)
 def test_latents_that_cannot_be_read(worklist_of: WorklistOf, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "z.npy").write_bytes(content)
     with warnings.catch_warnings():
@@ -105,6 +116,15 @@ def test_latents_that_cannot_be_read(worklist_of: WorklistOf, tmp_path: Path, co
         message = refusal(worklist_of, prompt="a fox", latents=tmp_path / "z.npy")
         gc.collect()
     assert f"the latents {tmp_path / 'z.npy'} cannot be read" in message and "float32 .npy file" in message
+
+
+def test_latents_are_not_written_over(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    path = tmp_path / "z.npy"
+    np.save(path, np.zeros(LATENTS, np.float32))
+    for option in ("output", "save_latents", "timing_json"):
+        given = {"output": tmp_path / "o.npy", option: path}
+        message = refusal(worklist_of, prompt="a fox", latents=path, overwrite=True, **given)
+        assert f"the output {path} is also that of --latents, which is read" in message
 
 
 def test_files_of_the_run_are_claimed_too(worklist_of: WorklistOf, tmp_path: Path) -> None:

@@ -7,9 +7,13 @@ import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import time
+import tracemalloc
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -319,6 +323,40 @@ def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
     Image.fromarray(clip(1)[0]).save(image, comment=b"[1]")
     with pytest.raises(UsageError, match="is not an object; found list"):
         read_metadata(image)
+
+
+def hostile_metadata(folder: Path) -> Iterator[Path]:
+    """Files whose metadata their readers do not survive."""
+    frame = Image.fromarray(clip(1)[0])
+    deep = "[" * 100_000
+    for suffix, comment in ((".gif", deep.encode()), (".gif", b'{"a": ' + b"9" * 5000 + b"}")):
+        frame.save(folder / f"a{suffix}", comment=comment)
+        yield folder / f"a{suffix}"
+    (folder / "a.npy.json").write_text(deep)
+    yield folder / "a.npy"
+    header = struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    (folder / "a.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    )
+    yield folder / "a.png"
+
+
+def test_metadata_of_a_hostile_file(tmp_path: Path) -> None:
+    for path in hostile_metadata(tmp_path):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_metadata(path)
+
+
+def test_a_comment_that_is_a_number(tmp_path: Path) -> None:
+    """Taken for a size, it would be 4 GB of zeros."""
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9286] = 4_000_000_000
+    Image.fromarray(clip(1)[0]).save(tmp_path / "a.webp", exif=exif.tobytes())
+    tracemalloc.start()
+    assert read_metadata(tmp_path / "a.webp") == {}
+    assert tracemalloc.get_traced_memory()[1] < 10**8
+    tracemalloc.stop()
 
 
 def test_non_contiguous_frames(tmp_path: Path) -> None:
