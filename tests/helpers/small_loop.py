@@ -128,7 +128,9 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
         records[spec.name] = Program("p", "", spec.inputs, donate, avals, form, place)
         lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, jax.devices("cpu")[0])
         compiled[spec.name] = LoadedProgram(lowered.compile(), spec.inputs)
-    records["prepare"] = Program("p", "", ("transformer", "embeddings"), (), {}, "prepare")
+    records["prepare"] = Program(
+        "p", "", ("transformer", "embeddings"), (), {"inputs": {}, "outputs": {}}, "prepare"
+    )
     return records, compiled
 
 

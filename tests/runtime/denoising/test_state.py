@@ -19,7 +19,8 @@ def record(donated: dict[str, Any], **others: Any) -> Program:
     """A program that takes ``others`` before what is donated to it."""
     inputs = {**others, **donated}
     donate = tuple(range(len(others), len(inputs)))
-    return Program("file", "sha256", tuple(inputs), donate, {"inputs": inputs}, "step")
+    avals = {"inputs": inputs, "outputs": donated}
+    return Program("file", "sha256", tuple(inputs), donate, avals, "step")
 
 
 def latents(dtype: str = "float32") -> str:
