@@ -43,7 +43,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return {"prepare": plain_program(file=f"programs/{name}", sha256=facts)}
 
-    monkeypatch.setattr(export, "_builder", builder)
+    monkeypatch.setattr(export, "builder_of", builder)
     monkeypatch.setattr(export, "_export_profile", export_profile)
     return names
 
