@@ -55,13 +55,7 @@ def check_signature(
     elif exported.fun_name != name:
         other = "its name", name, exported.fun_name
     if other is not None:
-        where, said, there = other
-        raise ArtifactError(
-            f"program {name} is not what the manifest says: {where}",
-            expected=said,
-            found=there,
-            remedy="build the artifact again",
-        )
+        raise unlike(f"program {name} is not what the manifest says", other)
 
 
 def weights_described(component: Component, bits: bool) -> Any:
@@ -86,6 +80,12 @@ def difference(expected: Any, found: Any, where: str = "") -> tuple[str, str, st
         if other is not None:
             return other
     return None
+
+
+def unlike(what: str, other: tuple[str, str, str]) -> ArtifactError:
+    """The error about two trees that differ, of what ``difference`` returned."""
+    where, said, there = other
+    return ArtifactError(f"{what}: {where}", expected=said, found=there, remedy="build the artifact again")
 
 
 def _shown(tree: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wanbuild.programs.signature import aval_text, difference, weights_described
+from wanbuild.programs.signature import aval_text, difference, unlike, weights_described
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.parameters import Component, flat
@@ -80,13 +80,8 @@ def check_spread(name: str, component: Component, program: Program, devices: int
     expected = {"inputs": {ROWS: rows}, "outputs": {WEIGHTS: whole}}
     other = difference(expected, {"inputs": inputs, "outputs": outputs})
     if other is not None or not paths:
-        where, said, there = other or (f"inputs.{ROWS}", "parameters", "none")
-        raise ArtifactError(
-            f"the program that spreads {name} does not fit it: {where}",
-            expected=said,
-            found=there,
-            remedy="build the artifact again",
-        )
+        none = (f"inputs.{ROWS}", "parameters", "none")
+        raise unlike(f"the program that spreads {name} does not fit it", other or none)
 
 
 class _Wiring:
