@@ -103,7 +103,6 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
         "default dtypes": Choice(DEFAULT),
         "everything bfloat16": Choice(Built(PARTS, DTYPES)),
         "default, --loop scan": Choice(DEFAULT, load={"loop": "scan"}),
-        "default, torch text encoder": Choice(DEFAULT, load={"text_encoder": "torch"}),
         **{
             f"float32, {solver}, {steps} steps": Choice(options={"solver": solver, "num_steps": steps})
             for solver in ("unipc", "dpm++", "euler")

@@ -22,7 +22,7 @@ FOR_PARITY = {
 """Helpers that have torch too."""
 
 WITHOUT_LOGIC = {"__main__.py", "request/request.py", "generation/result.py", "jobs/run.py"}
-"""The entry point, and records without a method. torch_encoder has torch: its tests are in parity/."""
+"""The entry point, and records without a method."""
 
 
 def imported(file: Path) -> set[str]:
@@ -49,9 +49,8 @@ def test_each_module_of_the_runtime_has_a_test_of_its_name() -> None:
     missing = []
     for module in sorted(RUNTIME.rglob("*.py")):
         place = module.relative_to(RUNTIME)
-        folder = TESTS / "parity" if module.stem == "torch_encoder" else TESTS / "runtime" / place.parent
         if module.stem != "__init__" and place.as_posix() not in WITHOUT_LOGIC:
-            test = folder / f"test_{module.stem}.py"
+            test = TESTS / "runtime" / place.parent / f"test_{module.stem}.py"
             if not test.is_file():
                 missing.append(str(test.relative_to(TESTS)))
     assert missing == []

@@ -242,7 +242,6 @@ def bad_prompts_files(tmp_path: Path, read_only: Path, artifact: Path) -> list[B
         (["--prompts", two, "--trace", read_only / "a"], [f"{read_only}, which is not writable"]),
         (["--prompts", two, "--trace", artifact / "t"], ["lies inside the artifact"]),
         (["--prompts", two, "--memory", "much"], ["--memory", "'auto', 'low'"]),
-        (["--prompts", two, "--text-encoder", "tf"], ["--text-encoder", "'jax', 'torch'"]),
         (["--prompt", "a fox", "--output", tmp_path / "{x}.gif"], ["unknown field", "found {x}"]),
     ]
 

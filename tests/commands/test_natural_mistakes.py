@@ -97,7 +97,7 @@ MISTAKES = [
     Mistake(f"{FOX} --verify md5", 2, "'fast', 'sha256'"),
     Mistake(f"{FOX} --guidance_scale_2 3", 2, "this model has one transformer; leave it out"),
     Mistake(f"{FOX} --image VIDEO", 2, "--image cannot be used with wan2.1-t2v"),
-    Mistake(f"{FOX} --text-encoder-device cuda", 2, "expected cpu, or --text-encoder torch"),
+    Mistake(f"{FOX} --text-encoder-device cuda", 2, "expected cpu, or nothing"),
     Mistake(f"{FOX} --weights /nowhere", 2, "/nowhere"),
     # Files.
     Mistake(f"{FOX} --output cat.avi", 2, "expected a name that ends in .mp4, .gif, .webp, .png, .npy"),

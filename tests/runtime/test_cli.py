@@ -62,10 +62,6 @@ def test_the_first_prompt_decides_what_is_loaded(
         (["--retune", "--text-encoder-device", "cpu"], {"retune": True, "text_encoder_device": "cpu"}),
         (["--verify", "sha256", "--allow-compile"], {"verify": "sha256", "allow_compile": True}),
         (["--weights", "gs://bucket/a", "--target", "cpu"], {"weights": "gs://bucket/a", "target": "cpu"}),
-        (
-            ["--text-encoder", "torch", "--text-encoder-device", "cuda:1"],
-            {"text_encoder": "torch", "text_encoder_device": "cuda:1"},
-        ),
     ],
 )
 def test_how_it_is_loaded(wan: Call, fake: Fake, arguments: list[str], expected: dict[str, object]) -> None:

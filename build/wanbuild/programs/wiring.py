@@ -19,7 +19,7 @@ from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import ArtifactError
 from wanrun.media.preparations import PREPARATIONS
 from wanrun.request.options import latents_shape, leading_latents
-from wanrun.text.backends import text_programs
+from wanrun.text.artifact_encoder import text_programs
 
 Trees = Mapping[str, Any]
 """Descriptions of arrays by name: text such as ``float32[2,3]``, or nested dicts of texts."""

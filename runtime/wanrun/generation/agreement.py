@@ -51,7 +51,7 @@ def together(
                 expected="a target that fits every host",
                 remedy="run wanbuild compile, and leave it out",
             )
-    if policy.text_encoder == "jax" and policy.text_encoder_device is not None:
+    if policy.text_encoder_device is not None:
         raise UsageError(
             f"{field('text_encoder_device')} is not possible with several processes",
             expected="the same embeddings in all of them, and their CPUs may differ",

@@ -117,7 +117,7 @@ class Opening:
             ahead[expert].touch_ahead()  # while jax is imported
             undo.callback(ahead[expert].stop)
         text, cpu = None, None
-        if wants_cpu(policy.text_encoder, policy.text_encoder_device, selected):
+        if wants_cpu(policy.text_encoder_device, selected):
             text, cpu = cpu_target(manifest, folder, profile), "cpu"
         device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu)
         if not device.foreign:

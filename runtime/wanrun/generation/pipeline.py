@@ -304,7 +304,7 @@ class Pipeline:
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, on_step, rule)
                 with self._device(timings):
                     frames, final = session(run, generation.options, inputs, latents)
-        influences = influences_of(self._opened.policy.text_encoder, latents)
+        influences = influences_of(latents)
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
 
     @contextmanager

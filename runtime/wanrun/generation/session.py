@@ -124,7 +124,7 @@ class Session(Sampler):
             waiting += self.conditioning.request_weights()
         waiting += self.programs.request(components=[self._first_expert])
         if missing:
-            waiting += text.backend.request(text.tokenizer(missing).lengths)
+            waiting += text.encoder.request(text.tokenizer(missing).lengths)
         if conditioned:  # after the text encoder's programs, because the text is encoded first
             waiting += self.conditioning.request_programs()
         waiting += self.programs.request(programs=self.programs.with_role("prepare", self.loop))
@@ -148,14 +148,14 @@ class Session(Sampler):
         if prompts is None:
             text.tokenizer.load()
             if not low:
-                waiting += text.backend.request()
+                waiting += text.encoder.request()
             return []
         missing = [clean_prompt(prompt) for prompt in text.prompts.missing(prompts)]
         if not missing:
             self._text_expected = False
             return []
         text.tokenizer.start(missing)
-        waiting += text.backend.request(())
+        waiting += text.encoder.request(())
         if low:  # text encoder and transformer are not in memory together
             waiting.clear()
             text.encode(missing, timings)

@@ -22,7 +22,7 @@ from wanrun.timing.timings import Timings
 TELL_SECONDS = 10.0
 """How long a process that cannot start waits for the others, to tell them."""
 
-LOADING = ("memory", "text_encoder", "transfer")
+LOADING = ("memory", "transfer")
 """The options of loading that decide which programs run, and when."""
 
 

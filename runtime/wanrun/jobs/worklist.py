@@ -151,7 +151,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     media, claims = MediaSets(timings), _claims(artifact, run, entries)
     run = structs.replace(run, output=run.output or _default_output(run, shared.num_videos or 1))
     name = None if run.latents is None else run.latents.name
-    influences = influences_of(run.loading.text_encoder, noise, name)
+    influences = influences_of(noise, name)
     maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims)
     if many:
         _check_names(maker, entries)

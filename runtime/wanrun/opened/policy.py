@@ -79,16 +79,11 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     ] = "auto"
     """'auto' is 'staged' where the devices have their own memory or belong to several processes. CPU devices
     of one process share the host's copy, which costs nothing."""
-    text_encoder: Annotated[
-        Literal["jax", "torch"], option("torch needs the torch extra.", section=LOADING)
-    ] = "jax"
-    """'jax' runs the artifact's programs; 'torch' runs the same weights with transformers."""
     text_encoder_device: Annotated[
         str | None,
         option(
-            "cpu: run the artifact's CPU program of the text encoder beside an accelerator. With "
-            "--text-encoder torch, a device of torch.",
-            default="where the other programs run; with torch, cpu",
+            "cpu: run the artifact's CPU program of the text encoder beside an accelerator.",
+            default="where the other programs run",
             value="DEVICE",
             section=LOADING,
         ),
@@ -140,11 +135,9 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
                     f"{row.name} cannot be {getattr(self, row.name)!r}",
                     expected="one of " + ", ".join(row.choices),
                 )
-        if self.text_encoder == "jax" and self.text_encoder_device not in (None, "cpu"):
-            raise UsageError(
-                f"{named('text_encoder_device')} cannot be {self.text_encoder_device!r}",
-                expected=f"cpu, or {named('text_encoder')} torch with a device of torch",
-            )
+        if self.text_encoder_device not in (None, "cpu"):
+            what = f"{named('text_encoder_device')} cannot be {self.text_encoder_device!r}"
+            raise UsageError(what, expected="cpu, or nothing")
         if self.weights is not None:
             from wanrun.opened.location import weights_location
 

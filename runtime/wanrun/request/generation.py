@@ -163,15 +163,13 @@ def _run(programs: Mapping[str, Program], role: str) -> tuple[str, ...]:
     return names[:1] if role in FORMS else names
 
 
-def influences_of(text_encoder: str, latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:
+def influences_of(latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:
     """Returns the facts that decide a video beside its prompt's own options, for its metadata.
 
     Args:
-        text_encoder: what runs the text encoder.
         latents: the given initial latents, float32 (B, C, T, h, w), or None.
         name: their file's name; None for latents in memory.
     """
-    facts: dict[str, Any] = {"text_encoder": text_encoder}
-    if latents is not None:
-        facts |= {"latents": name, "latents_sha256": sha256_of(latents.tobytes())}
-    return facts
+    if latents is None:
+        return {}
+    return {"latents": name, "latents_sha256": sha256_of(latents.tobytes())}

@@ -43,10 +43,10 @@ def cpu_target(manifest: Manifest, artifact: Path, profile: Profile) -> Selected
     return best
 
 
-def wants_cpu(text_encoder: str, device: str | None, selected: SelectedTarget) -> bool:
+def wants_cpu(device: str | None, selected: SelectedTarget) -> bool:
     """Whether the text encoder's CPU program runs beside the target's, which are not on the CPU."""
     native = selected.target.environment["platform"] == "cpu" and not selected.built_elsewhere
-    return text_encoder == "jax" and device == "cpu" and not native
+    return device == "cpu" and not native
 
 
 def opened_beside(opened: OpenedArtifact, selected: SelectedTarget) -> OpenedArtifact:

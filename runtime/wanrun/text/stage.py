@@ -9,7 +9,7 @@ import numpy as np
 
 from wanrun.artifact.programs import with_role
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.text.backends import ArtifactTextEncoder, TextBackend, TorchBackend, embedding_stores
+from wanrun.text.artifact_encoder import ArtifactTextEncoder, embedding_stores
 from wanrun.text.encoder import PromptEncoder, Warn, silent
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.tokenizer import ArtifactTokenizer
@@ -25,25 +25,25 @@ class TextStage:
     Args:
         opened: the artifact.
         tokenizer: its tokenizer.
-        backend: runs the text encoder.
+        encoder: runs the text encoder.
         dtype: name of the compute dtype.
 
     Attributes:
         tokenizer: the argument.
-        backend: the argument.
+        encoder: the argument.
         prompts: the prompt encoder.
     """
 
     def __init__(
-        self, opened: OpenedArtifact, tokenizer: ArtifactTokenizer, backend: TextBackend, dtype: str
+        self, opened: OpenedArtifact, tokenizer: ArtifactTokenizer, encoder: ArtifactTextEncoder, dtype: str
     ) -> None:
-        self.tokenizer, self.backend, self._dtype = tokenizer, backend, DTYPES[dtype]
+        self.tokenizer, self.encoder, self._dtype = tokenizer, encoder, DTYPES[dtype]
         self._width = opened.manifest.model.text_width
         self._low_memory = opened.policy.low_memory
         self.prompts = PromptEncoder(
             tokenizer,
-            backend,
-            embedding_stores(opened, backend),
+            encoder,
+            embedding_stores(opened, encoder),
             length=tokenizer.max_length,
             width=self._width,
             dtype=self._dtype,
@@ -68,7 +68,7 @@ class TextStage:
 
     def warm_up(self) -> None:
         """Runs the encoder once at every length that it has a program for."""
-        self.backend.warm_up()
+        self.encoder.warm_up()
         self.spare()
 
     def at_lengths(self, prompt: str) -> dict[int, np.ndarray]:
@@ -82,7 +82,7 @@ class TextStage:
         """
         tokens = self.tokenizer([clean_prompt(prompt)])
         (own,) = tokens.lengths
-        return {length: rows[:own] for length, rows in self.backend.at_lengths(tokens.ids[0], tokens.mask[0])}
+        return {length: rows[:own] for length, rows in self.encoder.at_lengths(tokens.ids[0], tokens.mask[0])}
 
     def blank(self, prompts: int) -> np.ndarray:
         """Returns zero embeddings, for a warm-up of the stages after this one."""
@@ -91,7 +91,7 @@ class TextStage:
     def spare(self) -> None:
         """Releases the text encoder if memory is low."""
         if self._low_memory:
-            self.backend.release()
+            self.encoder.release()
 
 
 class TextStages:
@@ -120,7 +120,6 @@ class TextStages:
             dtype: its compute dtype.
 
         Raises:
-            UsageError: if torch runs the text encoder, and torch or the chosen device is missing.
             ArtifactError: if a program of the CPU is missing or damaged.
         """
         opened = self._opened
@@ -131,18 +130,14 @@ class TextStages:
         key = (dtype, *(programs[name].sha256 for name in names))
         with self._lock:
             if key not in self._stages:
-                backend: TextBackend
-                if opened.policy.text_encoder == "jax":
-                    backend = ArtifactTextEncoder(programs, opened.environment)
-                else:
-                    backend = TorchBackend(opened, dtype)
-                self._stages[key] = TextStage(opened, self._tokenizer, backend, dtype)
+                encoder = ArtifactTextEncoder(programs, opened.environment)
+                self._stages[key] = TextStage(opened, self._tokenizer, encoder, dtype)
             return self._stages[key]
 
     def close(self) -> None:
         """Releases every text encoder."""
         with self._lock:
             for stage in self._stages.values():
-                stage.backend.release()
+                stage.encoder.release()
         if self._beside is not None:
             self._beside.close()

@@ -116,7 +116,7 @@ def choose_placement(
         statistics: the target's statistics for this profile, by program; a program without any counts with
             its inputs alone.
         machine: the available memory. Where it is shared, 'host' is never chosen.
-        policy: whether memory is low, and what runs the text encoder.
+        policy: whether memory is low.
         division: how a mesh divides all this; None for one device.
 
     Raises:
@@ -131,8 +131,7 @@ def choose_placement(
     # Every other component passes through host memory while both experts are in it.
     passing = max((footprints[name].host for name in sizes), default=0)
     on_host = sum(footprints[name].host for name in TRANSFORMERS if name in footprints) + passing
-    # In shared memory the text encoder counts wherever it runs.
-    if policy.low_memory or (machine.separate and policy.text_encoder != "jax"):
+    if policy.low_memory:
         sizes.pop("text_encoder", None)
     working = _working_bytes(programs, statistics, division.devices)
     beside = sum(sizes.values()) + working * (1 if machine.separate else division.local)

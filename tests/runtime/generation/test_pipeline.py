@@ -25,7 +25,7 @@ from wanrun.generation.conditioning import Encoded
 from wanrun.generation.pipeline import Pipeline
 from wanrun.media.types import Inputs
 from wanrun.terminal.console import run
-from wanrun.text.backends import ArtifactTextEncoder, text_programs
+from wanrun.text.artifact_encoder import ArtifactTextEncoder, text_programs
 from wanrun.timing.timings import Timings
 from wanrun.weights.programs import Programs
 

@@ -84,7 +84,7 @@ def test_process_0_says_what_is_left(listed: Worklist) -> None:
     }
     assert group.request["number of prompts"] == 3
     assert group.request["prompt of prompt 2"] == "a cat"
-    assert {"memory", "text_encoder", "transfer", "warmup"} <= group.request.keys()
+    assert {"memory", "transfer", "warmup"} <= group.request.keys()
 
 
 def test_one_prompt(worklist_of: Callable[..., Worklist]) -> None:

@@ -35,7 +35,6 @@ def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -
     assert (work.finished, work.failures, work.noise, work.many) == ([], [], None, False)
     assert work.inputs_of(job) is None and work.first_prompts() == ["a fox", ""]
     assert job.generation.warnings == ()
-    assert job.metadata["text_encoder"] == "jax"
 
 
 def test_without_an_output_a_single_prompt_takes_a_free_name(

@@ -46,15 +46,11 @@ def test_the_metadata_of_media() -> None:
 
 def test_given_latents_replace_the_seed() -> None:
     latents = np.ones((1, 2), np.float32)
-    facts = influences_of("torch", latents, "z.npy")
-    assert facts == {
-        "text_encoder": "torch",
-        "latents": "z.npy",
-        "latents_sha256": sha256_of(latents.tobytes()),
-    }
+    facts = influences_of(latents, "z.npy")
+    assert facts == {"latents": "z.npy", "latents_sha256": sha256_of(latents.tobytes())}
     assert generation(seed=3).metadata(None, facts)["seed"] is None
     assert generation(seed=3).metadata(Inputs(num_frames=33), facts)["seed"] == 3  # of the later windows
-    assert influences_of("jax", None) == {"text_encoder": "jax"}
+    assert influences_of(None) == {}
 
 
 def test_media_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_the_cpu_s_program_encodes(both: Path) -> None:
         assert components(pipeline) == ({"transformer", "vae"}, {"text_encoder"})
         beside = pipeline._texts._beside
         assert beside is not None and beside.opened.selected.name == "cpu"
-        assert pipeline._session.text.backend.made_by()["environment"] == beside.opened.environment
+        assert pipeline._session.text.encoder.made_by()["environment"] == beside.opened.environment
 
 
 def test_on_the_cpu_itself_nothing_is_beside(both: Path) -> None:
@@ -94,8 +94,7 @@ def test_the_nearest_cpu_target_is_taken(both: Path) -> None:
     assert cpu_target(manifest, both, profile).name == "cpu"
 
 
-def test_the_option_has_a_meaning_for_each_encoder() -> None:
-    assert LoadPolicy().text_encoder_device is None
-    LoadPolicy(text_encoder="torch", text_encoder_device="cuda:1").check()
-    with pytest.raises(UsageError, match="text_encoder_device cannot be 'cuda:1'; expected cpu, or text_enc"):
+def test_the_option_has_one_value() -> None:
+    LoadPolicy().check()
+    with pytest.raises(UsageError, match="text_encoder_device cannot be 'cuda:1'; expected cpu, or nothing"):
         LoadPolicy(text_encoder_device="cuda:1").check()

@@ -63,9 +63,8 @@ BOTH, ONE = (40 + 40 + 16 + 4) * MIB + WORKING, (40 + 16 + 4) * MIB + WORKING
 PLENTY = 1000 * MIB
 
 
-def policy_of(memory: str = "auto", text_encoder: bool = True) -> LoadPolicy:
-    """Args: text_encoder: whether it runs on the device."""
-    return LoadPolicy(memory=memory, text_encoder="jax" if text_encoder else "torch")
+def policy_of(memory: str = "auto") -> LoadPolicy:
+    return LoadPolicy(memory=memory)
 
 
 def choose(device: int | None, host: int = PLENTY, separate: bool = True, **options: Any) -> Placement:
@@ -97,12 +96,8 @@ TEXT = 16 * MIB
         (PLENTY, PLENTY, {"memory": "low"}, "one"),
         (None, 0, {}, "both"),
         (None, PLENTY, {"memory": "low"}, "one"),
-        (enough(BOTH - TEXT), 0, {"text_encoder": False}, "both"),
-        (enough(BOTH - TEXT) - 1, PLENTY, {"text_encoder": False}, "host"),
         # Shared memory: the device's is not asked for, and host memory is no other place.
         (None, enough(BOTH, HOST_MARGIN), {"separate": False}, "both"),
-        (None, enough(BOTH, HOST_MARGIN), {"separate": False, "text_encoder": False}, "both"),
-        (None, enough(BOTH, HOST_MARGIN) - 1, {"separate": False, "text_encoder": False}, "one"),
         (PLENTY, enough(BOTH, HOST_MARGIN) - 1, {"separate": False}, "one"),
         (None, PLENTY, {"separate": False, "memory": "low"}, "one"),
     ],
@@ -231,8 +226,6 @@ STEP_720P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 16_900_0
         (141, 256, STEP_720P, {}, "both"),  # 87 GB
         (80, 256, {}, {}, "both"),  # 71 GB of 76
         (80, 256, STEP_480P, {}, "host"),  # 79 GB
-        (80, 256, STEP_480P, {"text_encoder": False}, "both"),  # 68 GB
-        (80, 256, STEP_720P, {"text_encoder": False}, "host"),
         (60, 256, STEP_720P, {}, "one"),  # what JAX takes of 80 GB by default; one needs 59
         (80, 64, STEP_480P, {}, "one"),  # the host cannot hold both
         (141, 64, STEP_720P, {}, "both"),

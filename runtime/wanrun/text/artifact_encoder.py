@@ -1,16 +1,11 @@
-"""Text encoder backends: the artifact's executables, or torch on hosts where that is faster.
-
-A backend starts to load on request, computes embeddings, and can release its memory.
-"""
+"""The artifact's text encoder: it starts to load on request, and can release its memory."""
 
 from __future__ import annotations
 
-import functools
 import math
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +14,7 @@ from wanrun.files import canonical_json, sha256_of
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.text.embedding_cache import EmbeddingCache, EmbeddingStore, made_by_jax
 from wanrun.text.embeddings import TEXT_ENCODER, ArtifactEmbeddings
-from wanrun.timing.clock import now
 from wanrun.weights.programs import Programs
-
-if TYPE_CHECKING:
-    from wanrun.text.torch_encoder import TorchTextEncoder
 
 
 def text_programs(programs: Mapping[str, Program]) -> dict[int, str]:
@@ -95,86 +86,11 @@ class ArtifactTextEncoder:
         self._programs.weights.release(TEXT_ENCODER)
 
 
-class TorchBackend:
-    """transformers' text encoder, loaded in the background (``wanrun.text.torch_encoder``).
-
-    Its methods are those of ``ArtifactTextEncoder``.
-
-    Args:
-        opened: the artifact.
-        dtype: the compute dtype.
-
-    Raises:
-        UsageError: if torch or transformers is not installed, or there is no such device.
-    """
-
-    def __init__(self, opened: OpenedArtifact, dtype: str) -> None:
-        from wanrun.text.torch_encoder import TorchTextEncoder, check_torch
-
-        policy = opened.policy
-        self._device, self._recorder = policy.text_encoder_device or "cpu", opened.recorder
-        self._nbytes = opened.manifest.components[TEXT_ENCODER].nbytes
-        check_torch(self._device)
-        self._make = functools.partial(
-            TorchTextEncoder,
-            opened.folder,
-            opened.manifest,
-            dtype=dtype,
-            device=self._device,
-            verify=policy.verify,
-            weights=policy.weights,
-            clock=now,
-            warn=opened.warn,
-        )
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch")
-        self._lock, self._running = threading.Lock(), threading.Lock()
-        self._encoder: Future[TorchTextEncoder] | None = None
-
-    def made_by(self) -> Mapping[str, Any]:
-        from wanrun.text.torch_encoder import torch_facts
-
-        return {"backend": "torch", **torch_facts(self._device)}
-
-    def request(self, lengths: Iterable[int] | None = None) -> Sequence[Future[Any]]:
-        with self._lock:
-            if self._encoder is None:
-                self._encoder = self._pool.submit(self._load)
-            return [self._encoder]
-
-    def _load(self) -> TorchTextEncoder:
-        with self._recorder.phase("import", "torch"):
-            encoder = self._make()
-        self._recorder.add("restore", *encoder.restored, TEXT_ENCODER)
-        self._recorder.count(restore_bytes=self._nbytes)
-        return encoder
-
-    def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        (encoder,) = self.request()
-        with self._running:  # torch has its own threads, and compiles in the first call
-            return np.asarray(encoder.result().encode(ids, mask))
-
-    def at_lengths(self, ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        yield len(ids), self(ids[None], mask[None])[0]
-
-    def warm_up(self) -> None:
-        """Compiles the encoder's blocks."""
-        self(np.ones((1, 64), np.int32), np.ones((1, 64), np.int32))
-
-    def release(self) -> None:
-        with self._lock:
-            encoder, self._encoder = self._encoder, None
-        if encoder is not None and not encoder.cancel() and encoder.exception() is None:
-            encoder.result().close()
-
-
-TextBackend = ArtifactTextEncoder | TorchBackend
-
-
-def embedding_stores(opened: OpenedArtifact, backend: TextBackend) -> list[EmbeddingStore]:
+def embedding_stores(opened: OpenedArtifact, encoder: ArtifactTextEncoder) -> list[EmbeddingStore]:
     """Returns the embedding stores that the artifact's policy allows, in look-up order."""
     which, stores = opened.policy.embeddings, list[EmbeddingStore]()
     if which != "none":
         stores.append(ArtifactEmbeddings(opened.folder, opened.manifest))
     if which == "all":
-        stores.append(EmbeddingCache(opened.manifest, backend.made_by(), warn=opened.warn))
+        stores.append(EmbeddingCache(opened.manifest, encoder.made_by(), warn=opened.warn))
     return stores

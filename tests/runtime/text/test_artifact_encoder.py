@@ -13,7 +13,7 @@ import pytest
 from helpers.fake_programs import FakeProgram, FakePrograms
 from wanrun.artifact.manifest import read_manifest
 from wanrun.opened.policy import LoadPolicy
-from wanrun.text.backends import ArtifactTextEncoder, embedding_stores, text_programs
+from wanrun.text.artifact_encoder import ArtifactTextEncoder, embedding_stores, text_programs
 from wanrun.text.embedding_cache import EmbeddingCache
 from wanrun.text.embeddings import ArtifactEmbeddings
 
