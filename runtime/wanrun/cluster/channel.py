@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import socket
 import threading
 from typing import Any, Literal
@@ -47,6 +48,7 @@ class Channel:
 
     Args:
         connection: the connection.
+        proof: what the peer has to send before anything else is looked at.
 
     Attributes:
         limit: the bytes of the largest message that is taken.
@@ -54,11 +56,11 @@ class Channel:
 
     limit = MAX_MESSAGE_BYTES
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, proof: bytes = b"") -> None:
         connection.settimeout(SEND_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._sending = connection, threading.Lock()
-        self._received = bytearray()
+        self._received, self._proof = bytearray(), proof
 
     def fileno(self) -> int:
         """The descriptor, for a selector; -1 once closed."""
@@ -70,7 +72,14 @@ class Channel:
         Raises:
             OSError: if the peer is gone.
         """
-        data = msgspec.json.encode(message) + b"\n"
+        self.send_bytes(msgspec.json.encode(message) + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends a proof, or an encoded message.
+
+        Raises:
+            OSError: if the peer is gone.
+        """
         with self._sending:
             self._socket.sendall(data)
 
@@ -78,7 +87,7 @@ class Channel:
         """Returns the messages that have come in whole; called when there is something to read.
 
         Raises:
-            OSError: if the peer is gone, or is no process of a run.
+            OSError: if the peer is gone, or is no process of a run; PermissionError if its proof is wrong.
         """
         data = self._socket.recv(2**16)
         if not data:
@@ -86,6 +95,14 @@ class Channel:
         self._received += data
         if len(self._received) > self.limit:
             raise ConnectionError("no message")
+        if self._proof:
+            given = bytes(self._received[: len(self._proof)])
+            if len(given) < len(self._proof):
+                return []
+            if not hmac.compare_digest(given, self._proof):
+                raise PermissionError("another proof")
+            del self._received[: len(given)]
+            self._proof, data = b"", bytes(self._received)
         *lines, rest = self._received.split(b"\n") if b"\n" in data else [self._received]
         self._received = bytearray(rest)
         try:

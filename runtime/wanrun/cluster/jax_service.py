@@ -42,6 +42,7 @@ def start_jax(group: ProcessGroup) -> None:
             group.num_processes,
             group.process,
             local_device_ids=cluster.local_device_ids,
+            coordinator_bind_address=address if group.leads and cluster.loopback else None,
             cluster_detection_method="deactivate",
             initialization_timeout=_START_SECONDS,
             heartbeat_timeout_seconds=_NEVER_SECONDS,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +65,12 @@ class Cluster:
         """Host and port of process 0."""
         host, _, port = self.coordinator.rpartition(":")
         return host.strip("[]"), int(port)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether process 0 is reached by this host's loopback device alone; OSError for an unknown name."""
+        address = socket.getaddrinfo(self.address[0], None, type=socket.SOCK_STREAM)[0][4][0]
+        return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
 
 def check_given(

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from wanrun.cluster.channel import Channel, Message
+from wanrun.cluster.company_key import VARIABLE, company_key, proof_of
 from wanrun.cluster.launch import Cluster
 from wanrun.cluster.watch import CLOSE_SECONDS, GRACE_SECONDS, Watch
 from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, shortened
@@ -47,7 +48,7 @@ class ProcessGroup:
 
     Raises:
         ClusterError: from entering, if not all processes come in time.
-        UsageError: from entering, if the address cannot be listened at.
+        UsageError: from entering, if the address cannot be listened at, or anybody could join there.
     """
 
     def __init__(self, cluster: Cluster, join_seconds: float = JOIN_SECONDS) -> None:
@@ -73,9 +74,10 @@ class ProcessGroup:
         return self.process == 0
 
     def __enter__(self) -> Self:
-        listener = _listen(*self.cluster.address) if self.leads else None
-        channels = {} if self.leads else {0: self._connect()}
-        self._watch = Watch(self.process, self.num_processes, listener, channels)
+        key = company_key()
+        listener = _listen(self.cluster, guarded=key != "") if self.leads else None
+        channels = {} if self.leads else {0: self._connect(proof_of(key))}
+        self._watch = Watch(self.process, self.num_processes, listener, channels, proof_of(key))
         self._told = told_at_exit(self._watch.fail, CLOSE_SECONDS)
         self._told.__enter__()
         self._watch.start()
@@ -104,11 +106,12 @@ class ProcessGroup:
         """Keeps the function that all processes call together before they leave."""
         self._disconnect = disconnect
 
-    def _connect(self) -> Channel:
+    def _connect(self, proof: bytes) -> Channel:
         """Connects to process 0, which may not have started yet."""
         while True:
             try:
                 channel = Channel(socket.create_connection(self.cluster.address, timeout=5))
+                channel.send_bytes(proof)
                 channel.send(Message("hello", self.process, self.num_processes))
                 return channel
             except OSError as error:
@@ -218,11 +221,19 @@ def _difference(here: Any, there: Any, other: int) -> tuple[str, str]:
     return f"{shortened(cut[0])} as process 0", f"{shortened(cut[1])} in process {other}"
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(cluster: Cluster, guarded: bool) -> socket.socket:
     """Listens at a port: of the loopback device if the host's name is that, else of all devices."""
+    host, port = cluster.address
     try:
+        loopback = cluster.loopback
+        if not (loopback or guarded):
+            raise UsageError(
+                f"anybody could join at {cluster.coordinator}",
+                expected=f"a secret that all share in {VARIABLE}, or in the file that {VARIABLE}_FILE names",
+                found="none",
+                remedy=f"set it; {VARIABLE}=open lets anybody in",
+            )
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        loopback = str(address[0]).startswith("127.") or address[0] == "::1"
         where = str(address[0]) if loopback else ""
         return socket.create_server((where, port), family=family, backlog=128)
     except OSError as error:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wanrun.cluster.channel import MAX_MESSAGE_BYTES, MAX_STRANGE_BYTES, Channel, Message
+from wanrun.cluster.company_key import VARIABLE
 from wanrun.errors import ClusterError, escaped
 from wanrun.terminal.undo import end
 
@@ -44,15 +45,21 @@ class Watch:
         count: how many there are.
         listener: of process 0, where the others connect.
         channels: of another process, its channel to process 0.
+        proof: what process 0 asks of who connects, before it looks at anything else.
 
     Attributes:
         told: set once another process is known to have ended the run.
     """
 
     def __init__(
-        self, process: int, count: int, listener: socket.socket | None, channels: Mapping[int, Channel]
+        self,
+        process: int,
+        count: int,
+        listener: socket.socket | None,
+        channels: Mapping[int, Channel],
+        proof: bytes = b"",
     ) -> None:
-        self._process, self._count, self._listener = process, count, listener
+        self._process, self._count, self._listener, self._proof = process, count, listener, proof
         self._channels = dict(channels)
         self._heard = dict.fromkeys(self._channels, time.monotonic())
         self._said: dict[int, dict[int, Any]] = {}
@@ -166,7 +173,7 @@ class Watch:
     def _accept(self) -> None:
         assert self._listener is not None
         with contextlib.suppress(OSError):
-            channel = Channel(self._listener.accept()[0])
+            channel = Channel(self._listener.accept()[0], self._proof)
             channel.limit = MAX_STRANGE_BYTES
             self._selector.register(channel, selectors.EVENT_READ, channel)
 
@@ -175,7 +182,9 @@ class Watch:
         process = next((number for number, one in self._channels.items() if one is channel), None)
         try:
             messages = channel.receive()
-        except OSError:
+        except OSError as error:
+            if isinstance(error, PermissionError):
+                self._refuse(channel, f"its {VARIABLE} is another one")
             self._selector.unregister(channel)
             channel.close()
             if process is not None:
@@ -191,6 +200,10 @@ class Watch:
                 self._heard[process] = time.monotonic()
                 self._take(process, message)
 
+    def _refuse(self, channel: Channel, why: str) -> None:
+        with contextlib.suppress(OSError):
+            channel.send(Message("failed", 0, text=f"does not take this process in: {why}"))
+
     def _greet(self, channel: Channel, message: Message) -> int | None:
         """Accepts a process that introduces itself, or tells it why not."""
         who, count = message.process, message.number
@@ -200,8 +213,7 @@ class Watch:
         elif who in self._channels or self.told.is_set():
             wrong = f"there is a process {who} already"
         if wrong is not None:
-            with contextlib.suppress(OSError):
-                channel.send(Message("failed", 0, text=f"does not take this process in: {wrong}"))
+            self._refuse(channel, wrong)
             return None
         channel.limit = MAX_MESSAGE_BYTES
         self._channels[who] = channel

@@ -17,6 +17,7 @@ from wanrun.cluster.streams import keep_stdout
 from wanrun.errors import WanError
 from wanrun.jobs.run import RunOptions
 from wanrun.jobs.worklist import Worklist, make_worklist
+from wanrun.terminal.status import Status
 from wanrun.timing.timings import Timings
 
 TELL_SECONDS = 10.0
@@ -49,7 +50,8 @@ def worklist_of_several(
         with contextlib.suppress(WanError), _group(run, TELL_SECONDS):
             raise error
         raise
-    with timings.phase("join"), contextlib.ExitStack() as leaving:
+    waiting = Status(lambda: timings.running)
+    with timings.phase("join"), waiting, contextlib.ExitStack() as leaving:
         group = leaving.enter_context(_group(run, JOIN_SECONDS))
         keep_stdout(quiet=not group.leads)
         work = agreed(group, work, run)

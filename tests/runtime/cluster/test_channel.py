@@ -57,6 +57,33 @@ def test_what_is_no_message(ends: tuple[Channel, socket.socket], said: bytes) ->
             channel.receive()
 
 
+PROOF = b"0123456789abcdef"
+
+
+def test_nothing_is_looked_at_before_the_proof() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        guarded, peer = Channel(near, PROOF), server.accept()[0]
+        with near, peer:
+            peer.sendall(PROOF[:5])
+            assert guarded.receive() == []
+            peer.sendall(PROOF[5:] + b'{"kind":"beat","process":4}\n{"ki')
+            assert guarded.receive() == [Message("beat", 4)]
+            peer.sendall(b'nd":"beat"}\n')
+            assert guarded.receive() == [Message("beat")]
+
+
+@pytest.mark.parametrize("said", [b'{"kind":"beat","process":4}\n', b"\n" * 16, PROOF[:-1] + b"\n" + PROOF])
+def test_another_proof(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        guarded, peer = Channel(near, PROOF), server.accept()[0]
+        with near, peer:
+            peer.sendall(said)
+            with pytest.raises(PermissionError):
+                guarded.receive()
+
+
 def test_the_end(ends: tuple[Channel, socket.socket]) -> None:
     """What was sent before is read first."""
     channel, far = ends

@@ -108,9 +108,14 @@ def test_strangers_do_no_harm(said: bytes) -> None:
 
 def test_a_second_process_of_a_number_is_sent_away(tmp_path: Path) -> None:
     port = free_port()
-    commands = [[sys.executable, "-c", MEMBER, str(port), "2", process, "8"] for process in ("0", "1", "1")]
-    with Processes(commands, tmp_path) as processes:
-        first, *others = (processes.ended(index) for index in range(3))
+    commands = [[sys.executable, "-c", MEMBER, str(port), "2", process, "8"] for process in "0111"]
+    keys = [{"WANRUN_COMPANY_KEY": key} for key in ("a fox", "a fox", "a fox", "a badger")]
+    with Processes(commands, tmp_path, keys) as processes:
+        first, *others, stranger = (processes.ended(index) for index in range(4))
+    assert (stranger.code, stranger.errors) == (
+        5,
+        ["error: process 0 of 2 does not take this process in: its WANRUN_COMPANY_KEY is another one"],
+    )
     assert (first.code, first.errors) == (0, [])
     taken, refused = sorted(others, key=lambda one: one.code)
     assert (taken.code, taken.errors, refused.code) == (0, [], 5)

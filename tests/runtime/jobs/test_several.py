@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from wanrun.errors import ArtifactError, ClusterError, UsageError
 from wanrun.jobs import several
 from wanrun.jobs.several import TELL_SECONDS, agreed, worklist_of_several
 from wanrun.jobs.worklist import Worklist
+from wanrun.terminal import status
 from wanrun.timing.timings import Timings
 
 
@@ -85,6 +87,24 @@ def test_process_0_says_what_is_left(listed: Worklist) -> None:
     assert group.request["number of prompts"] == 3
     assert group.request["prompt of prompt 2"] == "a cat"
     assert {"memory", "transfer", "warmup"} <= group.request.keys()
+
+
+def test_waiting_for_the_others_is_said(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.contextmanager
+    def nobody_comes(*_: object) -> Iterator[ProcessGroup]:
+        time.sleep(0.5)
+        raise ClusterError("not all processes have started")
+        yield
+
+    monkeypatch.setattr(status, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(several, "_group", nobody_comes)
+    who: dict[str, Any] = {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": 0}
+    options = run_options(prompt="a fox", output=tmp_path / "a.npy", **who)
+    with pytest.raises(ClusterError), worklist_of_several(artifact, options, {}, Timings()):
+        pass
+    assert "waiting: waiting for the other processes, 0 s" in capsys.readouterr().err
 
 
 def test_one_prompt(worklist_of: Callable[..., Worklist]) -> None:
