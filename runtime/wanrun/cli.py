@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from wanrun.timing.timings import Timings
 
 
+_SHORT: Mapping[str, tuple[str]] = MappingProxyType({"prompt": ("-p",), "output": ("-o",)})
+
+
 def _section(row: Row) -> str:
     """Returns the help's section of an option; of a generation's, that of the only model that has it."""
     if row.section:
@@ -51,8 +55,9 @@ def _click_option(row: Row) -> Callable[[Any], Any]:
     """Returns the decorator that adds an option to a command."""
     models = f" ({row.models})" if row.models else ""
     default = f"  [default: {row.default}]" if row.default else ""
+    names = (row.flag, *_SHORT.get(row.name, ()), row.name)
     option = functools.partial(
-        options_of(_section(row)), row.flag, row.name, help=f"{row.help.rstrip('.')}{models}.{default}"
+        options_of(_section(row)), *names, help=f"{row.help.rstrip('.')}{models}.{default}"
     )
     if row.base is bool:
         return option(is_flag=True)

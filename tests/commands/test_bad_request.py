@@ -112,7 +112,7 @@ def bad_options(two_experts: list[object]) -> list[Bad]:
             ["--steps", "3", "--timesteps", "1000,500"],
             ["--steps and --timesteps contradict each other", "expected 2 steps", "leave --steps out"],
         ),
-        (["--seed", "-1"], ["--seed is out of range", "at least 0", "found -1"]),
+        (["--seed", "-2"], ["--seed is out of range", "at least 0", "found -2"]),
         (["--seed", str(2**64)], ["the seed is out of range", f"found {2**64}"]),
         (["--seed", "x"], ["--seed", "'x'"]),
         (["--guidance-scale", "nan"], ["--guidance-scale is out of range", "found nan"]),
@@ -146,7 +146,10 @@ def bad_options(two_experts: list[object]) -> list[Bad]:
 def bad_outputs(tmp_path: Path, read_only: Path) -> list[Bad]:
     missing = tmp_path / "missing"
     return [
-        (["--output", tmp_path / "out.avi"], ["no known video format", ".mp4, .gif, .webp, .png, .npy"]),
+        (
+            ["--output", tmp_path / "out.avi"],
+            ["no known video format", ".mp4, .mov, .webm, .gif, .webp, .png, .npy"],
+        ),
         (["--output", tmp_path / "out"], ["no known video format"]),
         (
             ["--output", missing / "out.mp4"],
@@ -213,7 +216,7 @@ def bad_prompts_files(tmp_path: Path, read_only: Path, artifact: Path) -> list[B
             [f"the prompts file {missing / 'p.txt'} cannot be read", "No such file"],
         ),
         (["--prompts", tmp_path], [f"the prompts file {tmp_path} cannot be read", "Is a directory"]),
-        (["--prompts", tmp_path / "here.mp4", "--seed", "-1"], ["--seed is out of range", "found -1"]),
+        (["--prompts", tmp_path / "here.mp4", "--seed", "-2"], ["--seed is out of range", "found -2"]),
         (["--prompts", tmp_path / "empty.txt"], ["empty.txt has no prompt", "write one prompt a line"]),
         (["--prompts", tmp_path / "good.npy", "--steps", "0"], ["--steps is out of range", "1 to 10000"]),
         (["--prompts", two, "--prompt", "a fox"], ["--prompt and --prompts exclude each other"]),

@@ -130,7 +130,7 @@ def test_the_expert_that_comes_first_is_told(
     two: Call, fake: Fake, tmp_path: Path, options: list[object], expert: str
 ) -> None:
     """Of the first line that is to be made, not of the command line."""
-    lines = [{"prompt": "bad", "seed": -1}, {"prompt": "a", "output": str(tmp_path / "first.gif")}]
+    lines = [{"prompt": "bad", "seed": -2}, {"prompt": "a", "output": str(tmp_path / "first.gif")}]
     lines += [{"prompt": "b", "boundary": 0.0 if expert == "transformer_2" else 1.0}]
     file = write_lines(tmp_path / "p.jsonl", *lines)
     two("--prompts", file, *options, "--output", tmp_path / "o.gif")

@@ -225,8 +225,8 @@ def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tm
         ("no json", "the line is not JSON"),
         ({"seed": 3}, "there is no prompt"),
         (
-            {"prompt": "a", "seed": -1},
-            "seed is out of range; expected an integer, at least 0, or random; found -1",
+            {"prompt": "a", "seed": -2},
+            "seed is out of range; expected an integer, at least 0, or random; found -2",
         ),
         ({"prompt": "a", "seed": 2**64}, "the seed is out of range"),
         ({"prompt": "a", "steps": 0}, "steps is out of range; expected 1 to 10000; found 0"),
@@ -397,7 +397,7 @@ def test_what_is_there_is_not_made_again(
     wan: Call, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two", "three")
-    for suffix in (".mp4", ".gif", ".webp", ".png", ".npy"):
+    for suffix in (".mp4", ".webm", ".gif", ".webp", ".png", ".npy"):
         folder = tmp_path / suffix[1:]
         folder.mkdir()
         arguments = ("--prompts", file, "--output", folder / f"o{suffix}")

@@ -116,7 +116,7 @@ def test_timings_are_written_whatever_comes_of_it(wan: Call, fake: Fake, tmp_pat
 
 
 def test_the_exit_code_is_that_of_the_first_failure(wan: Call, fake: Fake, tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": -1})
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "two", "seed": -2})
     done = wan("--prompts", file)
     assert done.code == 2 and done.out[-1] == "1 made, 0 skipped, 1 failed"
     assert wan("--prompts", write_lines(tmp_path / "q.jsonl", "{}")).code == 2

@@ -79,6 +79,10 @@ class Pipeline:
         self._session = self.session(profile)
         self._session.describe(timings)
 
+    def __repr__(self) -> str:
+        what = f"{self.manifest.model.variant}, {self.profile.name} for {self._opened.selected.name}"
+        return f"<Pipeline of {what}, in {self.artifact}>"
+
     def session(self, profile: Profile) -> Session:
         """Returns the session of a built profile, and makes it at the first call.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +47,21 @@ class Result:
             f"<Result {shown!r}, seed {self.options['seed']}: {videos} of {frames} frames, {width}x{height}>"
         )
 
+    def _repr_html_(self) -> str:
+        """Returns the videos for a notebook, which shows the last value of a cell."""
+        with tempfile.TemporaryDirectory() as folder:
+            videos = [path.read_bytes() for path in self.save(Path(folder) / "video.mp4")]
+        tag = '<video controls loop muted autoplay src="data:video/mp4;base64,{}"></video>'
+        shown = (tag.format(base64.b64encode(video).decode()) for video in videos)
+        return f"<p>{html.escape(repr(self))}</p>{''.join(shown)}"
+
     def save(
         self, path: str | os.PathLike[str], *, fps: float | None = None, overwrite: bool = False
     ) -> list[Path]:
         """Writes the videos with the options in their metadata, as the command ``wanrun`` does.
 
         Args:
-            path: .mp4, .gif, .webp, .png or .npy; several videos are ``name-0.mp4``, ``name-1.mp4``, ...
+            path: .mp4, .mov, .webm, .gif, .webp, .png or .npy; several videos are ``name-0.mp4`` and so on.
             fps: frames per second; None for those of the options.
             overwrite: whether existing files are replaced.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest
+from wanrun.errors import UsageError
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.existing import missing_videos
 from wanrun.jobs.media_sets import MediaSets
@@ -23,8 +26,8 @@ from wanrun.jobs.outputs import (
 )
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
-from wanrun.media.video_paths import video_paths
-from wanrun.media.write_video import metadata_sidecar
+from wanrun.media.video_paths import numbered_video, video_paths
+from wanrun.media.write_video import metadata_sidecar, read_metadata
 from wanrun.request.generation import Generation
 from wanrun.request.options import check_latents, latents_shape
 from wanrun.request.resolve import resolve_request
@@ -105,6 +108,7 @@ class JobMaker:
                 cannot be written or exists already.
             ArtifactError: for a profile or a form of the loop that is not built.
         """
+        entry = self._with_its_seed(entry)
         generation = resolve_request(entry.line, self.manifest, self.artifact)
         if self.noise is not None:
             check_latents(self.noise, latents_shape(self.manifest, generation.profile))
@@ -118,6 +122,18 @@ class JobMaker:
             if not self.many or self.run.overwrite:
                 check_free(videos, self.run.overwrite, sidecars=self.run.overwrite)
         return Job(entry, generation, tuple(videos), latents, tuple(range(len(videos))))
+
+    def _with_its_seed(self, entry: Entry) -> Entry:
+        """Returns a line whose seed was drawn with that of its first video, if that was made before."""
+        if not entry.drawn or self.run.overwrite:
+            return entry
+        with contextlib.suppress(UsageError):  # reported where the videos are checked
+            path = self.path(entry, "output")
+            first = next((one for one in (path, numbered_video(path, 0)) if one.exists()), None)
+            seed = None if first is None else read_metadata(first).get("seed")
+            if type(seed) is int:
+                return replace(entry, line=structs.replace(entry.line, seed=seed))
+        return entry
 
     def compared(self, job: Job) -> Job:
         """Reads a job's media, and finds its outputs that exist.

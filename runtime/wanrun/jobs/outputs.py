@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wanrun.errors import UsageError
-from wanrun.media.ffmpeg import check_h264
+from wanrun.media.ffmpeg import check_encodes
+from wanrun.media.video_paths import CODECS
 from wanrun.media.write_video import metadata_sidecar
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
@@ -124,9 +125,9 @@ def check_free(videos: Sequence[Path], overwrite: bool, sidecars: bool = True) -
 
 
 def check_encoder(videos: Iterable[Path]) -> None:
-    """Raises UsageError if one of these videos needs ffmpeg, and no ffmpeg writes H.264."""
-    if any(video.suffix.lower() == ".mp4" for video in videos):
-        check_h264()
+    """Raises UsageError if one of these videos needs ffmpeg, and no ffmpeg writes its format."""
+    for suffix in sorted({video.suffix.lower() for video in videos} & CODECS.keys()):
+        check_encodes(suffix, CODECS[suffix])
 
 
 def check_file(path: Path | None, option: str, overwrite: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from wanrun.errors import UsageError, field, quoted, shortened
 from wanrun.request.media import media_files
-from wanrun.request.reading import read_request
+from wanrun.request.reading import is_drawn, read_request
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
 from wanrun.rows import option
@@ -48,12 +48,14 @@ class Entry:
         index: the number of the prompt in the file, from 1. Unusable lines count too, so a corrected line
             does not rename the outputs of the others.
         total: the number of prompts in the file.
+        drawn: whether the seed was drawn.
     """
 
     line: Line
     where: str = ""
     index: int = 1
     total: int = 1
+    drawn: bool = False
 
     @property
     def media_files(self) -> Iterator[tuple[str, Path]]:
@@ -97,7 +99,8 @@ def read_entries(
             own = list(values_of(text))
             if random_seed and "seed" not in {aliases(Line).get(name, name) for name, _ in own}:
                 own.append(("seed", RANDOM))
-            entries.append(Entry(read_request(own, Line, shared), where, index, len(filled)))
+            drawn = any(aliases(Line).get(name, name) == "seed" and is_drawn(value) for name, value in own)
+            entries.append(Entry(read_request(own, Line, shared), where, index, len(filled), drawn))
         except UsageError as error:
             failures[index] = error.located(where)
     return entries, failures

@@ -39,8 +39,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     output: Annotated[
         Path | None,
         option(
-            ".mp4, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the prompt's first "
-            "words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
+            ".mp4, .mov, .webm, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the "
+            "prompt's first words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
             default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
             section=RESULTS,
         ),

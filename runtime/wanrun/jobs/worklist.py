@@ -34,8 +34,7 @@ from wanrun.jobs.run import RunOptions
 from wanrun.media.types import Inputs
 from wanrun.media.video_paths import video_paths
 from wanrun.request.generation import influences_of
-from wanrun.request.reading import read_request
-from wanrun.request.request import RANDOM
+from wanrun.request.reading import is_drawn, read_request
 from wanrun.timing.timings import Timings
 
 
@@ -145,7 +144,7 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     manifest = read_manifest(artifact)
     entries, bad, many = [Entry(shared)], dict[int, WanError](), run.prompts is not None
     if run.prompts is not None:
-        entries, unread = read_entries(run.prompts, shared, given.get("seed") == RANDOM)
+        entries, unread = read_entries(run.prompts, shared, is_drawn(given.get("seed")))
         bad |= unread
     noise = None if run.latents is None else _read_latents(run.latents)
     media, claims = MediaSets(timings), _claims(artifact, run, entries)

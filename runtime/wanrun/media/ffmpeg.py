@@ -1,4 +1,4 @@
-"""Finds imageio's ffmpeg, checks that it writes H.264, and runs it.
+"""Finds imageio's ffmpeg, checks that it writes H.264 or VP9, and runs it.
 
 diffusers reads videos with this binary too, so both get the same frames.
 """
@@ -57,10 +57,10 @@ def _own_binary() -> str | None:
     return next((str(path) for path in folder.glob("ffmpeg-*") if os.access(path, os.X_OK)), None)
 
 
-def check_h264() -> None:
-    """Checks before the first step that there is an ffmpeg that writes H.264.
+def check_encodes(suffix: str, codec: str) -> None:
+    """Checks before the first step that there is an ffmpeg that writes the videos of a suffix.
 
-    imageio's own binary has libx264 and is not started. Another ffmpeg encodes one frame as a test.
+    imageio's own binary has every codec and is not started. Another ffmpeg encodes one frame as a test.
 
     Raises:
         UsageError: if there is no such ffmpeg.
@@ -72,14 +72,16 @@ def check_h264() -> None:
             return
         source = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "16x16", "-i", "pipe:0")
         run_ffmpeg(
-            [*source, "-c:v", "libx264", "-pix_fmt", "yuv420p", "-f", "null", "-"],
+            [*source, "-c:v", codec, "-pix_fmt", "yuv420p", "-f", "null", "-"],
             np.zeros((16, 16, 3), np.uint8),
         )
     except UsageError as error:
-        raise UsageError(f"mp4 cannot be written: {error.what}", found=error.found, remedy=remedy) from None
+        raise UsageError(
+            f"{suffix[1:]} cannot be written: {error.what}", found=error.found, remedy=remedy
+        ) from None
     except OSError as error:
         raise UsageError(
-            f"mp4 cannot be written: {program} does not encode H.264",
+            f"{suffix[1:]} cannot be written: {program} does not encode with {codec}",
             found=error.strerror or error,
             remedy=remedy,
         ) from None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from wanrun.errors import UsageError
 
-SUFFIXES = (".mp4", ".gif", ".webp", ".png", ".npy")
+CODECS: Mapping[str, str] = MappingProxyType({".mp4": "libx264", ".mov": "libx264", ".webm": "libvpx-vp9"})
+"""ffmpeg's encoder by the suffix of the videos that it writes."""
+
+SUFFIXES = (*CODECS, ".gif", ".webp", ".png", ".npy")
 """The suffixes that a video's name may have, in upper or lower case."""
 
 
@@ -22,4 +27,9 @@ def video_paths(path: Path, count: int = 1) -> list[Path]:
             expected="a name that ends in " + ", ".join(SUFFIXES),
             found=repr(path.suffix),
         )
-    return [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
+    return [path] if count == 1 else [numbered_video(path, index) for index in range(count)]
+
+
+def numbered_video(path: Path, index: int) -> Path:
+    """Returns the path of one of several videos of a prompt."""
+    return path.with_name(f"{path.stem}-{index}{path.suffix}")

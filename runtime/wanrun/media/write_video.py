@@ -4,7 +4,8 @@ The suffix chooses the format:
 
 | suffix | content | metadata |
 |---|---|---|
-| .mp4  | H.264, yuv420p, BT.709 | the container's comment |
+| .mp4, .mov | H.264, yuv420p, BT.709 | the container's comment |
+| .webm | VP9, yuv420p, BT.709 | the container's comment |
 | .gif  | 256 colours a frame | comment extension |
 | .webp | animation, lossy | EXIF UserComment |
 | .png  | APNG, lossless; a plain PNG for one frame | tEXt chunk "Comment" |
@@ -35,6 +36,7 @@ import numpy as np
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import fsync_directory, read_bounded, replace_file
 from wanrun.media.ffmpeg import run_ffmpeg
+from wanrun.media.video_paths import CODECS
 from wanrun.terminal.temporary import temporary_path
 
 if TYPE_CHECKING:
@@ -53,16 +55,21 @@ _ASCII = b"ASCII\0\0\0"  # EXIF's name for the encoding of a UserComment
 # veryfast takes 60 % of medium's time and gave the same PSNR (within 0.5 dB) and size at this quality.
 # x264's output depends on its number of threads, whose default depends on the machine: so it is fixed.
 # fmt: off
-_H264 = (
+_YUV = (
     # The encoder takes primaries and transfer from its frames, not from the options of the same names below.
     "-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int,"
     "setparams=color_primaries=bt709:color_trc=bt709",
-    "-c:v", "libx264", "-preset", "veryfast", "-crf", "17", "-pix_fmt", "yuv420p", "-threads", "4",
+    "-pix_fmt", "yuv420p", "-threads", "4",
     "-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv",
-    "-map_metadata", "-1", "-fflags", "+bitexact", "-flags:v", "+bitexact", "-movflags", "+faststart",
-    "-f", "mp4",
+    "-map_metadata", "-1", "-fflags", "+bitexact", "-flags:v", "+bitexact",
 )
 # fmt: on
+_QUALITY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "libx264": ("-preset", "veryfast", "-crf", "17", "-movflags", "+faststart"),
+        "libvpx-vp9": ("-crf", "24", "-b:v", "0", "-cpu-used", "4"),
+    }
+)
 
 
 def metadata_sidecar(path: Path) -> Path:
@@ -162,23 +169,25 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
     fsync_directory(path.absolute().parent)
 
 
-def _write_mp4(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+def _write_by_ffmpeg(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
     height, width = frames.shape[1:3]
     if height % 2 or width % 2:
         raise UsageError(
-            "mp4 needs an even width and height",
+            f"{path.suffix[1:]} needs an even width and height",
             found=f"{width}x{height}",
             remedy="choose an --output that ends in .webp or .png",
         )
     rate = str(Fraction(fps).limit_denominator(1001))
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", rate, "-i", "pipe:0"]
     metadata = ["-metadata", f"comment={comment}"] if comment else []
-    run_ffmpeg([*source, *_H264, *metadata, f"file:{path}"], frames)
+    suffix = path.suffix.lower()
+    encoder = [*_YUV, "-c:v", CODECS[suffix], *_QUALITY[CODECS[suffix]], "-f", suffix[1:]]
+    run_ffmpeg([*source, *encoder, *metadata, f"file:{path}"], frames)
 
 
-def _read_mp4_comment(path: Path) -> str:
+def _read_by_ffmpeg(path: Path) -> str:
     listing = run_ffmpeg(["-i", f"file:{path.absolute()}", "-f", "ffmetadata", "pipe:1"]).decode("utf-8")
-    found = re.search(r"^comment=(.*)$", listing, flags=re.MULTILINE)
+    found = re.search(r"^comment=(.*)$", listing, flags=re.MULTILINE | re.IGNORECASE)
     # ffmetadata puts a backslash before = ; # \ and a newline; the comment is ASCII without newlines.
     return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
@@ -269,14 +278,18 @@ def _read_image_comment(path: Path) -> str:
 _Encoder = Callable[[np.ndarray, Path, float, str], None]
 
 _ENCODERS: Mapping[str, _Encoder] = MappingProxyType(
-    {".mp4": _write_mp4, ".gif": _write_gif, ".webp": _write_webp, ".png": _write_png, ".npy": _write_npy}
+    {
+        **dict.fromkeys(CODECS, _write_by_ffmpeg),
+        ".gif": _write_gif,
+        ".webp": _write_webp,
+        ".png": _write_png,
+        ".npy": _write_npy,
+    }
 )
 
 _READERS: Mapping[str, Callable[[Path], str]] = MappingProxyType(
     {
-        ".mp4": _read_mp4_comment,
-        ".gif": _read_image_comment,
-        ".webp": _read_image_comment,
-        ".png": _read_image_comment,
+        **dict.fromkeys(CODECS, _read_by_ffmpeg),
+        **dict.fromkeys((".gif", ".webp", ".png"), _read_image_comment),
     }
 )

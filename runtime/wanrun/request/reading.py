@@ -25,6 +25,11 @@ def as_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def is_drawn(seed: object) -> bool:
+    """Whether a seed, as a plain value, stands for one that is drawn: ``random``, or other tools' -1."""
+    return seed == RANDOM or (type(seed) is int and seed == -1)
+
+
 def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _Kind | None = None) -> _Kind:
     """Checks values by the options' Python names, and makes a request of them.
 
@@ -49,7 +54,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
             problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
         else:
             plain = as_plain(value)
-            if name == "seed" and plain == RANDOM:
+            if name == "seed" and is_drawn(plain):
                 plain = int.from_bytes(os.urandom(4), "little")
             if name == "size" and isinstance(plain, tuple):
                 plain = "x".join(map(str, plain))

@@ -75,7 +75,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Frames of the video; for Animate, of a window.",
             default="the first built",
-            also="frame_num frames",
+            also="frame_num frames length",
         ),
     ] = msgspec.field(default=None, name="frames")
     num_steps: Annotated[
@@ -115,7 +115,7 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option(
             "Solver, on its diffusers class's own grid; lcm, for distilled models, adds noise between steps.",
             default=ARTIFACT,
-            also="sample_solver sampler",
+            also="sample_solver sampler scheduler",
         ),
     ] = None
     timesteps: Annotated[

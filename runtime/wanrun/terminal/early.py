@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 from wanrun.terminal import signals
 
 
 def start() -> None:
-    """Opens missing streams, and lets signals end the process."""
+    """Opens missing streams, lets signals end the process, and leaves out NumPy's warnings of overflow.
+
+    What is not finite is refused in a line; ``python -W`` shows the warnings.
+    """
     _open_streams()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore", RuntimeWarning)
     signals.start()
 
 

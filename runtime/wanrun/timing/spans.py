@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from wanrun.timing.clock import now
 
@@ -49,6 +50,14 @@ class Spans:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: list[Span] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the spans that have ended. A lock, and a span that goes on, belong to their process."""
+        with self._lock:
+            return {**vars(self), "_lock": None, "_spans": [span for span in self._spans if span.ended]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def begin(
         self, phase: str, label: str | None = None, progress: Progress | None = None, unit: str = "B"

@@ -80,6 +80,10 @@ class Timings(Spans):
         self.loop: str | None = None
         self.step_seconds: list[float] = []
 
+    def __repr__(self) -> str:
+        total = (self.now() if self._end is None else self._end) - self._begin
+        return f"<Timings: {total:.1f} s in all, {len(self.step_seconds)} steps>"
+
     def now(self) -> float:
         """Returns the seconds since the process started."""
         return now()

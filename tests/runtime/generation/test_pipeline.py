@@ -57,6 +57,8 @@ def embedded(artifact: Path) -> Path:
 def test_everything_for_any_prompt(toy_artifact: Path, reads: list[str], loads: list[str]) -> None:
     timings = Timings()
     with wanrun.load(toy_artifact, embeddings="none", timings=timings) as pipeline:
+        said = f"<Pipeline of wan2.1-t2v, 96x64x9-b1-cfg for cpu, in {toy_artifact}>"
+        assert repr(pipeline) == said
         assert reads[:2] == ["text_encoder", "transformer"]
         assert loads[:6] == [*TEXT, "prepare", "denoise_step"]
         pipeline.generate(PROMPT, num_steps=1, timings=timings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
+import re
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -25,6 +28,26 @@ def test_what_it_is_in_a_line(result: wanrun.Result) -> None:
     assert repr(result) == (
         "<Result 'a fox a fox a fox a fox a fox a fox a fo...', seed 7: 2 videos of 5 frames, 48x32>"
     )
+
+
+def test_it_comes_from_another_process(result: wanrun.Result) -> None:
+    with result.timings.phase("denoise"):
+        result.timings.begin("decode", progress=lambda: (1, 2))  # which goes on
+        again = pickle.loads(pickle.dumps(result))
+    result.timings.add("text", 1.0, 2.0)
+    assert again.options == result.options and np.array_equal(again.frames, result.frames)
+    assert again.timings.spans == {} and again.timings.running == []
+    again.timings.add("text", 1.0, 2.0)
+    assert again.timings.spans == {"text": [(1.0, 2.0)]}
+    assert re.fullmatch(r"<Timings: \d+\.\d s in all, 0 steps>", repr(again.timings))
+
+
+def test_a_notebook_shows_the_videos(result: wanrun.Result, tmp_path: Path) -> None:
+    shown = result._repr_html_()
+    videos = re.findall(r'src="data:video/mp4;base64,([^"]+)"', shown)
+    assert len(videos) == 2 and "&lt;Result &#x27;a fox" in shown
+    (tmp_path / "video.mp4").write_bytes(base64.b64decode(videos[1]))
+    assert read_metadata(tmp_path / "video.mp4") == {**result.options, "video": 1}
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".png", ".gif"])

@@ -18,6 +18,7 @@ from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.requests import Entry, Line
+from wanrun.jobs.worklist import Worklist
 from wanrun.media.write_video import write_video
 from wanrun.request.reading import read_request
 from wanrun.timing.timings import Timings
@@ -164,3 +165,21 @@ def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., JobMaker], 
     for overwrite in (False, True):
         with pytest.raises(UsageError, match=r"o\.npy\.json is a folder"):
             job_of(maker(many=False, overwrite=overwrite), seed=3)
+
+
+def test_a_drawn_seed_is_that_of_the_video_that_is_there(
+    worklist_of: Callable[..., Worklist], tmp_path: Path
+) -> None:
+    prompts, output = tmp_path / "p.jsonl", tmp_path / "v.npy"
+    prompts.write_text('{"prompt": "a fox", "seed": "random"}')
+    (job,) = worklist_of(prompts=prompts, output=output).jobs
+    assert job.entry.drawn
+    write_video(np.zeros((9, 64, 96, 3), np.uint8), output, 16, {**job.metadata, "video": 0})
+    again = worklist_of(prompts=prompts, output=output)
+    assert not again.jobs and again.finished[0].entry.line.seed == job.entry.line.seed
+    (new,) = worklist_of(prompts=prompts, output=output, overwrite=True).jobs
+    assert new.entry.line.seed != job.entry.line.seed
+    prompts.write_text('{"prompt": "a cat", "seed": "random"}')
+    assert 'expected prompt "a cat"; found "a fox"' in str(
+        worklist_of(prompts=prompts, output=output).failures
+    )

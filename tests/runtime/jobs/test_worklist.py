@@ -56,7 +56,7 @@ def test_without_an_output_a_single_prompt_takes_a_free_name(
 def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Path) -> None:
     lines = [
         {"prompt": "one"},
-        {"prompt": "two", "seed": -1},
+        {"prompt": "two", "seed": -2},
         "[]",
         {"prompt": "four", "negative_prompt": "n"},
     ]
@@ -69,7 +69,7 @@ def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Pa
 
 
 def test_a_bad_prompt_of_the_command_line_ends_the_run(worklist_of: WorklistOf) -> None:
-    assert "seed is out of range" in refusal(worklist_of, {"seed": -1}, prompt="a fox")
+    assert "seed is out of range" in refusal(worklist_of, {"seed": -2}, prompt="a fox")
     assert refusal(worklist_of).startswith("no prompt was given")
     assert refusal(worklist_of, prompt="a", prompts=Path("p")).startswith(
         "--prompt and --prompts exclude each"

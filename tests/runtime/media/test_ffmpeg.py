@@ -11,7 +11,7 @@ import pytest
 from wanrun.errors import UsageError
 from wanrun.jobs.outputs import check_encoder
 from wanrun.media import ffmpeg
-from wanrun.media.ffmpeg import check_h264, find_ffmpeg, run_ffmpeg
+from wanrun.media.ffmpeg import check_encodes, find_ffmpeg, run_ffmpeg
 
 OWN = imageio_ffmpeg.get_ffmpeg_exe()
 
@@ -38,7 +38,7 @@ def script(path: Path, text: str) -> str:
 def refused() -> str:
     """The line that says why no mp4 can be written."""
     with pytest.raises(UsageError, match="mp4 cannot be written: ") as caught:
-        check_h264()
+        check_encodes(".mp4", "libx264")
     line = str(caught.value)
     assert "\n" not in line
     assert "pip install imageio-ffmpeg" in line and "choose an --output that ends in .webp or .png" in line
@@ -53,9 +53,9 @@ def test_imageios_own_is_found_and_not_started(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ffmpeg.subprocess, "Popen", start)
     assert find_ffmpeg() == OWN
-    check_h264()
+    check_encodes(".mp4", "libx264")
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", OWN)
-    check_h264()
+    check_encodes(".mp4", "libx264")
 
 
 def test_the_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +64,14 @@ def test_the_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in (str(tmp_path / "other"), "other"):
         monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", name)
         assert find_ffmpeg() == str(tmp_path / "other")
-        check_h264()  # which encodes a frame with it
+        check_encodes(".mp4", "libx264")  # which encodes a frame with it
 
 
 @pytest.mark.usefixtures("unpacked")
 def test_the_users_choice_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", OWN)
     assert run_ffmpeg(["-version"]).startswith(b"ffmpeg version")
-    check_h264()
+    check_encodes(".mp4", "libx264")
 
 
 @pytest.mark.parametrize("name", ["missing", "folder", "text"])
@@ -93,7 +93,7 @@ def test_a_package_without_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
     """As installed from source: imageio looks for the system's."""
     monkeypatch.setattr(ffmpeg, "_own_binary", lambda: None)
     assert find_ffmpeg() == OWN
-    check_h264()
+    check_encodes(".mp4", "libx264")
 
     def none() -> str:
         raise RuntimeError("No ffmpeg exe could be found.")
@@ -117,7 +117,7 @@ def test_a_choice_that_does_not_encode(
     path = script(tmp_path / "ffmpeg", text)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", path)
     line = refused()
-    assert f"{path} does not encode H.264" in line and reason in line
+    assert f"{path} does not encode with libx264" in line and reason in line
 
 
 def test_other_formats_need_none(monkeypatch: pytest.MonkeyPatch) -> None:

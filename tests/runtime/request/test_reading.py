@@ -38,7 +38,7 @@ def refusal(**options: Any) -> str:
         ("segment_overlap", "1 or 5", [0, 2, 4, 6, -1]),
         ("num_frames", "an integer, at least 1", [0, -9]),
         ("timesteps", "1 to 10000 positive numbers", [[], [0], [1000, -1.0], [math.nan], [1.0] * 10_001]),
-        ("seed", "an integer, at least 0, or random", [-1]),
+        ("seed", "an integer, at least 0, or random", [-2]),
         ("size", "a string such as 832x480", ["", "64", "0x64", "64x64x64", "１２x64", "64x64\n"]),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_list_of_numbers() -> None:
 
 
 def test_all_problems_are_said_at_once() -> None:
-    message = refusal(seed=-1, fps="24", tint=3)
+    message = refusal(seed=-2, fps="24", tint=3)
     for problem in ("seed is out of range", "fps has the wrong type", "unknown option 'tint'"):
         assert problem in message
 

@@ -40,12 +40,14 @@ def test_what_only_other_tools_have_is_told_otherwise() -> None:
     assert elsewhere("wanrun", "--ckpt_dir") == (
         "wanrun has no --ckpt_dir; convert it first: wanbuild convert CHECKPOINT --artifact DIR"
     )
+    told = elsewhere("wanbuild convert", "--checkpoint")
+    assert told == "wanbuild convert has no --checkpoint; name it without an option"
     told = elsewhere("wanbuild compile", "--height")
     assert told == "wanbuild compile has no --height; pass --size WIDTHxHEIGHT"
     assert elsewhere("wanrun", "--hieght") is None
 
 
 def test_a_random_seed_is_another_one_each_time() -> None:
-    seeds = {read_request([("prompt", "a fox"), ("seed", "random")], Line).seed for _ in range(4)}
+    seeds = {read_request([("prompt", "a fox"), ("seed", one)], Line).seed for one in ("random", -1) * 2}
     assert len(seeds) > 1
     assert all(0 <= seed < 2**32 for seed in seeds)

@@ -26,6 +26,13 @@ with Path(sys.argv[1]).open("w") as file:
 """
 
 
+@pytest.mark.parametrize(("options", "words"), [([], ""), (["-W", "default"], "overflow encountered")])
+def test_warnings_of_numpy_are_not_for_users(options: list[str], words: str) -> None:
+    code = "from wanrun.terminal.early import start; start(); import numpy; numpy.float32(3e38) * 9"
+    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and words in done.stderr and (words or not done.stderr)
+
+
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_closed_stream_does_not_end_a_run(closed: str, tmp_path: Path) -> None:
     """And no file gets the number of a standard stream, to which libraries write."""
