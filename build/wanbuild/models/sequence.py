@@ -78,9 +78,18 @@ class TokenAttention:
         return _on_each_device(_to_frames, [q, k, v, frames], ("videos", "tokens", "heads", None), others)
 
     def _to(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """One device's part of ``to``. In float32 the sum is of differences from the last key's value.
+
+        Most rows of a text are padding, and alike: their differences are 0. Added up as they are, one by one,
+        they drift from the true sum (docs/notes/cpu.md). bfloat16 would round the differences anew.
+        """
         B, S, N, K = q.shape
         P = len(k)
-        return self.kernel(q.reshape(P, B // P * S, N, K), k, v, mask).reshape(B, S, N, K)
+        queries = q.reshape(P, B // P * S, N, K)
+        if v.dtype != jnp.float32:
+            return self.kernel(queries, k, v, mask).reshape(B, S, N, K)
+        last = v[:, -1:]
+        return (self.kernel(queries, k, v - last, mask) + last).reshape(B, S, N, K)
 
     def _among(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """One device's part: q, k and v are its tokens."""
