@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wanbuild.listed import REBUILT, REQUIREMENTS, listed_files
-from wanrun.artifact.manifest import MANIFEST, Manifest
-from wanrun.errors import SourceError, UsageError, lacks_space
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.errors import SourceError, UsageError, WanError, lacks_space
 from wanrun.files import fsync_directory
 from wanrun.terminal.temporary import remove_abandoned, remove_tree
 from wanrun.terminal.undo import undone_at_exit
@@ -87,6 +87,29 @@ def build_lock(artifact: Path) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def changing(artifact: Path) -> Iterator[None]:
+    """Holds the build lock of an artifact that is there, and leaves no file that its manifest does not list.
+
+    That holds however the block ends, by an error or by a signal too; after SIGKILL the next build does it.
+
+    Raises:
+        UsageError: as ``build_lock``.
+    """
+
+    def tidy() -> None:
+        with contextlib.suppress(WanError, OSError):
+            remove_unlisted(artifact, read_manifest(artifact))
+
+    with build_lock(artifact), undone_at_exit(tidy):
+        try:
+            yield
+        except BaseException:
+            tidy()
+            raise
+        remove_unlisted(artifact, read_manifest(artifact))
 
 
 def build_running(artifact: Path) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wanbuild.devices import open_exactly
-from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.staging import changing
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
@@ -81,7 +81,7 @@ def embed_prompts(
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact):
+    with changing(artifact):
         manifest = read_manifest(artifact)
         reasons: list[str] = []
         profiles = runnable_profiles(artifact, manifest, reasons.append)
@@ -95,7 +95,6 @@ def embed_prompts(
             if changed != manifest:
                 changed.write(artifact)
             manifest = changed
-            remove_unlisted(artifact, manifest)
         except OSError as error:
             if lacks_space(error):
                 raise  # the command line has a message for it

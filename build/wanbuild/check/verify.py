@@ -19,7 +19,7 @@ from wanbuild.programs.instructions import check_level
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.signature import check_signature
 from wanbuild.programs.wiring import check_set
-from wanbuild.staging import build_lock, build_running, remove_unlisted
+from wanbuild.staging import build_running, changing
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
@@ -163,7 +163,7 @@ def record(artifact: Path, report: Report) -> None:
         ArtifactError: if the artifact is damaged, if JAX has no device, or if no profile can run here.
     """
     artifact = artifact.resolve()
-    with build_lock(artifact):
+    with changing(artifact):
         start_jax()
         manifest = read_manifest(artifact)
         check_all(artifact, manifest, report, building=True)
@@ -181,7 +181,6 @@ def record(artifact: Path, report: Report) -> None:
             report(f"{profile.name}: recorded")
         manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
         manifest.write(artifact)
-        remove_unlisted(artifact, manifest)
 
 
 def replay(artifact: Path, report: Report) -> dict[str, str]:

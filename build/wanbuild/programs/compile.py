@@ -19,7 +19,7 @@ from wanbuild.programs.limited import LimitedProcesses
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.programs.wiring import check_set
-from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.staging import changing
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun import __version__
@@ -221,14 +221,13 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
     """
     artifact = request.artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact), pinned(platforms_of(request.targets)):
+    with changing(artifact), pinned(platforms_of(request.targets)):
         manifest = read_manifest(artifact)
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
         wanted = [profile_of(manifest, shape, request.options) for shape in request.shapes(manifest)]
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)
-        remove_unlisted(artifact, manifest)
     return manifest
 
 

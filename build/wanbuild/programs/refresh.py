@@ -14,7 +14,7 @@ from wanbuild.programs.compile import build_target
 from wanbuild.programs.export import used_sets
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.requirements import with_requirements, write_requirements
-from wanbuild.staging import build_lock, remove_unlisted
+from wanbuild.staging import changing
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanrun.artifact.manifest import Manifest, read_manifest
@@ -48,7 +48,7 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
     """
     artifact = artifact.resolve()
     read_manifest(artifact)
-    with build_lock(artifact), pinned(platforms_of(read_manifest(artifact).targets)):
+    with changing(artifact), pinned(platforms_of(read_manifest(artifact).targets)):
         manifest = read_manifest(artifact)
         specs = _buildable(artifact, manifest, report)
         for name, spec in specs.items():  # refuse an impossible profile before any is built
@@ -60,9 +60,7 @@ def refresh_artifact(artifact: Path, report: Report) -> Manifest:
             manifest = build_target(artifact, manifest, spec.reopened(), _profiles(manifest, name), report)
             if manifest.content_digest == before.content_digest:
                 report(f"target {name}: this JAX exports what was there; a newer one's programs last longer")
-        manifest = _without_dead(artifact, manifest, specs, report)
-        remove_unlisted(artifact, manifest)
-    return manifest
+        return _without_dead(artifact, manifest, specs, report)
 
 
 def _profiles(manifest: Manifest, target: str) -> list[Profile]:

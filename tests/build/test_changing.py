@@ -1,0 +1,63 @@
+"""Changing an artifact: however that ends, no file is left that its manifest does not list."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wanbuild.listed import unlisted
+from wanbuild.staging import changing
+from wanrun.artifact.manifest import read_manifest
+
+NEW = ("programs/new.stablehlo", "executables/cpu/new-cache", "executables/cpu/.new/half", "golden/new.json")
+
+CHANGES = """
+import sys, threading
+from pathlib import Path
+
+from wanrun.terminal.early import start
+
+start()
+from wanbuild.staging import changing
+
+artifact = Path(sys.argv[1])
+with changing(artifact):
+    for name in sys.argv[2:]:
+        (artifact / name).parent.mkdir(exist_ok=True)
+        (artifact / name).write_bytes(b"new")
+    print("written", flush=True)
+    threading.Event().wait()
+"""
+
+
+def left(artifact: Path) -> list[Path]:
+    return list(unlisted(artifact, read_manifest(artifact)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+def test_a_signal(artifact: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHANGES, str(artifact), *NEW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"written\n"
+        assert len(left(artifact)) >= len(NEW)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert left(artifact) == []
+    assert not list(artifact.parent.glob(f".{artifact.name}.*"))
+
+
+def test_an_error(artifact: Path) -> None:
+    with pytest.raises(ZeroDivisionError), changing(artifact):
+        (artifact / NEW[0]).write_bytes(b"new")
+        raise ZeroDivisionError
+    assert left(artifact) == []
+    with changing(artifact):
+        (artifact / NEW[0]).write_bytes(b"new")
+    assert left(artifact) == []
