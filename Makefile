@@ -47,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What tests compile is kept here for the next time.
 PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-fast compilers lint format clean
+.PHONY: demo again test test-all test-fast compilers lint format clean
 
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
@@ -60,6 +60,15 @@ demo: $(VENV)/.installed-build
 		--steps 30 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json. $(NOTE)"
+
+# Another prompt, by the demo's artifact as it is.
+again:
+	@test -f $(DEMO)/artifact/manifest.json || { echo "there is no demo yet: run make demo first"; exit 2; }
+	$(PREPARE)
+	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
+		--steps 30 --output $(DEMO)/again.mp4 --overwrite --timing
+	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
+	@echo "The video is $(DEMO)/again.mp4. $(NOTE)"
 
 # Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from tinywan.captions import CaptionError, caption, read_caption
+from tinywan.captions import CaptionError, caption, read_caption, unknown_words
 from tinywan.scenes import Scene, Thing, fit, random_scene
+from tinywan.vocabulary import COLOURS, GROUNDS, MOTIONS, SHAPES, SIZES, TEXTURES
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -49,3 +52,17 @@ def test_left_to_right_is_right() -> None:
 def test_what_is_no_caption(text: str, message: str) -> None:
     with pytest.raises(CaptionError, match=message):
         read_caption(text)
+
+
+def test_words_that_no_caption_has() -> None:
+    assert unknown_words("A fluffy red ball rolls to the right, over GREEN ground; fluffy 3 Füchse") == [
+        "fluffy",
+        "3",
+        "füchse",
+    ]
+
+
+def test_the_page_of_the_demo_has_every_word() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text(encoding="utf-8")
+    for table in (COLOURS, GROUNDS, TEXTURES, SIZES, *SHAPES.values(), *MOTIONS.values()):
+        assert [phrase for phrase in table if f" {phrase}," not in page and f" {phrase} |" not in page] == []

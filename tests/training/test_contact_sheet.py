@@ -59,8 +59,10 @@ def test_a_prompt_that_is_no_caption_is_not_judged(option: list[str], tmp_path: 
     video, sheet = tmp_path / "drawn.npy", tmp_path / "sheet.png"
     run("draw", CAPTION, "--output", str(video))
     code, text = run("show", str(video), "--prompt", "a cat", "--sheet", str(sheet), *option)
-    assert code == 0
+    assert code == int(option != [])
     assert "not judged: no ground in 'a cat'" in text
+    assert ("nothing could be judged; expected a score of at least 0.90" in text) == (option != [])
+    assert "words that the model has not learned: cat; it knows those of docs/demo.md" in text
     assert sheet.exists()
 
 

@@ -8,7 +8,7 @@ import click
 import numpy as np
 from PIL import Image
 
-from tinywan.captions import CaptionError, read_caption
+from tinywan.captions import CaptionError, read_caption, unknown_words
 from tinywan.contact_sheet import contact_sheet
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH, draw
 from tinywan.judge import judge
@@ -63,8 +63,16 @@ def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: f
     text = prompt if verdict is None else f"{prompt}   (score {verdict.score:.2f})"
     contact_sheet(frames, text).save(sheet, optimize=True)
     click.echo(f"contact sheet: {sheet}")
+    if words := unknown_words(prompt):
+        click.echo(
+            f"words that the model has not learned: {', '.join(words)}; it knows those of docs/demo.md"
+        )
     if why is not None:
         click.echo(f"not judged: {why}")
+        if at_least > 0:
+            raise click.ClickException(
+                f"nothing could be judged; expected a score of at least {at_least:.2f}"
+            )
     if verdict is not None:
         facts = ", ".join(f"{fact} {'yes' if holds else 'NO'}" for fact, holds in verdict.facts.items())
         click.echo(f"score: {verdict.score:.2f} ({facts})")

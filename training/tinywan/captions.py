@@ -58,6 +58,14 @@ def read_caption(text: str) -> Scene:
     return Scene(tuple(_read_thing(part) for part in re.split(r"\band\b|\bwhile\b", rest)), place[2], texture)
 
 
+def unknown_words(text: str) -> list[str]:
+    """Returns the words of a text that no caption has: a model of captions has not learned them."""
+    tables = (COLOURS, GROUNDS, TEXTURES, SIZES, *SHAPES.values(), *MOTIONS.values())
+    known = {word for table in tables for phrase in table for word in phrase.split()}
+    known |= {"a", "an", "the", "on", "over", "ground", "and", "while"}
+    return [word for word in dict.fromkeys(re.findall(r"\w+", text.lower())) if word not in known]
+
+
 def _read_thing(text: str) -> Thing:
     shapes = {word: name for name, words in SHAPES.items() for word in words}
     motions = {phrase: name for name, phrases in MOTIONS.items() for phrase in phrases}
