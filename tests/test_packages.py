@@ -28,7 +28,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "text media denoising",
             "request",
             "generation",
-            "command jobs replay",
+            "command intact jobs replay",
             "cli",
             "__main__",
         ),

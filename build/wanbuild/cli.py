@@ -40,7 +40,7 @@ class _Building(click.Command):
             raise UsageError(
                 f"wanbuild {self.name} needs the build extra",
                 found=", ".join(f"no {name}" for name in missing),
-                remedy="pip install 'wanrun[build]'",
+                remedy="pip install '.[build]' in the checkout",
             )
         from wanrun.machine.environment import importing_jax
 

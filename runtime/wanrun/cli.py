@@ -94,14 +94,29 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 @options_of("Artifact")(
     "--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit."
 )
+@options_of("Artifact")(
+    "--check", "check_only", is_flag=True, help="Read all of the artifact, check every sha256, and exit."
+)
 @_options
 @click.version_option(__version__, prog_name="wanrun")
-def wanrun(list_only: bool, artifact: Path, **options: Any) -> int:
+def wanrun(list_only: bool, check_only: bool, artifact: Path, **options: Any) -> int:
     """Makes videos from an artifact: restores, executes, writes. No model code, tracing or compiling."""
-    if not list_only:
+    if not (list_only or check_only):
         return _generate(artifact, options)
-    _print_list(artifact)
+    if list_only:
+        _print_list(artifact)
+    if check_only:
+        _check(artifact)
     return 0
+
+
+def _check(artifact: Path) -> None:
+    from wanrun.artifact.manifest import read_manifest
+    from wanrun.intact import check_intact
+
+    manifest = read_manifest(artifact)
+    check_intact(artifact, manifest, print_result)
+    print_result(f"{artifact} is whole: {manifest.content_digest}")
 
 
 def _print_list(artifact: Path) -> None:

@@ -115,7 +115,7 @@ def test_remote_weights_want_an_extra(toy_artifact: Path, tmp_path: Path, addres
     assert done.returncode == 2, line
     assert line == (
         f"error: weights at '{address.partition('?')[0]}' are read through TensorStore; "
-        "found No module named 'tensorstore'; pip install 'wanrun[remote]', or copy them into a folder"
+        "found No module named 'tensorstore'; pip install tensorstore, or copy them into a folder"
     )
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["events"] == {}
@@ -134,7 +134,7 @@ def test_weights_in_another_form_want_an_extra(artifact: Path, tmp_path: Path) -
     assert done.returncode == 3, line
     assert line == (
         f"error: the weights in {folder} are not chunk files, which only TensorStore reads; found No module "
-        "named 'tensorstore'; pip install 'wanrun[remote]', or give the weights that wanbuild wrote"
+        "named 'tensorstore'; pip install tensorstore, or give the weights that wanbuild wrote"
     )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
 

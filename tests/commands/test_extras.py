@@ -35,6 +35,7 @@ for arguments in commands:
 json.dump([results, sorted({"jax", "numpy"} & sys.modules.keys())], sys.stdout)
 """
 
+INSTALL = "pip install '.[build]' in the checkout"
 PACKAGES = sorted({name.partition(".")[0] for name in BUILD_EXTRA})
 
 
@@ -75,7 +76,7 @@ def test_commands_name_the_extra(toy_checkpoint: Path, toy_artifact: Path, tmp_p
         [
             2,
             "",
-            f"error: wanbuild {name} needs the build extra; found {missing}; pip install 'wanrun[build]'\n",
+            f"error: wanbuild {name} needs the build extra; found {missing}; {INSTALL}\n",
         ]
         for name in calls
     ]
@@ -88,9 +89,7 @@ def test_one_package_alone(toy_artifact: Path, name: str) -> None:
     """``verify`` too, though it restores with plain Orbax at its end only."""
     ((code, output, line),), _ = without([name.partition(".")[0]], ["verify", "--artifact", toy_artifact])
     assert (code, output) == (2, "")
-    assert line == (
-        f"error: wanbuild verify needs the build extra; found no {name}; pip install 'wanrun[build]'\n"
-    )
+    assert line == (f"error: wanbuild verify needs the build extra; found no {name}; {INSTALL}\n")
 
 
 def test_help_and_inspect_need_no_extra(toy_artifact: Path) -> None:

@@ -85,7 +85,7 @@ class Reference:
             import torch
         except ImportError as error:
             raise UsageError(
-                f"the reference is not installed: {error}", remedy="pip install 'wanrun[test]'"
+                f"the reference is not installed: {error}", remedy="pip install '.[test]' in the checkout"
             ) from None
         self._variant = variants()[variant]
         pipeline_class = getattr(diffusers, self._variant.reference_class)

@@ -27,16 +27,12 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
-from wanrun.executables.entries import read_entry, read_program
+from wanrun.executables.entries import read_program
 from wanrun.executables.lowering import deserialized
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
+from wanrun.intact import check_others
 from wanrun.machine.environment import open_devices
 from wanrun.replay.golden import Golden, compare, read_golden, replayed
-from wanrun.text.embeddings import ArtifactEmbeddings
-
-MAX_SMALL_BYTES = 2**30
-"""The largest tokenizer, record or file of requirements. The largest real one, UMT5's tokenizer, has 17
-MB."""
 
 COPY = "copy the artifact again or rebuild it"
 
@@ -50,29 +46,17 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         ArtifactError: naming the first file that is missing or damaged, or unlisted in weights/.
     """
     check_weights(artifact, manifest, report)
-    for key, program_set in manifest.program_sets.items():
-        for profile_name, programs in program_set.programs.items():
+    check_others(artifact, manifest, report)
+    for program_set in manifest.program_sets.values():
+        bits = program_set.kernels.weight_bits
+        for programs in program_set.programs.values():
             for name, program in programs.items():
                 exported = deserialized(read_program(artifact, name, program), name)
-                check_signature(name, program, manifest.components, program_set.kernels.weight_bits, exported)
-            report(f"{profile_name}: programs of {key} intact")
-    for target_name, target in manifest.targets.items():
-        for entries in target.executables.values():
-            for name, entry in entries.items():
-                read_entry(artifact, target, name, entry)
+                check_signature(name, program, manifest.components, bits, exported)
+    for target in manifest.targets.values():
         if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
             for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:
                 check_level(artifact / target.folder / file, level)
-        report(f"target {target_name}: executables intact")
-    requirements = [target.requirements for target in manifest.targets.values()]
-    for record in [manifest.tokenizer, *manifest.golden.values(), *requirements]:
-        path = artifact / record.file
-        check_digest(digest_found(path, MAX_SMALL_BYTES), record.sha256, f"{path} is damaged", COPY)
-    embeddings = ArtifactEmbeddings(artifact, manifest)
-    for key in manifest.embeddings:
-        embeddings.read(key)
-    if manifest.embeddings:
-        report(f"{len(manifest.embeddings)} prompt embedding(s) intact")
 
 
 def check_spelling(artifact: Path, manifest: Manifest) -> None:

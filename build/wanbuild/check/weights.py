@@ -9,30 +9,28 @@ import functools
 import operator
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from crc32c import crc32c
 
 from wanbuild.conversion.orbax import metadata_files
+from wanrun import intact
 from wanrun.artifact.layout import array_folder
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.parameters import Parameter, nest
 from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, digest_found, sha256_of
+from wanrun.intact import batches
 from wanrun.units import in_bytes
 from wanrun.weights.buffers import DTYPES
-from wanrun.weights.restore import REBUILD, Restore, default_threads
+from wanrun.weights.restore import REBUILD, default_threads
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
-
-BATCH_BYTES = 256 * 2**20
-"""Bytes of the parameters that are read at a time; a larger parameter is a batch of its own."""
 
 Report = Callable[[str], None]
 
@@ -51,12 +49,7 @@ def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
     check_names(artifact, manifest)
     for component in manifest.components.values():
         check_metadata(artifact, component)
-    with ThreadPoolExecutor(default_threads()) as pool:
-        for name, component in manifest.components.items():
-            started = time.perf_counter()
-            for batch in batches(component):
-                Restore(artifact, name, batch, pool, verify="sha256").result()
-            report(f"{_line(name, component, started)}, intact")
+    intact.check_weights(artifact, manifest, report)
 
 
 def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None:
@@ -87,20 +80,6 @@ def check_with_orbax(artifact: Path, manifest: Manifest, report: Report) -> None
                     _compare(f"{name}/{path}", parameter, array, pool)
                 del tree, array
             report(f"{_line(name, component, started)}, the same through plain Orbax")
-
-
-def batches(component: Component) -> Iterator[Component]:
-    """Yields parts of the component, each of at most ``BATCH_BYTES`` or of one parameter."""
-    batch: dict[str, Parameter] = {}
-    nbytes = 0
-    for path, parameter in sorted(component.parameters.items()):
-        if batch and nbytes + parameter.layout.nbytes > BATCH_BYTES:
-            yield msgspec.structs.replace(component, parameters=batch)
-            batch, nbytes = {}, 0
-        batch[path] = parameter
-        nbytes += parameter.layout.nbytes
-    if batch:
-        yield msgspec.structs.replace(component, parameters=batch)
 
 
 def check_names(artifact: Path, manifest: Manifest) -> None:

@@ -103,7 +103,7 @@ def _check_compiler(platform: str) -> None:
 
 
 def _install(platform: str) -> str:
-    return f"pip install 'wanrun[build,{COMPILERS[platform][0]}]'"
+    return f"pip install '.[build,{COMPILERS[platform][0]}]' in the checkout"
 
 
 @contextlib.contextmanager

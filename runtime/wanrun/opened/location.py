@@ -85,7 +85,7 @@ def import_tensorstore(location: Path | str) -> Any:
     try:
         import tensorstore
     except ImportError as error:
-        remedy = "pip install 'wanrun[remote]'"
+        remedy = "pip install tensorstore"
         if isinstance(location, Path):
             raise ArtifactError(
                 f"the weights in {location} are not chunk files, which only TensorStore reads",

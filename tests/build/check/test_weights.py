@@ -20,6 +20,7 @@ from wanbuild.check import weights
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanrun import intact
 from wanrun.artifact.manifest import Component, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.terminal.console import run
@@ -88,7 +89,7 @@ def test_through_links(converted: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
 def test_orbax_has_a_batch_at_a_time(converted: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain Orbax never holds more than a batch, and every parameter is in one."""
-    monkeypatch.setattr(weights, "BATCH_BYTES", limit)
+    monkeypatch.setattr(intact, "BATCH_BYTES", limit)
     restore, sizes, seen = ocp.Checkpointer.restore, [], []
 
     def watched(self: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
@@ -121,8 +122,8 @@ def test_wanrun_s_reader_has_a_batch_at_a_time(converted: Path, monkeypatch: pyt
             sizes.append(component.nbytes)
             super().__init__(artifact, name, component, *rest, **options)
 
-    monkeypatch.setattr(weights, "Restore", Watched)
-    monkeypatch.setattr(weights, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(intact, "Restore", Watched)
+    monkeypatch.setattr(intact, "BATCH_BYTES", 20_000)
     manifest = read_manifest(converted)
     weights.check_weights(converted, manifest, silent)
     parameters = [p for component in manifest.components.values() for p in component.parameters.values()]
@@ -238,7 +239,7 @@ ORBAX_DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = MappingProxy
 def test_orbax_notices(damaged: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our own checks before it, which are more exact about what is wrong."""
     # One array a batch: where Orbax stops at an error, others' reads would end in a closed event loop.
-    monkeypatch.setattr(weights, "BATCH_BYTES", 1)
+    monkeypatch.setattr(intact, "BATCH_BYTES", 1)
     manifest = read_manifest(damaged)
     damage, message = ORBAX_DAMAGES[kind]
     damage(damaged / "weights")

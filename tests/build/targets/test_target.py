@@ -99,7 +99,7 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name:
     extra, packages = COMPILERS[CHIPS[name].platform]
     with pytest.raises(UsageError) as caught:
         resolve_target(name)
-    assert f"found no {packages[0]}; pip install 'wanrun[build,{extra}]'" in str(caught.value)
+    assert f"found no {packages[0]}; pip install '.[build,{extra}]' in the checkout" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -1,0 +1,47 @@
+"""``wanrun --check``: every file that the manifest lists is read, without JAX and without the build extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.damage import flip
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError
+from wanrun.intact import check_intact
+
+COMMAND = """
+import sys
+sys.modules |= {"wanbuild": None, "orbax": None, "flax": None, "torch": None}
+from wanrun.cli import wanrun
+from wanrun.terminal.console import run
+code = run(wanrun, [sys.argv[1], "--check"])
+sys.exit(code or 9 * ("jax" in sys.modules))
+"""
+
+
+def test_a_whole_artifact(toy_artifact: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, str(toy_artifact)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, last = done.stdout.splitlines()
+    assert last == f"{toy_artifact} is whole: {read_manifest(toy_artifact).content_digest}"
+    assert [line.split()[0] for line in lines[:3]] == ["text_encoder", "transformer", "vae"]
+    assert lines[-1] == "target cpu: executables intact"
+
+
+@pytest.mark.parametrize(
+    "of", ["weights/vae", "programs", "executables/cpu", "tokenizer", "requirements.txt"]
+)
+def test_one_bit(artifact: Path, of: str) -> None:
+    place = artifact / of
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    path = max(files, key=lambda one: one.stat().st_size)
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(ArtifactError, match="damaged") as caught:
+        check_intact(artifact, read_manifest(artifact), lambda line: None)
+    assert "copy the artifact again" in str(caught.value)
