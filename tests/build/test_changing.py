@@ -39,25 +39,25 @@ def left(artifact: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
-def test_a_signal(artifact: Path, number: signal.Signals) -> None:
+def test_a_signal(artifact_copy: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", CHANGES, str(artifact), *NEW],
+        [sys.executable, "-c", CHANGES, str(artifact_copy), *NEW],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"written\n"
-        assert len(left(artifact)) >= len(NEW)
+        assert len(left(artifact_copy)) >= len(NEW)
         process.send_signal(number)
         assert process.wait(30) == 128 + number
-    assert left(artifact) == []
-    assert not list(artifact.parent.glob(f".{artifact.name}.*"))
+    assert left(artifact_copy) == []
+    assert not list(artifact_copy.parent.glob(f".{artifact_copy.name}.*"))
 
 
-def test_an_error(artifact: Path) -> None:
-    with pytest.raises(ZeroDivisionError), changing(artifact):
-        (artifact / NEW[0]).write_bytes(b"new")
+def test_an_error(artifact_copy: Path) -> None:
+    with pytest.raises(ZeroDivisionError), changing(artifact_copy):
+        (artifact_copy / NEW[0]).write_bytes(b"new")
         raise ZeroDivisionError
-    assert left(artifact) == []
-    with changing(artifact):
-        (artifact / NEW[0]).write_bytes(b"new")
-    assert left(artifact) == []
+    assert left(artifact_copy) == []
+    with changing(artifact_copy):
+        (artifact_copy / NEW[0]).write_bytes(b"new")
+    assert left(artifact_copy) == []

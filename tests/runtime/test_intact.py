@@ -37,11 +37,11 @@ def test_a_whole_artifact(toy_artifact: Path) -> None:
 @pytest.mark.parametrize(
     "of", ["weights/vae", "programs", "executables/cpu", "tokenizer", "requirements.txt"]
 )
-def test_one_bit(artifact: Path, of: str) -> None:
-    place = artifact / of
+def test_one_bit(artifact_copy: Path, of: str) -> None:
+    place = artifact_copy / of
     files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
     path = max(files, key=lambda one: one.stat().st_size)
     flip(path, path.stat().st_size // 2)
     with pytest.raises(ArtifactError, match="damaged") as caught:
-        check_intact(artifact, read_manifest(artifact), lambda line: None)
+        check_intact(artifact_copy, read_manifest(artifact_copy), lambda line: None)
     assert "copy the artifact again" in str(caught.value)
