@@ -8,7 +8,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
 __version__ = "0.1.0"
-__all__ = ["Generation", "Media", "Pipeline", "Result", "__version__", "join", "load", "resolve"]
+__all__ = [
+    "CancelToken",
+    "Generation",
+    "Media",
+    "Pipeline",
+    "Result",
+    "__version__",
+    "join",
+    "load",
+    "resolve",
+]
 
 if TYPE_CHECKING:
     from typing import Any
@@ -18,12 +28,14 @@ if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.media.types import Media
+    from wanrun.request.cancel import CancelToken
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
 
 
 def __getattr__(name: str) -> Any:
     modules = {
+        "CancelToken": "wanrun.request.cancel",
         "Generation": "wanrun.request.generation",
         "Media": "wanrun.media.types",
         "Pipeline": "wanrun.generation.pipeline",

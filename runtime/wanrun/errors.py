@@ -189,6 +189,10 @@ class ClusterError(WanError):
     exit_code = 5
 
 
+class CancelledError(WanError):
+    """The caller has cancelled the generation by its token."""
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """One fact in which this machine differs from a target's."""

@@ -23,6 +23,7 @@ from wanrun.generation.session import Session
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
 from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_type
+from wanrun.request.cancel import CancelToken
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.options import check_latents
 from wanrun.request.resolve import request_of, resolve_request
@@ -196,6 +197,7 @@ class Pipeline:
         on_step: OnStep = lambda step, total: None,
         rule: Rule | None = None,
         timings: Timings | None = None,
+        cancel: CancelToken | None = None,
         **options: Any,
     ) -> Result:
         """Makes a profile's number of videos for one prompt: ``resolve`` and ``run``.
@@ -216,6 +218,7 @@ class Pipeline:
             rule: chooses the program of each step, for a profile with several kinds of steps: see
                 ``wanrun.denoising.steps.Rule``. None: the full one.
             timings: where the times are recorded; None for new ones in the result.
+            cancel: ends the generation when another thread asks for it.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
         Raises:
@@ -223,7 +226,7 @@ class Pipeline:
         """
         generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
         given: dict[str, Any] = {"inputs": inputs, "latents": latents, "on_step": on_step}
-        return self.run(generation, **given, rule=rule, timings=timings)
+        return self.run(generation, **given, rule=rule, timings=timings, cancel=cancel)
 
     def resolve(
         self,
@@ -259,13 +262,14 @@ class Pipeline:
         rule: Rule | None = None,
         timings: Timings | None = None,
         warn: Warn = silent,
+        cancel: CancelToken | None = None,
     ) -> Result:
         """Makes the videos of a resolved request.
 
         Args:
             generation: what is made, of ``resolve`` or ``wanrun.resolve``.
             inputs: its images and videos, if they were already read.
-            latents, on_step, rule, timings: as for ``generate``.
+            latents, on_step, rule, timings, cancel: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
 
         Raises:
@@ -273,10 +277,11 @@ class Pipeline:
                 shape, or images and videos that cannot be used; after ``close``, and in a fork of the
                 process.
             ArtifactError: if something that is needed is missing or damaged.
+            CancelledError: once ``cancel`` is cancelled.
             WanError: if the latents are not finite.
         """
         functions = {"on_step": on_step, "warn": warn, **({} if rule is None else {"rule": rule})}
-        check_objects(inputs=inputs, timings=timings, **functions)
+        check_objects(inputs=inputs, timings=timings, cancel=cancel, **functions)
         if not isinstance(generation, Generation):
             raise wrong_type("generation", "wanrun's Generation", generation)
         if generation.manifest.content_digest != self.manifest.content_digest:
@@ -292,6 +297,12 @@ class Pipeline:
             told.append(warning)
             warn(warning)
 
+        def step(done: int, total: int) -> None:
+            on_step(done, total)
+            token.check()
+
+        token = cancel or CancelToken()
+        token.check()
         with self._call(timings) as timings:
             session = self.session(generation.profile)
             session.describe(timings)
@@ -305,8 +316,9 @@ class Pipeline:
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
                 behind = session.load_behind
-                run = Denoising(table, ranges, embeddings, loop, timings, behind, on_step, rule)
-                with self._device(timings):
+                run = Denoising(table, ranges, embeddings, loop, timings, behind, step, rule)
+                with self._device(timings, cancel):
+                    token.check()
                     frames, final = session(run, generation.options, inputs, latents)
         influences = influences_of(latents)
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
@@ -322,10 +334,10 @@ class Pipeline:
             own.stop()
 
     @contextmanager
-    def _device(self, timings: Timings) -> Iterator[None]:
+    def _device(self, timings: Timings, cancel: CancelToken | None = None) -> Iterator[None]:
         """Holds the device; the time of waiting for it is recorded."""
         asked = timings.now()
-        with self._turns.turn() as waited:
+        with self._turns.turn(cancel) as waited:
             if waited:
                 timings.add("wait", asked, timings.now())
             yield

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from wanrun.errors import UsageError
 from wanrun.machine.jax_process import own_options
+from wanrun.request.cancel import ASK_SECONDS, CancelToken
 
 
 class Turns:
@@ -65,10 +66,11 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def turn(self) -> Iterator[bool]:
+    def turn(self, cancel: CancelToken | None = None) -> Iterator[bool]:
         """Waits for the device and holds it while the block runs; yields whether the call had to wait.
 
         Raises:
+            CancelledError: once the token is cancelled, before the block runs.
             UsageError: if ``close`` is called meanwhile, or if this thread has the device already.
         """
         thread = threading.get_ident()
@@ -82,7 +84,10 @@ class Turns:
             with self._changed:
                 self._queue.append(thread)
                 waited = self._queue[0] != thread
-                self._changed.wait_for(lambda: self._closed or self._queue[0] == thread)
+                asking = None if cancel is None else ASK_SECONDS
+                while not self._changed.wait_for(lambda: self._closed or self._queue[0] == thread, asking):
+                    assert cancel is not None
+                    cancel.check()
                 self._check_open()
             yield waited
         finally:

@@ -13,6 +13,7 @@ import numpy as np
 from wanrun.errors import UsageError, quoted, shortened
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.policy import LoadPolicy
+from wanrun.request.cancel import CancelToken
 from wanrun.request.reading import as_plain
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings
@@ -28,6 +29,7 @@ def check_objects(
     inputs: object = None,
     timings: object = None,
     group: object = None,
+    cancel: object = None,
     **callables: object,
 ) -> None:
     """Raises UsageError for an object of a wrong class; None is allowed, except for a function."""
@@ -35,6 +37,7 @@ def check_objects(
         ("media", media, Media),
         ("inputs", inputs, Inputs),
         ("timings", timings, Timings),
+        ("cancel", cancel, CancelToken),
         *_groups(group),
     ):
         if value is not None and not isinstance(value, kind):

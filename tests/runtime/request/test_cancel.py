@@ -1,0 +1,58 @@
+"""A token ends a generation wherever it is, and the device is free for the next one."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wanrun
+from helpers.opened import LIMIT_SECONDS, eventually
+from wanrun.errors import CancelledError, UsageError
+from wanrun.generation.turns import Turns
+from wanrun.timing.timings import Timings
+
+
+def test_while_it_waits_for_the_device() -> None:
+    turns, token, ended = Turns(), wanrun.CancelToken(), list[BaseException]()
+
+    def wait() -> None:
+        try:
+            with turns.call(), turns.turn(token):
+                raise AssertionError("it has the device")
+        except CancelledError as error:
+            ended.append(error)
+
+    with turns.call(), turns.turn():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert eventually(lambda: len(turns._queue) == 2, LIMIT_SECONDS)
+        assert repr(token) == "<CancelToken: not cancelled>" and not ended
+        token.cancel()
+        thread.join(LIMIT_SECONDS)
+        assert len(ended) == 1 and len(turns._queue) == 1
+    turns.close()
+
+
+@pytest.mark.parametrize(("loop", "calls"), [("step", [1, 2]), ("scan", [4])])
+def test_between_two_calls_of_the_loop(toy_artifact: Path, loop: str, calls: list[int]) -> None:
+    with wanrun.load(toy_artifact, embeddings="none", loop=loop) as pipeline:
+        expected = pipeline.generate("a fox", num_steps=4).latents
+        token, timings, seen = wanrun.CancelToken(), Timings(), list[int]()
+
+        def on_step(done: int, total: int) -> None:
+            seen.append(done)
+            if done >= 2:
+                token.cancel()
+
+        with pytest.raises(CancelledError, match="the generation was cancelled"):
+            pipeline.generate("a fox", num_steps=4, cancel=token, on_step=on_step, timings=timings)
+        assert seen == calls and timings.seconds.get("decode") is None
+        with pytest.raises(CancelledError):
+            pipeline.generate("a fox", num_steps=4, cancel=token)
+        again = pipeline.generate("a fox", num_steps=4, cancel=wanrun.CancelToken())
+        assert np.array_equal(again.latents, expected)
+        with pytest.raises(UsageError, match="cancel has the wrong type; expected wanrun's CancelToken"):
+            pipeline.generate("a fox", cancel=threading.Event())
