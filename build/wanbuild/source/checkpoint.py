@@ -18,10 +18,11 @@ from typing import Any
 
 from wanbuild.config import read_json, shown
 from wanbuild.source.component import SourceComponent, open_component, open_file
-from wanbuild.source.experts import LOW_NOISE, check_boundary, read_boundary
+from wanbuild.source.experts import LOW_NOISE, check_boundary, check_experts, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
 from wanbuild.source.parts import OPTIONS
+from wanbuild.source.safetensors import nothing_there
 from wanbuild.source.tokenizer import SourceTokenizer, open_tokenizer
 from wanbuild.variants.table import MODULES, variants_of_pipeline
 from wanbuild.variants.variant import IMAGE_ENCODER, IMAGE_PROCESSOR, NO_WEIGHTS, Variant
@@ -109,6 +110,8 @@ class Source:
 def _check_folder(path: Path) -> None:
     if path.is_dir():
         if not (path / "model_index.json").exists():
+            if any(path.glob("*_VAE.pth")) or any(path.glob("models_t5_*.pth")):
+                raise _official(path)
             raise SourceError(
                 f"{path} holds no model_index.json",
                 expected="a checkpoint in the diffusers layout",
@@ -117,7 +120,18 @@ def _check_folder(path: Path) -> None:
         return
     if path.exists():
         raise SourceError(f"{path} is not a folder", remedy="give the checkpoint's folder")
-    raise SourceError(f"there is no folder {path}", remedy="give the checkpoint's folder or its hub id")
+    raise nothing_there(path, "folder", "give the checkpoint's folder or its hub id")
+
+
+def _official(path: Path) -> SourceError:
+    """Returns the error of a folder as Wan's own repositories have it: two of its parts are pickles."""
+    return SourceError(
+        f"{path} is in Wan's own layout, whose VAE and text encoder are pickles, which are never loaded",
+        expected="a checkpoint in the diffusers layout",
+        remedy=f"take the repository whose name ends in -Diffusers, or single files: --transformer {path}/"
+        "diffusion_pytorch_model.safetensors with --vae and --text-encoder from Comfy-Org's repackaged "
+        f"safetensors and --tokenizer {path}/google/umt5-xxl",
+    )
 
 
 def _read_pair(name: str, value: Any, where: Path) -> tuple[str, str] | None:
@@ -275,6 +289,7 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
     Raises:
         UsageError: naming the options of the others.
     """
+    check_experts(files)
     if others := [OPTIONS[name] for name in files if name not in classes]:
         raise UsageError(
             f"{where} has no such component: {', '.join(others)}",

@@ -14,10 +14,31 @@ from typing import Any
 
 from wanbuild.config import shown
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.errors import SourceError
+from wanrun.errors import SourceError, UsageError
 
 LOW_NOISE = TRANSFORMERS[1]
 """The component that only a checkpoint with two experts has."""
+
+
+def check_experts(files: Mapping[str, Path]) -> None:
+    """Refuses one file for both experts.
+
+    Args:
+        files: the given files, by component.
+
+    Raises:
+        UsageError: if both transformers are the same file.
+    """
+    first, second = (files.get(name) for name in TRANSFORMERS)
+    if first is None or second is None or not (first.exists() and second.exists()):
+        return
+    if first.samefile(second):
+        raise UsageError(
+            "one file is given for both experts",
+            expected="the high-noise expert as --transformer, the low-noise one as --transformer-2",
+            found=f"{first} and {second}",
+            remedy="give two files; a model with one transformer takes --transformer alone",
+        )
 
 
 def read_boundary(index: Mapping[str, Any], where: Path) -> float | None:

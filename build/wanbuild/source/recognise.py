@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
 from wanbuild.source.parts import NEEDED, OPTIONS
-from wanbuild.source.safetensors import PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, pickled
+from wanbuild.source.safetensors import GGUF, PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, gguf, pickled
 from wanrun.errors import SourceError
 from wanrun.files import open_regular
 
-GGUF, ZIP, PICKLE = b"GGUF", b"PK\x03\x04", b"\x80"
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 """The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
 
 LAYOUT = "give the checkpoint's folder or its hub id, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
@@ -60,10 +60,7 @@ def no_checkpoint(path: Path) -> SourceError:
     """
     start = _start(path)
     if start.startswith(GGUF) or path.suffix.lower() == ".gguf":
-        return SourceError(
-            f"{path} is a GGUF file, whose weights are quantized",
-            remedy=f"use the published weights: {LAYOUT}",
-        )
+        return gguf(path)
     if start.startswith((ZIP, PICKLE)) or path.suffix in PICKLED_SUFFIXES:
         return pickled(path)
     if path.suffix != ".safetensors":

@@ -9,6 +9,7 @@ if the file is cut off meanwhile. This reader accepts no file that the package r
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -57,6 +58,9 @@ WEIGHT_DTYPES = frozenset({"F32", "F16", "BF16"})
 FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2"})
 """The dtypes of 8-bit weights, which may have scales (``wanbuild.source.float8``)."""
 
+GGUF = b"GGUF"
+"""The first bytes of a GGUF file."""
+
 READABLE_DTYPES = WEIGHT_DTYPES | FLOAT8_DTYPES
 """The dtypes that conversion reads."""
 
@@ -95,6 +99,27 @@ def pickled(path: Path) -> SourceError:
     )
 
 
+def gguf(path: Path) -> SourceError:
+    """Returns the error of a GGUF file."""
+    return SourceError(
+        f"{path} is a GGUF file, whose weights are quantized",
+        expected="a .safetensors file",
+        remedy="take that of the same model, or a checkpoint in the diffusers layout, such as "
+        "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+    )
+
+
+def nothing_there(path: Path, kind: str = "file", remedy: str = "check the path") -> SourceError:
+    """Returns the error of a path at which nothing is, with the names beside it that are nearly its own."""
+    try:
+        near = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()])
+    except OSError:
+        without = f"no folder {path.parent}" if kind == "file" else None  # else it may be a hub id
+        return SourceError(f"there is no {kind} {path}", found=without, remedy=remedy)
+    found = ", ".join(str(path.with_name(name)) for name in near) or None
+    return SourceError(f"there is no {kind} {path}", found=found, remedy=remedy)
+
+
 def not_a_weight(name: str, path: Path, entry: TensorEntry) -> SourceError:
     """Returns the error of a tensor whose dtype is not a weight's."""
     return SourceError(
@@ -126,16 +151,16 @@ class TensorFile:
             status = os.fstat(self._descriptor)
             self.nbytes = status.st_size
             if not stat.S_ISREG(status.st_mode):
-                raise SourceError(f"{path} is not a file", remedy="download it again")
+                raise SourceError(f"{path} is not a file", remedy="give a .safetensors file")
             if self.nbytes < 8:
                 raise self._cut_off("at least 8 bytes")
+            if self._bytes(0, len(GGUF)) == GGUF:
+                raise gguf(path)
             self.metadata: Mapping[str, str]
             self.entries: Mapping[str, TensorEntry]
             self.metadata, self.entries = self._read_header()
         except FileNotFoundError:
-            raise SourceError(
-                f"{path} is missing", remedy="download it again; check the folder is complete"
-            ) from None
+            raise nothing_there(path) from None
         except OSError as error:
             self.close()
             raise self._unreadable(error) from None

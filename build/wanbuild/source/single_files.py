@@ -15,7 +15,7 @@ from types import MappingProxyType
 from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
 from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import open_file
-from wanbuild.source.experts import LOW_NOISE
+from wanbuild.source.experts import LOW_NOISE, check_experts
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import misfits, nearest_misfits
 from wanbuild.source.parts import NEEDED, OPTIONS, TOKENIZER
@@ -46,6 +46,7 @@ def open_files(files: Mapping[str, Path]) -> Source:
             + (_WHERE_TOKENIZER if OPTIONS[TOKENIZER] in missing else "")
             + ", or a SOURCE whose parts the given files replace",
         )
+    check_experts(files)
     _check_order(files)
     with ExitStack() as stack:
         components = {

@@ -20,6 +20,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import SourceComponent, open_source
+from wanbuild.source.experts import check_experts
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.toy.weights import Stored
 from wanrun.artifact.manifest import read_manifest
@@ -199,3 +200,16 @@ def test_a_boundary_between(two_experts_artifact: Path, shift: float, steps: int
 
 def test_one_transformer_has_no_boundary(toy_artifact: Path) -> None:
     assert boundary_between(read_manifest(toy_artifact), 2) is None
+
+
+def test_one_file_for_both_experts(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    first.write_bytes(b"a")
+    second.hardlink_to(first)
+    for other in (first, second, tmp_path / "." / "a.safetensors"):
+        with pytest.raises(UsageError, match="one file is given for both experts"):
+            check_experts({"transformer": first, "transformer_2": other})
+    second.unlink()
+    second.write_bytes(b"b")
+    check_experts({"transformer": first, "transformer_2": second})
+    check_experts({"transformer": first, "transformer_2": tmp_path / "none"})  # which is said later

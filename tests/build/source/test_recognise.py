@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from wanbuild.source.checkpoint import open_source
 from wanbuild.source.recognise import no_checkpoint, recognised
+from wanrun.errors import SourceError
 
 NAMES: Mapping[str, Sequence[str]] = {
     "a LoRA": ["diffusion_model.blocks.0.self_attn.q.lora_A.weight", "diffusion_model.blocks.0.ffn.0.diff_b"],
@@ -77,3 +79,18 @@ def test_quantized_weights(tmp_path: Path) -> None:
 def test_other_files(name: str, content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     assert str(no_checkpoint(tmp_path / name)).startswith(f"{tmp_path}/{name} {said}; ")
+
+
+def test_a_folder_in_wan_s_own_layout(tmp_path: Path) -> None:
+    for name in ("models_t5_umt5-xxl-enc-bf16.pth", "Wan2.1_VAE.pth", "diffusion_pytorch_model.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        SourceError, match=r"in Wan's own layout.* never loaded.*--tokenizer \S+/google/umt5"
+    ) as caught:
+        open_source(tmp_path)
+    assert "take the repository whose name ends in -Diffusers, or single files" in str(caught.value)
+    (tmp_path / "Wan2.1-T2V").mkdir()
+    with pytest.raises(
+        SourceError, match=r"there is no folder \S+; found \S+/Wan2\.1-T2V, .*; give the checkpoint's"
+    ):
+        open_source(tmp_path / "Wan2.1_T2V")

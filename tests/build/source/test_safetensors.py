@@ -264,8 +264,16 @@ def test_a_truncated_download_is_refused(tmp_path: Path, tensors: dict[str, np.n
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"is missing.*download"):
+    with pytest.raises(SourceError, match=r"there is no file \S+x\.safetensors; check the path$"):
         TensorFile(tmp_path / "x.safetensors")
+    (tmp_path / "wan2.1_vae.safetensors").touch()
+    with pytest.raises(SourceError, match=r"no file \S+wan_2.1_vae.safetensors; found \S+/wan2.1_vae.safe"):
+        TensorFile(tmp_path / "wan_2.1_vae.safetensors")
+    with pytest.raises(SourceError, match=r"there is no file \S+; found no folder \S+/weigths; check"):
+        TensorFile(tmp_path / "weigths" / "x.safetensors")
+    (tmp_path / "wan-Q8_0.safetensors").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(200))
+    with pytest.raises(SourceError, match=r"is a GGUF file.*take that of the same model"):
+        TensorFile(tmp_path / "wan-Q8_0.safetensors")
     with pytest.raises(SourceError, match="is not a file"):
         TensorFile(tmp_path)
 
