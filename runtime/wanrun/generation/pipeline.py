@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from wanrun.media.types import Inputs, Media
 from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_type
 from wanrun.request.cancel import CancelToken
 from wanrun.request.generation import Generation, influences_of
+from wanrun.request.keywords import Options
 from wanrun.request.options import check_latents
 from wanrun.request.resolve import request_of, resolve_request
 from wanrun.terminal.status import Status
@@ -198,7 +199,7 @@ class Pipeline:
         rule: Rule | None = None,
         timings: Timings | None = None,
         cancel: CancelToken | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Result:
         """Makes a profile's number of videos for one prompt: ``resolve`` and ``run``.
 
@@ -235,7 +236,7 @@ class Pipeline:
         *,
         media: Media | None = None,
         inputs: Inputs | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Generation:
         """Checks a request, and returns what ``run`` would make of it, and cost; runs and reads nothing.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
 from wanrun.replay.samples import sample_media
+from wanrun.request.keywords import Loop
 from wanrun.request.options import loop_forms
 from wanrun.request.profiles import has_guidance
 
@@ -137,7 +138,7 @@ def _made(
         num_steps=steps,
         rule=rule,
         boundary=boundary_between(manifest, steps),  # each expert has a step, whatever the shift
-        loop=loop,
+        loop=cast("Loop | None", loop),
         media=sample_media(manifest, profile),
     )
     return Golden(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from msgspec import structs
 
@@ -16,6 +16,7 @@ from wanrun.denoising.schedule import schedule
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.request.arguments import check_media_options, check_objects, folder_of
 from wanrun.request.generation import Generation
+from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
 from wanrun.request.options import check_effects, loop_forms, resolve_options
 from wanrun.request.profiles import choose_profile, has_guidance, shape_of
@@ -31,7 +32,7 @@ def resolve(
     negative_prompt: str | None = None,
     *,
     media: Media | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Generation:
     """Checks a request, and returns what it would make and cost, without running anything.
 

@@ -1,0 +1,43 @@
+"""Type checkers know every option of ``generate``, and refuse what is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from wanrun.request.keywords import Options
+from wanrun.request.rows import rows
+
+PROGRAM = """
+import wanrun
+
+with wanrun.load("a", memory="low") as pipeline:
+    pipeline.generate("a fox", num_steps=3, size=(96, 64), seed="random", solver="euler", image="a.png")
+    pipeline.generate("a fox", num_stepz=3)
+    pipeline.generate("a fox", num_steps="3")
+    pipeline.resolve("a fox", guidance_scale="high")
+wanrun.resolve("a", "a fox", solver="heun")
+wanrun.load("a", memori="low")
+wanrun.load("a", memory=3)
+"""
+
+
+def test_every_option_is_a_keyword() -> None:
+    assert list(Options.__annotations__) == [
+        row.name for row in rows() if row.name not in ("prompt", "negative_prompt")
+    ]
+
+
+def test_mypy_refuses_what_is_no_option(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--config-file", "/dev/null", "--follow-imports", "silent"]
+    done = subprocess.run(
+        [*command, "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache"), "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = sorted({int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line})
+    assert lines == [6, 7, 8, 9, 10, 11], done.stdout + done.stderr
