@@ -1,14 +1,16 @@
 # Two images from one file: `--target build` has wanbuild and makes artifacts, `--target serve` has wanrun alone.
 #
 #   docker build --target serve --build-arg ARTIFACT=wan2.1-1.3b -t wan .      # an artifact inside the context
-#   docker run --rm -v "$PWD/videos:/videos" wan --prompt "A cat walks on the grass" --output /videos/cat.mp4
+#   docker run --rm --user "$(id -u)" -v "$PWD/videos:/videos" -v wan-cache:/cache wan \
+#     --prompt "A cat walks on the grass" --output cat.mp4
 #
+# It runs as any user id. /cache keeps embeddings of prompts, and programs that were compiled there.
 # For NVIDIA GPUs: --build-arg EXTRA=cuda13, and `docker run --gpus all`.
-ARG PYTHON=3.12-slim-bookworm
+ARG PYTHON=3.12.11-slim-bookworm
 
 FROM python:${PYTHON} AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-RUN useradd --create-home --uid 10001 wan && mkdir /artifact /videos && chown wan /artifact /videos
+RUN useradd --create-home --uid 10001 wan && mkdir --mode=1777 /artifact /videos
 WORKDIR /src
 COPY pyproject.toml README.md constraints.txt ./
 COPY build/wanbuild build/wanbuild
@@ -21,16 +23,24 @@ WORKDIR /artifact
 ENTRYPOINT ["wanbuild"]
 CMD ["--help"]
 
+# The packages that the artifact's executables load with, in its own versions; the others as in constraints.txt.
 FROM base AS wheels
 ARG EXTRA=
-RUN pip wheel --constraint constraints.txt --wheel-dir /wheels ".${EXTRA:+[${EXTRA}]}"
+ARG ARTIFACT=artifacts/demo/artifact
+COPY ${ARTIFACT}/requirements.txt /artifact/requirements.txt
+RUN sed -nE 's/^([A-Za-z0-9_.-]+)==.*/^\1/p' /artifact/requirements.txt > /own \
+  && grep --invert-match --ignore-case --file=/own constraints.txt > /others \
+  && pip wheel --constraint /others --requirement /artifact/requirements.txt --wheel-dir /wheels \
+    ".${EXTRA:+[${EXTRA}]}"
 
 FROM python:${PYTHON} AS serve
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 WANRUN_ARTIFACT=/artifact
-RUN useradd --create-home --uid 10001 wan && mkdir /videos && chown wan /videos
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 \
+  WANRUN_ARTIFACT=/artifact XDG_CACHE_HOME=/cache
+RUN useradd --create-home --uid 10001 wan && mkdir --mode=1777 /videos /cache
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels pip install --no-index /wheels/*.whl
 ARG ARTIFACT=artifacts/demo/artifact
 COPY --chown=root:root ${ARTIFACT} /artifact
+VOLUME /cache
 USER 10001
 WORKDIR /videos
 ENTRYPOINT ["wanrun"]
