@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -175,7 +177,8 @@ def _make(
     if how.timing and leads:
         from wanrun.timing.waterfall import waterfall
 
-        picture = waterfall(timings.labelled_spans, 0.0, timings.now())
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        picture = waterfall(timings.labelled_spans, 0.0, timings.now(), columns)
         report(*timings.summary().split("\n"), *picture)
     return batch.exit_code
 

@@ -34,13 +34,15 @@ class LiveLine:
         self.gone = False
         self._width = 0
 
-    def show(self, text: str) -> None:
-        """Writes the text over the last one, cut to the width; where that is impossible, as a line."""
+    def show(self, text: str, end: str = "") -> None:
+        """Writes the text over the last one, cut to the width before its end; elsewhere as a line."""
         if not self.live:
-            self._write(f"{text}\n")
+            self._write(f"{text}{end}\n")
             return
         columns = shutil.get_terminal_size().columns if self._terminal else NOTEBOOK_COLUMNS
-        text = text if len(text) < columns else text[: columns - 2] + "…"
+        if len(text) + len(end) >= columns:
+            text = text[: max(columns - 2 - len(end), 0)] + "…"
+        text += end
         self._write(f"\r{text}{' ' * (self._width - len(text))}")
         self._width = len(text)
 

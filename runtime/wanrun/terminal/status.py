@@ -130,15 +130,15 @@ class Status:
             self._line.clear()
             return
         moment, bar = now(), ""
-        text = f"{self.place}{told(spans)}, {moment - max(spans[0].start, self._since):.0f} s"
+        text, end = f"{self.place}{told(spans)}", f", {moment - max(spans[0].start, self._since):.0f} s"
         for one in spans:
             done, total, _ = progress_of(one) or (0, 0, "")
             if 0 < done < total:
                 left = (moment - one.start) / done * (total - done)
                 bar = f"{self._line.bar(done / total)} "
-                text += f", {in_minutes(left)} left"
+                end += f", {in_minutes(left)} left"
                 break
-        self._line.show(f"{bar}{text}" if self._line.live else f"waiting: {text}")
+        self._line.show(f"{bar}{text}" if self._line.live else f"waiting: {text}", end)
 
 
 def shown(progress: bool | None) -> bool:

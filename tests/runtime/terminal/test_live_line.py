@@ -25,6 +25,18 @@ def test_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == "\rdecoding t…\rdone       \r    \r"
 
 
+def test_the_end_of_a_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    LiveLine(stream).show(
+        "reading transformer (1.24 GB of 2.84 GB), loading denoise step, " * 2, ", 9 s, 11 s left"
+    )
+    (shown,) = stream.getvalue().split("\r")[1:]
+    assert (
+        len(shown) == 59 and shown.endswith("…, 9 s, 11 s left") and shown.startswith("reading transformer")
+    )
+
+
 def test_a_log() -> None:
     stream = io.StringIO()
     line = LiveLine(stream)

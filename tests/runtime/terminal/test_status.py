@@ -56,7 +56,7 @@ def test_a_narrow_terminal_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     spans, stream = Spans(), Terminal()
     with Status(lambda: spans.running, stream), spans.phase("decode"):
         until(lambda: "\r" in stream.getvalue())
-    assert stream.getvalue().split("\r")[1] == "decoding t…"
+    assert stream.getvalue().split("\r")[1] == "decod…, 0 s"
 
 
 def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

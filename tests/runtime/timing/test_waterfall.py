@@ -32,6 +32,12 @@ def test_a_part_that_began_before_is_cut() -> None:
     assert bar == "  import  " + "█" * 12
 
 
+def test_a_narrow_terminal() -> None:
+    spans = [Span("executables encode_text_64", None, 0.0, 6.0), Span("import", None, 0.0, 1.0)]
+    assert {len(line) <= 59 for line in waterfall(spans, 0.0, 6.0, 60)} == {True}
+    assert max(map(len, waterfall(spans, 0.0, 6.0, 200))) == len("  executables encode_text_64  ") + WIDTH
+
+
 def test_nothing_has_no_picture() -> None:
     assert waterfall([], 0.0, 1.0) == []
     assert waterfall([Span("a", None, 0.0, 1.0)], 1.0, 1.0) == []
