@@ -102,7 +102,6 @@ def in_float64() -> Iterator[None]:
         yield
 
 
-@pytest.mark.essential
 def test_as_near_to_float64_as_the_reference_is(
     ours: Mapping[str, wanrun.Result], theirs: Mapping[str, Made], variant: str
 ) -> None:
