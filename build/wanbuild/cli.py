@@ -122,6 +122,14 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = in_bytes(sum(component.nbytes for component in manifest.components.values()))
+    if assumed := manifest.source.get("assumed"):
+        config = manifest.configs["transformer"]
+        heads, layers = config["num_attention_heads"], config["num_layers"]
+        report(
+            f"recognised {manifest.model.variant}: a transformer of {layers} layers with {heads} heads",
+            f"assumed as published, since files of weights do not say: {', '.join(assumed)}",
+            "if the model has others, give a folder with its configs as SOURCE: the files replace its parts",
+        )
     report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
 
 

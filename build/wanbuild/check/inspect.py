@@ -128,6 +128,8 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     yield f"manifest digest {data['manifest_digest']}"
     source = data["source"]
     yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"
+    if assumed := source.get("assumed"):
+        yield f"assumed         {', '.join(assumed)}: as published, files of weights do not say"
     guidance = f"guidance {defaults['guidance_scale']:g}"
     if "guidance_scale_2" in defaults:
         guidance += f" and {defaults['guidance_scale_2']:g} below boundary {defaults['boundary']:g}"

@@ -74,4 +74,5 @@ def source_record(
         for name, content in tensors.items()
     }
     files = dict(sorted({**small.records, **weights}.items()))
-    return {"repository": source.repository, "revision": source.revision, "files": files}
+    assumed = {"assumed": list(source.assumed)} if source.assumed else {}
+    return {"repository": source.repository, "revision": source.revision, "files": files, **assumed}

@@ -53,6 +53,7 @@ class Source:
         tokenizer: the tokenizer folder.
         image_processor: the image encoder's preprocessing; None if there is none.
         image_processor_file: its file; None if there is none, or for the published preprocessing.
+        assumed: the facts that are taken as published, because files of weights do not say them.
     """
 
     path: Path
@@ -68,6 +69,7 @@ class Source:
     tokenizer: SourceTokenizer
     image_processor: ImageProcessorConfig | None
     image_processor_file: Path | None
+    assumed: tuple[str, ...] = ()
 
     def component(self, name: str) -> SourceComponent:
         """Returns a component; KeyError if the source has none of this name, or it has no weights."""

@@ -7,7 +7,7 @@ prepared for the image encoder.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -129,7 +129,19 @@ def _as_published(source: Source, variant: Variant) -> Source:
         boundary_ratio=index.get("boundary_ratio"),
         expand_timesteps=variant.expand_timesteps,
         scheduler_config={**SCHEDULER_CONFIGS["unipc"], "flow_shift": variant.flow_shift},
+        assumed=tuple(_assumed(source, variant, index.get("boundary_ratio"))),
     )
+
+
+def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterator[str]:
+    """Yields the facts that files of weights do not say, and that decide a video."""
+    yield f"heads of {source.component('transformer').config['attention_head_dim']} channels"
+    yield "the VAE's means and deviations of latents"
+    yield f"UniPC with flow_shift {variant.flow_shift:g}"
+    if boundary is not None:
+        yield f"boundary {boundary:g} of the experts"
+    if source.image_processor is not None:
+        yield "how images are prepared"
 
 
 def _processor(image_encoder: Mapping[str, object]) -> ImageProcessorConfig:

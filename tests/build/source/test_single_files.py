@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -118,7 +119,14 @@ def test_options_and_recipes_name_the_files(
 ) -> None:
     options = [word for name, path in text_files.items() for word in (OPTIONS[name], str(path))]
     assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "artifact"), *options]) == 0
-    assert f"converted {text_files['transformer']} to {tmp_path}/artifact: " in capsys.readouterr().out
+    recognised, assumed, otherwise, converted = capsys.readouterr().out.splitlines()
+    assert converted.startswith(f"converted {text_files['transformer']} to {tmp_path}/artifact: ")
+    facts = "heads of 128 channels, the VAE's means and deviations of latents, UniPC with flow_shift 5"
+    assert re.fullmatch(r"recognised wan2\.1-t2v: a transformer of \d+ layers with \d+ heads", recognised)
+    assert assumed == f"assumed as published, since files of weights do not say: {facts}"
+    assert "give a folder with its configs as SOURCE" in otherwise
+    assert run(wanbuild, ["inspect", str(tmp_path / "artifact")]) == 0
+    assert f"assumed         {facts}: as published" in capsys.readouterr().out
     recipe = tmp_path / "recipe.toml"
     lines = [f'{name} = "{path}"' for name, path in text_files.items()]
     recipe.write_text("\n".join(['artifact = "other"', "[convert]", *lines]))
