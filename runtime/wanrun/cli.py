@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -175,6 +174,8 @@ def _make(
         batch.report_count()
     _write_timings(how, timings)
     if how.timing and leads:
+        import shutil
+
         from wanrun.timing.waterfall import waterfall
 
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

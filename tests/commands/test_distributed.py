@@ -19,11 +19,14 @@ PROMPT = ("--prompt", "a fox", "--steps", "2", "--seed", "3")
 
 
 @pytest.fixture(scope="module")
-def alone(mesh_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """The frames that one process makes."""
-    path = tmp_path_factory.mktemp("alone") / "video.npy"
-    cli.succeeds("wanrun", "--artifact", mesh_artifact, *PROMPT, "--output", path)
-    return np.asarray(np.load(path))
+def alone(mesh_artifact: Path, cli: Any, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    """The frames and the latents that one process makes."""
+    folder = tmp_path_factory.mktemp("alone")
+    video, latents = folder / "video.npy", folder / "latents.npy"
+    cli.succeeds(
+        *("wanrun", "--artifact", mesh_artifact, *PROMPT, "--output", video, "--save-latents", latents)
+    )
+    return [np.load(video), np.load(latents)]
 
 
 def outputs(tmp_path: Path, count: int) -> list[Path]:
@@ -47,16 +50,23 @@ def together(
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_video_is_that_of_one_process(
-    count: int, mesh_artifact: Path, alone: np.ndarray, tmp_path: Path
+    count: int, mesh_artifact: Path, alone: list[np.ndarray], tmp_path: Path
 ) -> None:
-    """Two processes have two devices each, four have one."""
-    report = tmp_path / "timing.json"
-    ended, (video, *others) = together(mesh_artifact, tmp_path, count, *PROMPT, "--timing-json", report)
+    """Two processes have two devices each, four have one. Latents have the same bits.
+
+    The decoder's sums may have another order, as the threads of a process depend on its devices and cores: of
+    92 160 values one was seen to differ, by a level.
+    """
+    report, latents = tmp_path / "timing.json", tmp_path / "latents.npy"
+    options = (*PROMPT, "--timing-json", report, "--save-latents", latents)
+    ended, (video, *others) = together(mesh_artifact, tmp_path, count, *options)
     assert [one.code for one in ended] == [0] * count, ended
     assert re.fullmatch(rf"wrote {video} \(seed 3, 5 frames of 96x64, .*B, .* s\)\n", ended[0].output)
     assert [(one.output, one.errors) for one in ended[1:]] == [("", [])] * (count - 1)
     assert ended[0].errors == []
-    assert np.array_equal(np.load(video), alone)
+    assert np.array_equal(np.load(latents), alone[1])
+    levels = np.abs(np.load(video).astype(int) - alone[0])
+    assert levels.max() <= 1 and np.count_nonzero(levels) <= 10
     assert sorted(file.name for file in video.parent.iterdir()) == ["video.npy", "video.npy.json"]
     assert [list(other.parent.iterdir()) for other in others] == [[]] * (count - 1)
     times = json.loads(report.read_text())

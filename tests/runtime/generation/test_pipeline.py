@@ -246,7 +246,7 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
 
 
 def test_choices_that_there_are_not(toy_artifact: Path) -> None:
-    for name in ("memory", "text_encoder", "embeddings"):
+    for name in ("memory", "transfer", "embeddings"):
         with pytest.raises(UsageError, match=f"{name} cannot be 'some'; expected one of "):
             wanrun.load(toy_artifact, **{name: "some"})
 
