@@ -16,8 +16,11 @@ from wanrun.artifact.manifest import read_manifest
 NEW = ("programs/new.stablehlo", "executables/cpu/new-cache", "executables/cpu/.new/half", "golden/new.json")
 
 CHANGES = """
-import sys, threading
+import signal, sys, threading
 from pathlib import Path
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever the tests were started by ignores
+    signal.signal(number, signal.SIG_DFL)
 
 from wanrun.terminal.early import start
 
@@ -48,7 +51,10 @@ def test_a_signal(artifact_copy: Path, number: signal.Signals) -> None:
         assert process.stdout is not None and process.stdout.readline() == b"written\n"
         assert len(left(artifact_copy)) >= len(NEW)
         process.send_signal(number)
-        assert process.wait(30) == 128 + number
+        try:
+            assert process.wait(30) == 128 + number
+        finally:
+            process.kill()
     assert left(artifact_copy) == []
     assert not list(artifact_copy.parent.glob(f".{artifact_copy.name}.*"))
 
