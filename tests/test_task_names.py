@@ -18,8 +18,9 @@ OPTIONS = frozenset(
 """Options that are some models' alone; ``image``, ``video`` and ``mask`` are words for other things too."""
 
 MEDIA, REQUEST, SAMPLES = "artifact/media.py", "request/request.py", "replay/samples.py"
-"""Where options may be named: the record of media, the rows of the other options, and the media that a
-recorded result is made from."""
+KEYWORDS = "request/keywords.py"
+"""Where options may be named: the record of media, the rows of the other options, the media that a recorded
+result is made from, and the keywords for type checkers, which have to be written out."""
 
 
 def words(text: str) -> set[str]:
@@ -49,7 +50,11 @@ def sources() -> list[str]:
 
 def parsed(source: str) -> ast.Module:
     tree = ast.parse((WANRUN / source).read_text(encoding="utf-8"))
-    if source in (MEDIA, REQUEST):  # each row says which models have the option, and the values of --mode
+    if source in (
+        MEDIA,
+        REQUEST,
+        KEYWORDS,
+    ):  # each row says which models have the option, and the values of --mode
         tree.body = [node for node in tree.body if not isinstance(node, ast.ClassDef | ast.If)]
     return tree
 
