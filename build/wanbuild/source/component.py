@@ -24,9 +24,8 @@ from wanbuild.source.safetensors import (
     TensorFile,
     not_a_weight,
 )
-from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, read_weight_map
+from wanbuild.source.shards import WEIGHT_NAMES, check_shards, find_weights, missing_shard, read_weight_map
 from wanrun.artifact.manifest import TRANSFORMERS
-from wanrun.errors import SourceError
 
 
 @dataclass(frozen=True)
@@ -197,12 +196,7 @@ def _holders(weights: Path, stack: ExitStack) -> tuple[dict[str, TensorFile], Pa
         return dict.fromkeys(file.entries, file), None
     weight_map = read_weight_map(weights)
     names = sorted(set(weight_map.values()))
-    if missing := [shard for shard in names if len(shard) < 256 and not (weights.parent / shard).exists()]:
-        raise SourceError(
-            f"{weights.parent / missing[0]} is missing",
-            remedy="download it again; check the folder is complete",
-        )
-    files = {shard: stack.enter_context(TensorFile(weights.parent / shard)) for shard in names}
+    files = {shard: stack.enter_context(TensorFile(weights.parent / shard, missing_shard)) for shard in names}
     check_shards(weights, weight_map, files)
     return {key: files[shard] for key, shard in weight_map.items()}, weights
 

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -135,13 +135,14 @@ class TensorFile:
 
     Args:
         path: the file.
+        absent: returns the error of a file that is not there.
 
     Raises:
         SourceError: if the file is missing, unreadable or pickled, or breaks the format: the file is cut off,
             the header is wrong, or entries overlap, leave gaps or do not fill the file exactly.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, absent: Callable[[Path], SourceError] = nothing_there) -> None:
         refuse_pickle(path)
         self.path = path
         self._descriptor: int | None = None
@@ -154,13 +155,11 @@ class TensorFile:
                 raise SourceError(f"{path} is not a file", remedy="give a .safetensors file")
             if self.nbytes < 8:
                 raise self._cut_off("at least 8 bytes")
-            if self._bytes(0, len(GGUF)) == GGUF:
-                raise gguf(path)
             self.metadata: Mapping[str, str]
             self.entries: Mapping[str, TensorEntry]
             self.metadata, self.entries = self._read_header()
         except FileNotFoundError:
-            raise nothing_there(path) from None
+            raise absent(path) from None
         except OSError as error:
             self.close()
             raise self._unreadable(error) from None
@@ -187,7 +186,10 @@ class TensorFile:
         )
 
     def _read_header(self) -> tuple[Mapping[str, str], Mapping[str, TensorEntry]]:
-        length = int.from_bytes(self._bytes(0, 8), "little")
+        start = self._bytes(0, 8)
+        if start.startswith(GGUF):
+            raise gguf(self.path)
+        length = int.from_bytes(start, "little")
         if length > MAX_HEADER_BYTES:
             raise self._damaged("header length", f"at most {MAX_HEADER_BYTES} bytes", length)
         data_start = 8 + length

@@ -105,6 +105,11 @@ def read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
+def missing_shard(path: Path) -> SourceError:
+    """Returns the error of a file that an index names and that is not there."""
+    return SourceError(f"{path} is missing", remedy="download it again; check the folder is complete")
+
+
 def check_shards(index: Path, weight_map: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
     """Raises SourceError unless each tensor is in the shard that the index names, and in no other."""
     problems = [
