@@ -10,6 +10,7 @@ import msgspec
 
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.parameters import Parameter
+from wanrun.artifact.programs import Program, ProgramSet
 from wanrun.executables.entries import read_entry, read_program
 from wanrun.files import check_digest, digest_found
 from wanrun.text.embeddings import ArtifactEmbeddings
@@ -41,6 +42,8 @@ def check_intact(artifact: Path, manifest: Manifest, report: Report) -> None:
         ArtifactError: naming the first file that is missing or damaged.
     """
     check_weights(artifact, manifest, report)
+    for _ in checked_programs(artifact, manifest, report):
+        pass
     check_others(artifact, manifest, report)
 
 
@@ -55,13 +58,19 @@ def check_weights(artifact: Path, manifest: Manifest, report: Report) -> None:
             report(f"{name:<14} {len(component.parameters):>4} parameters, {rate}/s, intact")
 
 
-def check_others(artifact: Path, manifest: Manifest, report: Report) -> None:
-    """Does so for everything else."""
+def checked_programs(
+    artifact: Path, manifest: Manifest, report: Report
+) -> Iterator[tuple[str, Program, ProgramSet, bytes]]:
+    """Does so for the programs: yields each one's name, record, set and bytes."""
     for key, program_set in manifest.program_sets.items():
         for profile, programs in program_set.programs.items():
             for name, program in programs.items():
-                read_program(artifact, name, program)
+                yield name, program, program_set, read_program(artifact, name, program)
             report(f"{profile}: programs of {key} intact")
+
+
+def check_others(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Does so for everything else."""
     for target_name, target in manifest.targets.items():
         for entries in target.executables.values():
             for name, entry in entries.items():

@@ -27,10 +27,9 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
-from wanrun.executables.entries import read_program
 from wanrun.executables.lowering import deserialized
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
-from wanrun.intact import check_others
+from wanrun.intact import check_others, checked_programs
 from wanrun.machine.environment import open_devices
 from wanrun.replay.golden import Golden, compare, read_golden, replayed
 
@@ -46,13 +45,10 @@ def check_files(artifact: Path, manifest: Manifest, report: Report) -> None:
         ArtifactError: naming the first file that is missing or damaged, or unlisted in weights/.
     """
     check_weights(artifact, manifest, report)
+    for name, program, program_set, data in checked_programs(artifact, manifest, report):
+        bits, exported = program_set.kernels.weight_bits, deserialized(data, name)
+        check_signature(name, program, manifest.components, bits, exported)
     check_others(artifact, manifest, report)
-    for program_set in manifest.program_sets.values():
-        bits = program_set.kernels.weight_bits
-        for programs in program_set.programs.values():
-            for name, program in programs.items():
-                exported = deserialized(read_program(artifact, name, program), name)
-                check_signature(name, program, manifest.components, bits, exported)
     for target in manifest.targets.values():
         if (level := CPU_LEVELS.get(target.environment.get("cpu_level", ""))) is not None:
             for file in {entry.file for entries in target.executables.values() for entry in entries.values()}:

@@ -129,7 +129,7 @@ def test_every_file_is_looked_at(whole: Path, kind: str, monkeypatch: pytest.Mon
     """
     check(whole)
     if kind.startswith("weights"):
-        monkeypatch.setattr(verify, "check_others", stop)
+        monkeypatch.setattr(verify, "checked_programs", stop)
     else:
         monkeypatch.setattr(verify, "check_weights", lambda *_: None)
     kinds = {name.replace(" ", "|"): paths for name, paths in kinds_of_files(whole).items()}
