@@ -319,7 +319,6 @@ class Pipeline:
                 behind = session.load_behind
                 run = Denoising(table, ranges, embeddings, loop, timings, behind, step, rule)
                 with self._device(timings, cancel):
-                    token.check()
                     frames, final = session(run, generation.options, inputs, latents)
         influences = influences_of(latents)
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))

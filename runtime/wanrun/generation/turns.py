@@ -89,6 +89,8 @@ class Turns:
                     assert cancel is not None
                     cancel.check()
                 self._check_open()
+            if cancel is not None:
+                cancel.check()
             yield waited
         finally:
             with self._changed:
