@@ -7,13 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from helpers.said import complaints
+from wanrun.cluster.join import join
+from wanrun.cluster.process_group import ProcessGroup
+from wanrun.errors import WanError
 
 LIMIT_SECONDS = 30.0
 """In which the failure of one process has to end all."""
@@ -119,3 +123,25 @@ def wanrun_commands(count: int, *options: object, **of_each: Sequence[object]) -
         own = [part for name, values in of_each.items() for part in (f"--{name}", values[index])]
         commands.append([program, *map(str, [*options, *own, *who])])
     return commands
+
+
+def run_threads(
+    count: int, work: Callable[[ProcessGroup], Any], port: int | None = None, host: str = "127.0.0.1"
+) -> list[Any]:
+    """What ``work`` returns, or the error that it raises, for each of several groups of one process."""
+    port, results = port or free_port(), list[Any]([None] * count)
+
+    def one(index: int) -> None:
+        try:
+            with join(f"{host}:{port}", count, index, timeout_seconds=60) as group:
+                results[index] = work(group)
+        except WanError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return results

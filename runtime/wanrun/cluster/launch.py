@@ -69,8 +69,17 @@ class Cluster:
     @property
     def loopback(self) -> bool:
         """Whether process 0 is reached by this host's loopback device alone; OSError for an unknown name."""
-        address = socket.getaddrinfo(self.address[0], None, type=socket.SOCK_STREAM)[0][4][0]
-        return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+        return is_loopback(self.resolved()[1])
+
+    def resolved(self) -> tuple[socket.AddressFamily, str]:
+        """Returns the family and the address of process 0's host; OSError for an unknown name."""
+        family, _, _, _, found = socket.getaddrinfo(self.address[0], None, type=socket.SOCK_STREAM)[0]
+        return family, str(found[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address of IPv4 or IPv6 is of the loopback device."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def check_given(

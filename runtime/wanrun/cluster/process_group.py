@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from wanrun.cluster.channel import Channel, Message
 from wanrun.cluster.company_key import VARIABLE, company_key, proof_of
-from wanrun.cluster.launch import Cluster
+from wanrun.cluster.launch import Cluster, is_loopback
 from wanrun.cluster.watch import CLOSE_SECONDS, GRACE_SECONDS, Watch
 from wanrun.errors import ArtifactError, ClusterError, UsageError, WanError, shortened
 from wanrun.terminal.undo import told_at_exit
@@ -225,7 +225,8 @@ def _listen(cluster: Cluster, guarded: bool) -> socket.socket:
     """Listens at a port: of the loopback device if the host's name is that, else of all devices."""
     host, port = cluster.address
     try:
-        loopback = cluster.loopback
+        family, address = cluster.resolved()
+        loopback = is_loopback(address)
         if not (loopback or guarded):
             raise UsageError(
                 f"anybody could join at {cluster.coordinator}",
@@ -233,9 +234,7 @@ def _listen(cluster: Cluster, guarded: bool) -> socket.socket:
                 found="none",
                 remedy=f"set it; {VARIABLE}=open lets anybody in",
             )
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        where = str(address[0]) if loopback else ""
-        return socket.create_server((where, port), family=family, backlog=128)
+        return socket.create_server((address if loopback else "", port), family=family, backlog=128)
     except OSError as error:
         raise UsageError(
             f"process 0 cannot listen at {host}:{port}",

@@ -11,13 +11,20 @@ from wanrun.cluster.channel import Channel, Message
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, socket.socket]]:
-    """A channel, and the socket at its other end."""
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
         with near, far:
-            yield Channel(near), far
+            yield near, far
+
+
+@pytest.fixture
+def ends(sockets: tuple[socket.socket, socket.socket]) -> tuple[Channel, socket.socket]:
+    """A channel, and the socket at its other end."""
+    near, far = sockets
+    return Channel(near), far
 
 
 def test_messages_come_as_they_were_sent(ends: tuple[Channel, socket.socket]) -> None:
@@ -60,28 +67,29 @@ def test_what_is_no_message(ends: tuple[Channel, socket.socket], said: bytes) ->
 PROOF = b"0123456789abcdef"
 
 
-def test_nothing_is_looked_at_before_the_proof() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        guarded, peer = Channel(near, PROOF), server.accept()[0]
-        with near, peer:
-            peer.sendall(PROOF[:5])
-            assert guarded.receive() == []
-            peer.sendall(PROOF[5:] + b'{"kind":"beat","process":4}\n{"ki')
-            assert guarded.receive() == [Message("beat", 4)]
-            peer.sendall(b'nd":"beat"}\n')
-            assert guarded.receive() == [Message("beat")]
+@pytest.fixture
+def guarded(sockets: tuple[socket.socket, socket.socket]) -> tuple[Channel, socket.socket]:
+    """A channel that asks for the proof, and the socket at its other end."""
+    near, far = sockets
+    return Channel(near, PROOF), far
+
+
+def test_nothing_is_looked_at_before_the_proof(guarded: tuple[Channel, socket.socket]) -> None:
+    channel, far = guarded
+    far.sendall(PROOF[:5])
+    assert channel.receive() == []
+    far.sendall(PROOF[5:] + b'{"kind":"beat","process":4}\n{"ki')
+    assert channel.receive() == [Message("beat", 4)]
+    far.sendall(b'nd":"beat"}\n')
+    assert channel.receive() == [Message("beat")]
 
 
 @pytest.mark.parametrize("said", [b'{"kind":"beat","process":4}\n', b"\n" * 16, PROOF[:-1] + b"\n" + PROOF])
-def test_another_proof(said: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        guarded, peer = Channel(near, PROOF), server.accept()[0]
-        with near, peer:
-            peer.sendall(said)
-            with pytest.raises(PermissionError):
-                guarded.receive()
+def test_another_proof(guarded: tuple[Channel, socket.socket], said: bytes) -> None:
+    channel, far = guarded
+    far.sendall(said)
+    with pytest.raises(PermissionError):
+        channel.receive()
 
 
 def test_the_end(ends: tuple[Channel, socket.socket]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from helpers.groups import free_port
+from helpers.groups import free_port, run_threads
 from wanrun.cluster.company_key import VARIABLE, company_key, proof_of
 from wanrun.cluster.join import join
 from wanrun.errors import UsageError
@@ -51,15 +49,5 @@ def test_only_loopback_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=f"anybody could join at 0.0.0.0:{port}; .*{VARIABLE}=open"):
         join(f"0.0.0.0:{port}", 2, 0).__enter__()
     monkeypatch.setenv(VARIABLE, "a fox")
-    results: list[Any] = [None, None]
-
-    def one(index: int) -> None:
-        with join(f"0.0.0.0:{port}", 2, index, timeout_seconds=30) as group:
-            results[index] = group.exchange(index)
-
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    results = run_threads(2, lambda group: group.exchange(group.process), port, "0.0.0.0")
     assert results == [[0, 1]] * 2

@@ -6,19 +6,17 @@ import contextlib
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.groups import Ended, Processes, free_port
+from helpers.groups import Ended, Processes, free_port, run_threads
 from wanrun.cluster.join import join
 from wanrun.cluster.launch import Cluster
 from wanrun.cluster.process_group import ProcessGroup
 from wanrun.cluster.watch import SILENT_SECONDS
-from wanrun.errors import ClusterError, UsageError, WanError
+from wanrun.errors import ClusterError, UsageError
 
 MEMBER = """
 import sys, time
@@ -58,26 +56,6 @@ def members(folder: Path, count: int = 3, seconds: float = 120.0) -> Processes:
         ],
         folder,
     )
-
-
-def run_threads(count: int, work: Callable[[ProcessGroup], Any], port: int | None = None) -> list[Any]:
-    """What ``work`` returns, or the error that it raises, for each of several groups of one process."""
-    port, results = port or free_port(), list[Any]([None] * count)
-
-    def one(index: int) -> None:
-        try:
-            with join(f"127.0.0.1:{port}", count, index, timeout_seconds=60) as group:
-                results[index] = work(group)
-        except WanError as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return results
 
 
 def test_exchanges_bring_all_values_to_all() -> None:
