@@ -64,6 +64,8 @@ def test_a_prompt_that_is_no_caption_is_not_judged(option: list[str], tmp_path: 
     assert ("nothing could be judged; expected a score of at least 0.90" in text) == (option != [])
     assert "words that the model has not learned: cat; it knows those of docs/demo.md" in text
     assert sheet.exists()
+    code, text = run("show", str(video), "--prompt", "a cat", "--sheet", str(sheet), "--no-score")
+    assert (code, text) == (0, f"contact sheet: {sheet}\n")
 
 
 def test_a_drawing_needs_a_caption(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def show_command(video: Path, prompt: str, sheet: Path, score: bool, at_least: f
     text = prompt if verdict is None else f"{prompt}   (score {verdict.score:.2f})"
     contact_sheet(frames, text).save(sheet, optimize=True)
     click.echo(f"contact sheet: {sheet}")
-    if words := unknown_words(prompt):
+    if score and (words := unknown_words(prompt)):
         click.echo(
             f"words that the model has not learned: {', '.join(words)}; it knows those of docs/demo.md"
         )

@@ -53,7 +53,7 @@ BUILD_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("checkpoint", "ckpt", "ckpt_dir", "model"), "name it without an option"),
         "clip": "pass --text-encoder FILE, or --image-encoder FILE",
         "dtype": "wanbuild compile has it",
-        "fp8": "8-bit weights are recognised by their names",
+        "fp8": "8-bit weights are read as they are, and stored as --weights-dtype says",
         "unet": "pass --transformer FILE",
     }
 )
