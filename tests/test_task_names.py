@@ -50,11 +50,7 @@ def sources() -> list[str]:
 
 def parsed(source: str) -> ast.Module:
     tree = ast.parse((WANRUN / source).read_text(encoding="utf-8"))
-    if source in (
-        MEDIA,
-        REQUEST,
-        KEYWORDS,
-    ):  # each row says which models have the option, and the values of --mode
+    if source in (MEDIA, REQUEST, KEYWORDS):  # rows say which models have an option, and --mode's values
         tree.body = [node for node in tree.body if not isinstance(node, ast.ClassDef | ast.If)]
     return tree
 

@@ -89,7 +89,7 @@ def test_one_package_alone(toy_artifact: Path, name: str) -> None:
     """``verify`` too, though it restores with plain Orbax at its end only."""
     ((code, output, line),), _ = without([name.partition(".")[0]], ["verify", "--artifact", toy_artifact])
     assert (code, output) == (2, "")
-    assert line == (f"error: wanbuild verify needs the build extra; found no {name}; {INSTALL}\n")
+    assert line == f"error: wanbuild verify needs the build extra; found no {name}; {INSTALL}\n"
 
 
 def test_help_and_inspect_need_no_extra(toy_artifact: Path) -> None:

@@ -11,7 +11,7 @@ from wanrun.request.rows import rows, schema
 def test_the_command_line_has_every_row() -> None:
     options = {param.name: param for param in wanrun.params}
     for row in rows():
-        assert options[row.name].opts[0] == row.flag
+        assert options[row.name].opts == [row.flag, *(["-p"] if row.name == "prompt" else [])]
         assert row.flag == flag(row.key)
         if row.name != "prompt":
             assert row.help.rstrip(".") in str(getattr(options[row.name], "help", ""))
