@@ -1,6 +1,6 @@
-"""Programs of a denoising loop that are small enough to compile for a test: full ones and cheaper ones.
+"""Programs of a denoising loop, one for each form, that are small enough to compile for a test.
 
-The model is v = scale·tanh(x) + t / 1000. The cheap programs take no weights: they reuse the last v.
+The model is v = scale·tanh(x) + t / 1000.
 """
 
 from __future__ import annotations
@@ -25,34 +25,22 @@ SHAPE = (1, 2, 3, 4, 5)
 MAX_STEPS = 16
 SCALES: Mapping[str, float] = {"transformer": 0.5, "transformer_2": -0.25}
 FULL: Mapping[str, str] = {"step": "denoise_step", "scan": "denoise_loop"}
-CHEAP: Mapping[str, str] = {"step": "reuse_step", "scan": "reuse_loop"}
-
-
-def _step(x: Any, v: Any, history: Any, coefficients: Any) -> dict[str, Any]:
-    as_float = [item.astype(jnp.float32) for item in (x, v, *(history[name] for name in HISTORY))]
-    x, v, *past = as_float
-    latents, history = solver_step(x, v, dict(zip(HISTORY, past, strict=True)), coefficients)
-    return {"latents": latents, "history": history, "residual": v}
 
 
 def full_step(
-    transformer: Any, latents: Any, history: Any, residual: Any, coefficients: Any, timestep: Any
+    transformer: Any, latents: Any, history: Any, coefficients: Any, timestep: Any
 ) -> dict[str, Any]:
-    v = transformer["scale"] * jnp.tanh(latents.astype(jnp.float32)) + timestep / 1000
-    state = _step(latents, v, history, coefficients)
-    return jax.tree.map(lambda array: array.astype(latents.dtype), state)
-
-
-def cheap_step(latents: Any, history: Any, residual: Any, coefficients: Any, timestep: Any) -> dict[str, Any]:
-    state = _step(latents, residual, history, coefficients)
-    return jax.tree.map(lambda array: array.astype(latents.dtype), state)
+    x, past = jax.tree.map(lambda array: array.astype(jnp.float32), (latents, history))
+    v = transformer["scale"] * jnp.tanh(x) + timestep / 1000
+    x, past = solver_step(x, v, past, coefficients)
+    return jax.tree.map(lambda array: array.astype(latents.dtype), {"latents": x, "history": past})
 
 
 def _loop(step: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """The loop over the steps [first, last), as the toolchain makes it of a step."""
 
     def loop(coefficients: Any, timesteps: Any, first: Any, last: Any, **arguments: Any) -> dict[str, Any]:
-        state = {name: arguments.pop(name) for name in ("latents", "history", "residual")}
+        state = {name: arguments.pop(name) for name in ("latents", "history")}
 
         def body(index: Any, state: dict[str, Any]) -> dict[str, Any]:
             return step(**arguments, **state, coefficients=coefficients[index], timestep=timesteps[index])
@@ -64,7 +52,7 @@ def _loop(step: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
 
 def _specs(dtype: str) -> list[ProgramSpec]:
     latents, index = jax.ShapeDtypeStruct(SHAPE, jnp.dtype(dtype)), jax.ShapeDtypeStruct((), jnp.int32)
-    state = {"latents": latents, "history": dict.fromkeys(HISTORY, latents), "residual": latents}
+    state = {"latents": latents, "history": dict.fromkeys(HISTORY, latents)}
     weights = {"transformer": {"scale": jax.ShapeDtypeStruct((), jnp.float32)}}
 
     def rows(*length: int) -> dict[str, Any]:
@@ -77,11 +65,9 @@ def _specs(dtype: str) -> list[ProgramSpec]:
     bounds = {"first": index, "last": index}
     return [
         program(FULL["step"], full_step, {**weights, **state, **rows()}, tuple(state)),
-        program(CHEAP["step"], cheap_step, {**state, **rows()}, tuple(state)),
         program(
             FULL["scan"], _loop(full_step), {**weights, **state, **rows(MAX_STEPS), **bounds}, tuple(state)
         ),
-        program(CHEAP["scan"], _loop(cheap_step), {**state, **rows(MAX_STEPS), **bounds}, tuple(state)),
     ]
 
 
@@ -91,12 +77,12 @@ class SmallPrograms:
 
     Attributes:
         records: as a manifest has them.
-        bound_names: what was bound, in order: a program, and its transformer or None.
+        bound_names: what was bound, in order: a program, and its transformer.
     """
 
     records: Mapping[str, Program]
     compiled: Mapping[str, LoadedProgram]
-    bound_names: list[tuple[str, str | None]] = field(default_factory=list)
+    bound_names: list[tuple[str, str]] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Program:
         return self.records[name]
@@ -108,9 +94,8 @@ class SmallPrograms:
         if name == "prepare":
             self.bound_names.append((name, expert))
             return lambda **inputs: {}
-        takes_weights = "transformer" in self.records[name].inputs
-        self.bound_names.append((name, expert if takes_weights else None))
-        weights = {"transformer": {"scale": np.float32(SCALES[expert])}} if takes_weights else {}
+        self.bound_names.append((name, expert))
+        weights = {"transformer": {"scale": np.float32(SCALES[expert])}}
         return functools.partial(self.compiled[name], **weights)
 
     def expect(self, experts: Sequence[str]) -> list[Any]:
@@ -123,9 +108,8 @@ def _built(dtype: str) -> tuple[Mapping[str, Program], Mapping[str, LoadedProgra
     for spec in _specs(dtype):
         donate = spec.donate_argnums
         form: Role = "step" if spec.name.endswith("step") else "scan"
-        place = int(spec.name in CHEAP.values())
         avals = describe(spec, {"transformer"})
-        records[spec.name] = Program("p", "", spec.inputs, donate, avals, form, place)
+        records[spec.name] = Program("p", "", spec.inputs, donate, avals, form)
         lowered = lower(export_program(spec, "cpu"), spec.name, spec.donate, jax.devices("cpu")[0])
         compiled[spec.name] = LoadedProgram(lowered.compile(), spec.inputs)
     records["prepare"] = Program(

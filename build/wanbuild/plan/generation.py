@@ -36,7 +36,7 @@ class Runs:
         name: the program's name.
         role: its role.
         component: the component whose weights it takes; None for no weights.
-        times: how often it runs for one prompt; 0 for a step beside the full one, which only a rule chooses.
+        times: how often it runs for one prompt.
     """
 
     name: str
@@ -87,14 +87,13 @@ class Generation:
         calls = []
         for name, spec in self._counted.items():
             if spec.role != "spread":
-                count = 0 if spec.role in FORMS and spec.place else times.get(spec.role, 1)
                 component = next((key for key in spec.inputs if key in self.components), None)
-                calls.append(Runs(name, spec.role, component, count))
+                calls.append(Runs(name, spec.role, component, times.get(spec.role, 1)))
         return tuple(calls)
 
     @functools.cached_property
     def loop(self) -> Runs:
-        """The full program of the form of the loop that is planned."""
+        """The program of the form of the loop that is planned."""
         return next(call for call in self.calls if call.role in FORMS)
 
     @functools.cached_property

@@ -46,7 +46,6 @@ class Denoiser:
         condition: _Arrays | None = None,
         frame_mask: jax.Array | None = None,
         conditioning_scale: jax.Array | None = None,
-        velocity: jax.Array | None = None,
     ) -> dict[str, Any]:
         """Computes one step.
 
@@ -64,11 +63,9 @@ class Denoiser:
                 ``expand_timesteps``): zero for a held frame and one for the others. The condition has the
                 held frame's latents as ``first_frame`` (C, 1, h, w).
             conditioning_scale: float32 (control blocks,), for a model with control blocks.
-            velocity: the guided velocity of the step before, if another kind of step asks for it; its values
-                are not read.
 
         Returns:
-            The next latents and history, and the velocity if it was given, in the dtype of the latents.
+            The next latents and history, in the dtype of the latents.
         """
         model = bind(self.module, transformer)
         stored = latents.dtype
@@ -89,8 +86,6 @@ class Denoiser:
             output = unconditional + guidance_scale * (conditional - unconditional)
         latents, history = solver_step(latents, output, history, coefficients)
         state = {"latents": latents, "history": history}
-        if velocity is not None:
-            state["velocity"] = output
         return jax.tree.map(lambda x: x.astype(stored), state)  # type: ignore[no-any-return]
 
     def loop(
@@ -101,7 +96,6 @@ class Denoiser:
         timesteps: jax.Array,
         first: jax.Array,
         last: jax.Array,
-        velocity: jax.Array | None = None,
         **constant: Any,
     ) -> dict[str, Any]:
         """Computes the steps [first, last) of a table; arguments and result as for ``step``.
@@ -113,7 +107,6 @@ class Denoiser:
             timesteps: float32 (N,).
             first: int32 scalar.
             last: int32 scalar, at most N.
-            velocity: as for ``step``.
             constant: the other arguments of ``step``, the same in every step.
         """
 
@@ -122,8 +115,6 @@ class Denoiser:
             return self.step(**constant, **state, coefficients=row, timestep=timestep)
 
         start: dict[str, Any] = {"latents": latents, "history": dict(history)}
-        if velocity is not None:
-            start["velocity"] = velocity
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
 
 

@@ -61,15 +61,12 @@ class ProgramKind:
         role: when the runtime runs it.
         make: makes the program; its inputs and outputs have names.
         built: whether a profile has it.
-        state: for a step beside the full one: what it needs of the step before, besides latents and history.
-            The full program of the same role then takes and returns it too: see ``Denoiser``.
     """
 
     name: str
     role: Role
     make: Maker
     built: Callable[[Parts], bool] = _always
-    state: tuple[str, ...] = ()
 
 
 def kinds_of(parts: Parts) -> Iterator[ProgramKind]:
@@ -176,10 +173,10 @@ def scan(parts: Parts) -> ProgramSpec:
 
 
 def _denoising(parts: Parts, form: Role) -> ProgramSpec:
-    """Returns the full program of a form of the loop."""
+    """Returns the program of a form of the loop."""
     config, given = parts.configs["transformer"], dict[str, Any]()
     denoiser = Denoiser(parts.modules["transformer"], attention_form(parts.kernels), parts.dtype)
-    state = state_of(parts, form)
+    state = _state_of(parts)
     if parts.shape.guidance:
         given["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
     if parts.variant.conditioner:
@@ -187,19 +184,18 @@ def _denoising(parts: Parts, form: Role) -> ProgramSpec:
     _check_channels(parts, given.get("condition", {}))
     given |= parts.variant.step_arguments(config, config.grid(parts.latent_shape)[0])
     weights = {"transformer": parts.weights["transformer"]}
-    arguments = {**weights, **parts.outputs(prepare), **state, **rows_of(parts, form), **given}
+    arguments = {**weights, **parts.outputs(prepare), **state, **_rows_of(parts, form), **given}
     function = denoiser.step if form == "step" else denoiser.loop
     return parts.spec(function, arguments, donate=tuple(state))
 
 
-def state_of(parts: Parts, form: Role) -> dict[str, Any]:
-    """Returns the abstract arrays that the steps of a form pass on, with what its other kinds ask for."""
+def _state_of(parts: Parts) -> dict[str, Any]:
+    """Returns the abstract arrays that the steps pass on."""
     latents = jax.ShapeDtypeStruct(parts.latents.shape, jnp.dtype(parts.options.scheduler_dtype))
-    asked = dict.fromkeys(name for kind in kinds_of(parts) if kind.role == form for name in kind.state)
-    return {"latents": latents, "history": dict.fromkeys(HISTORY, latents), **dict.fromkeys(asked, latents)}
+    return {"latents": latents, "history": dict.fromkeys(HISTORY, latents)}
 
 
-def rows_of(parts: Parts, form: Role) -> dict[str, Any]:
+def _rows_of(parts: Parts, form: Role) -> dict[str, Any]:
     """Returns the abstract arguments that choose the steps of a call."""
     steps = () if form == "step" else (parts.options.max_steps,)
     rows = {

@@ -160,10 +160,7 @@ class _Wiring:
         return arrays if task.windows is None else {**arrays, "overlap": COUNT, "later": COUNT}
 
     def _check_steps(self, form: Role, given: Trees, made: Trees) -> None:
-        """Checks a form of the loop: the state that each program passes on, and what each call gives it.
-
-        The programs beside the full one pass on a part of its state.
-        """
+        """Checks a form of the loop: the state that its program passes on, and what each call gives it."""
         row, steps = len(COLUMNS), self._options.max_steps
         rows: dict[str, Any] = {"coefficients": aval_text("float32", row), "timestep": SCALAR}
         if form == "scan":
@@ -176,14 +173,12 @@ class _Wiring:
         if self._profile.guidance:
             rows["guidance_scale"] = SCALAR
         latents = aval_text(self._options.scheduler_dtype, *latents_shape(self._manifest, self._profile))
-        full, *others = self._names(form)
-        state = self._passed_on(full) | {"latents": latents}
-        for name in (full, *others):
-            carried = self._passed_on(name)
-            for key, text in carried.items():
-                self._compare(f"{name} takes {key}", self._of(state, key), text)
-            filled = dict(self._free(name, made)) if name == full else {}
-            self._takes(name, {**given, **rows, **filled, **state})
+        name, *others = self._names(form)
+        if others:
+            raise self._problem(f"the loop's form {form} has several programs", name, others[0])
+        state = self._passed_on(name)
+        self._compare(f"{name} takes latents", latents, self._of(state, "latents"))
+        self._takes(name, {**given, **rows, **dict(self._free(name, made)), **state})
 
     def _passed_on(self, name: str) -> dict[str, Any]:
         """Returns the state that a step takes, which must be what it returns."""

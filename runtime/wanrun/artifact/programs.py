@@ -42,8 +42,8 @@ Role = Literal["text", "once", "window", "prepare", "step", "scan", "decode", "s
 | ``once`` | first, once for all windows | prepared images and videos | inputs of later programs |
 | ``window`` | next, once per window | the same, and what the window before has left | the same |
 | ``prepare`` | before an expert's steps | ``embeddings`` too | inputs of the steps |
-| ``step`` | one per step; the first one is the full one | state, a row of the solver's table | state |
-| ``scan`` | one per run of steps with the same program | state, the solver's table | state |
+| ``step`` | once per step | state, a row of the solver's table | state |
+| ``scan`` | once for all steps of an expert | state, the solver's table | state |
 | ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
 | ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
 
@@ -52,7 +52,7 @@ State is the inputs that a program donates: latents, and whatever else steps pas
 """
 
 FORMS: tuple[Role, ...] = ("step", "scan")
-"""The forms of the denoising loop, the preferred one first; each is the role of its programs."""
+"""The forms of the denoising loop, the preferred one first; each is the role of its program."""
 
 
 class Program(Record, frozen=True):
@@ -66,7 +66,7 @@ class Program(Record, frozen=True):
         avals: dtype and shape of inputs and outputs as text, ``float32[2,3]``; nested dicts for a pytree.
         role: when it runs.
         place: its place among the programs of its role, from 0. Programs that run one after the other do so
-            in this order; of steps, the first one is the full one.
+            in this order.
     """
 
     file: str

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from wanrun.artifact.programs import Program, aval
-from wanrun.errors import ArtifactError, WanError
+from wanrun.errors import WanError
 from wanrun.weights.buffers import DTYPES
 
 State = Mapping[str, Any]
 """Arrays, or nested dicts of arrays, by name: ``latents`` (B, C, T, h, w), and the programs' other state."""
 
 
-def start_state(noise: np.ndarray, programs: Iterable[Program]) -> dict[str, Any]:
-    """Returns the state for the first call, with the state of every program in the loop.
-
-    A program's state is its donated inputs, with the names and shapes in the manifest. A solver's history is
-    such an input; so is the residual that a cheaper program reuses.
+def start_state(noise: np.ndarray, program: Program) -> dict[str, Any]:
+    """Returns the state for the first call: the loop's donated inputs, with names and shapes of the manifest.
 
     Args:
         noise: float32 (B, C, T, h, w).
-        programs: the programs' manifest records.
+        program: the manifest's record of the loop's program.
 
     Returns:
-        ``latents``: the noise in the programs' dtype; every other array: zeros.
-
-    Raises:
-        ArtifactError: if two programs have different arrays of the same name.
+        ``latents``: the noise in the program's dtype; every other array, a solver's history: zeros.
     """
-    carried: dict[str, Any] = {}
-    for program in programs:
-        for name in program.donated:
-            avals = program.avals["inputs"][name]
-            if carried.setdefault(name, avals) != avals:
-                raise ArtifactError(
-                    f"the programs of the denoising loop do not carry the same {name}",
-                    expected=repr(carried[name]),
-                    found=repr(avals),
-                    remedy="run wanbuild compile",
-                )
+    carried = {name: program.avals["inputs"][name] for name in program.donated}
     state = {name: zeros(avals) for name, avals in carried.items() if name != "latents"}
     return {"latents": noise.astype(_dtype(carried["latents"]), copy=False), **state}
 

@@ -74,7 +74,7 @@ class Conditioning:
 
     @property
     def _steps(self) -> Mapping[str, Program]:
-        """The inputs of all kinds of steps: by name, a program that takes it."""
+        """The inputs of the steps: by name, a program that takes it."""
         steps = [self._programs[name] for name in self._programs.with_role(*FORMS)]
         return {key: program for program in steps for key in program.inputs}
 

@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.steps import Denoising, OnStep, Rule
+from wanrun.denoising.steps import Denoising, OnStep
 from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
@@ -196,7 +196,6 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
-        rule: Rule | None = None,
         timings: Timings | None = None,
         cancel: CancelToken | None = None,
         **options: Unpack[Options],
@@ -216,8 +215,6 @@ class Pipeline:
                 encoded again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
             on_step: called after each program call with the number of steps done and the total.
-            rule: chooses the program of each step, for a profile with several kinds of steps: see
-                ``wanrun.denoising.steps.Rule``. None: the full one.
             timings: where the times are recorded; None for new ones in the result.
             cancel: ends the generation when another thread asks for it.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
@@ -227,7 +224,7 @@ class Pipeline:
         """
         generation = self.resolve(prompt, negative_prompt, media=media, inputs=inputs, **options)
         given: dict[str, Any] = {"inputs": inputs, "latents": latents, "on_step": on_step}
-        return self.run(generation, **given, rule=rule, timings=timings, cancel=cancel)
+        return self.run(generation, **given, timings=timings, cancel=cancel)
 
     def resolve(
         self,
@@ -260,7 +257,6 @@ class Pipeline:
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
         on_step: OnStep = lambda step, total: None,
-        rule: Rule | None = None,
         timings: Timings | None = None,
         warn: Warn = silent,
         cancel: CancelToken | None = None,
@@ -270,7 +266,7 @@ class Pipeline:
         Args:
             generation: what is made, of ``resolve`` or ``wanrun.resolve``.
             inputs: its images and videos, if they were already read.
-            latents, on_step, rule, timings, cancel: as for ``generate``.
+            latents, on_step, timings, cancel: as for ``generate``.
             warn: gets each warning of the result that is found during the work, at once.
 
         Raises:
@@ -281,8 +277,7 @@ class Pipeline:
             CancelledError: once ``cancel`` is cancelled.
             WanError: if the latents are not finite.
         """
-        functions = {"on_step": on_step, "warn": warn, **({} if rule is None else {"rule": rule})}
-        check_objects(inputs=inputs, timings=timings, cancel=cancel, **functions)
+        check_objects(inputs=inputs, timings=timings, cancel=cancel, on_step=on_step, warn=warn)
         if not isinstance(generation, Generation):
             raise wrong_type("generation", "wanrun's Generation", generation)
         if generation.manifest.content_digest != self.manifest.content_digest:
@@ -317,7 +312,7 @@ class Pipeline:
                 embeddings = self._encode(session, generation.prompts, timings, tell)
                 table, ranges, loop = generation.table, generation.ranges, generation.options["loop"]
                 behind = session.load_behind
-                run = Denoising(table, ranges, embeddings, loop, timings, behind, step, rule)
+                run = Denoising(table, ranges, embeddings, loop, timings, behind, step)
                 with self._device(timings, cancel):
                     frames, final = session(run, generation.options, inputs, latents)
         influences = influences_of(latents)

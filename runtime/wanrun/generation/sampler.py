@@ -105,16 +105,14 @@ class Sampler:
 
         Raises:
             ArtifactError: if a program or weights cannot be loaded.
-            UsageError: if the rule names a program that there is not.
             WanError: if the latents are not finite.
         """
-        kinds = self.programs.with_role(run.loop)
-        kinds = kinds[:1] if run.rule is None else kinds
-        state: State = start_state(noise, [self.programs[name] for name in kinds])
+        (name,) = self.programs.with_role(run.loop)
+        state: State = start_state(noise, self.programs[name])
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
             constant = self._prepare(run, conditions, steps)
-            state = self._steps(run, steps, kinds, state, constant, draw, later)
+            state = self._steps(run, steps, name, state, constant, draw, later)
             del constant  # each expert has its own
         return conditions.finish(final_latents(state))
 
@@ -140,7 +138,7 @@ class Sampler:
         self,
         run: Denoising,
         steps: ExpertRange,
-        kinds: tuple[str, ...],
+        name: str,
         state: State,
         constant: Mapping[str, Any],
         draw: Draw,
@@ -151,29 +149,27 @@ class Sampler:
         Args:
             run: the generation's parameters.
             steps: the expert's steps.
-            kinds: the programs that a step may take, the full one first.
-            state: the state before the first step. Each call takes its program's part as donated buffers,
-                which the program's outputs replace. The rest is kept.
+            name: the program of the loop.
+            state: the state before the first step. Each call takes it as donated buffers, which the program's
+                outputs replace.
             constant: the inputs of every call.
             draw: as for ``denoise``.
             later: the experts that follow.
         """
         import jax
 
-        programs = {name: self.programs.of_expert(name, steps.transformer) for name in kinds}
+        program = self.programs.of_expert(name, steps.transformer)
         if run.loop == "scan":
-            choose = [run.chosen(kinds, steps, index, None) for index in range(steps.first, steps.last)]
-            limit = self.profile.options.max_steps
-            calls = scan_calls(run.table, steps, lambda index: choose[index - steps.first], limit)
+            calls = scan_calls(run.table, steps, self.profile.options.max_steps)
         else:
-            calls = step_calls(run.table, steps, lambda index: run.chosen(kinds, steps, index, state))
+            calls = step_calls(run.table, steps)
         if run.loop == "scan" or steps.last - steps.first == 1:
             self._load_behind(run, later)  # this expert may have no later call to hide the loading
         reached = run.reached(steps.first)
         with run.timings.phase("denoise", progress=lambda: reached, unit="step"):
             for call in calls:
                 started = time.perf_counter()
-                state = {**state, **programs[call.program](**constant, **state, **call.arguments)}
+                state = program(**constant, **state, **call.arguments)
                 # Drawn while the device computes: 0.08 s for 81 frames of 832x480, 0.17 s for 1280x720.
                 noise = None if call.noise is None else draw(state["latents"].shape)
                 jax.block_until_ready(state)

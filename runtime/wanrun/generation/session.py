@@ -12,7 +12,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
-from wanrun.denoising.steps import Denoising, in_turn, velocity_table
+from wanrun.denoising.steps import Denoising, velocity_table
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.executables.entries import check_entries
 from wanrun.generation.conditioning import Conditioning, LastEncoded
@@ -176,16 +176,15 @@ class Session(Sampler):
     def warm_up(self, timings: Timings) -> None:
         """Executes every program except the text encoder's once, with every expert; records no step.
 
-        Of the two forms of the loop only that of ``load`` is executed: each of its kinds of steps in turn.
+        Of the two forms of the loop only that of ``load`` is executed.
         """
         embeddings = self.text.blank(2 if self.profile.guidance else 1)
-        kinds = len(self.programs.with_role(self.loop))
-        noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0, kinds)
+        noise, table = initial_noise(0, self.latents_shape), velocity_table(500.0)
         conditions = self.conditioning.blank()
         # All experts run, whatever a boundary and flow_shift would choose; the first of the next run is last.
         for expert in sorted(self._experts, key=lambda name: name == self._first_expert):
-            steps = [ExpertRange(expert, 0, kinds, 1.0)]
-            run = Denoising(table, steps, embeddings, self.loop, Timings(), rule=in_turn)
+            steps = [ExpertRange(expert, 0, 1, 1.0)]
+            run = Denoising(table, steps, embeddings, self.loop, Timings())
             latents = self.denoise(run, noise, conditions, Noise(0))
         self.decode(latents[:1], timings)
 

@@ -1,7 +1,5 @@
 """The recorded result of a profile: two steps from a fixed seed, one step for each of two experts.
 
-Where a profile has several kinds of steps, there is a second result, in which each of them has run.
-
 On the kind of machine that recorded it, a replay has equal digests; elsewhere its samples agree within the
 recorded tolerance.
 """
@@ -9,15 +7,14 @@ recorded tolerance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
-from wanrun.denoising.schedule import boundary_between, transformers
-from wanrun.denoising.steps import Rule, in_turn
+from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.executables.tolerance import LEVELS, TOLERANCES, levels_apart, most_levels, relative_error
 from wanrun.files import read_bounded, sha256_of
@@ -26,7 +23,6 @@ from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
 from wanrun.replay.samples import sample_media
 from wanrun.request.keywords import Loop
-from wanrun.request.options import loop_forms
 from wanrun.request.profiles import has_guidance
 
 PROMPT = "A red fox runs through fresh snow at dawn."
@@ -52,8 +48,6 @@ class Golden:
         machine: environment of the machine: device, CPU features, package versions and number of cores.
         tolerance: relative error allowed on another kind of machine.
         frame_samples: evenly spaced values of the frames, 0 to 255.
-        in_turn: where a form of the loop has several kinds of steps, by form: the result with the steps taken
-            by each kind in turn.
     """
 
     latents_sha256: str
@@ -62,10 +56,8 @@ class Golden:
     machine: Mapping[str, Any]
     tolerance: float
     frame_samples: tuple[int, ...]
-    in_turn: Mapping[str, Golden] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        in_turn = {form: one.as_json() for form, one in self.in_turn.items()}
         return {
             "prompt": PROMPT,
             "negative_prompt": NEGATIVE_PROMPT,
@@ -77,7 +69,6 @@ class Golden:
             "frame_samples": list(self.frame_samples),
             "machine": dict(self.machine),
             "tolerance": self.tolerance,
-            **({"in_turn": in_turn} if in_turn else {}),
         }
 
     @classmethod
@@ -111,23 +102,8 @@ def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | Non
     Args:
         pipeline: the pipeline; no stored embedding is used.
         environment: the facts about the machine.
-        loop: the form of the loop; None for the pipeline's own, and for the kinds of steps of all forms.
+        loop: the form of the loop; None for the pipeline's own.
     """
-    forms = loop_forms(pipeline.profile) if loop is None else (loop,)
-    programs, experts = pipeline.session(pipeline.profile).programs, len(transformers(pipeline.manifest))
-    kinds = {form: len(programs.with_role(form)) for form in forms}
-    others = {
-        form: _made(pipeline, environment, form, max(STEPS, count * experts), in_turn)
-        for form, count in kinds.items()
-        if count > 1
-    }
-    return replace(_made(pipeline, environment, loop, STEPS), in_turn=others)
-
-
-def _made(
-    pipeline: Pipeline, environment: Mapping[str, Any], loop: str | None, steps: int, rule: Rule | None = None
-) -> Golden:
-    """Runs the loaded profile for some steps, whose programs a rule chooses."""
     manifest, profile = pipeline.manifest, pipeline.profile
     scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
     result = pipeline.generate(
@@ -135,9 +111,8 @@ def _made(
         NEGATIVE_PROMPT,
         guidance_scale=scale,
         seed=SEED,
-        num_steps=steps,
-        rule=rule,
-        boundary=boundary_between(manifest, steps),  # each expert has a step, whatever the shift
+        num_steps=STEPS,
+        boundary=boundary_between(manifest, STEPS),  # each expert has a step, whatever the shift
         loop=cast("Loop | None", loop),
         media=sample_media(manifest, profile),
     )
@@ -163,13 +138,6 @@ def compare(expected: Golden, found: Golden) -> str:
     Raises:
         VerificationError: if they do not agree.
     """
-    for form, one in found.in_turn.items():
-        if form not in expected.in_turn:
-            raise VerificationError(
-                f"golden/ has no result of the kinds of steps of --loop {form}",
-                remedy="record it again with wanbuild verify --record",
-            )
-        compare(expected.in_turn[form], one)
     if expected.machine == found.machine:
         for what in ("latents_sha256", "frames_sha256"):
             if getattr(expected, what) != getattr(found, what):

@@ -10,7 +10,7 @@ import numpy as np
 
 from wanrun import __version__
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import FORMS, Profile, Program, with_role
+from wanrun.artifact.programs import Profile, with_role
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable
 from wanrun.files import sha256_of
@@ -146,21 +146,15 @@ class Generation:
         for name, target in self.manifest.targets.items():
             figures = target.statistics.get(profile.name, {})
             programs = self.manifest.programs(target, profile)
-            run = [(one, counted[role]) for role in counted for one in _run(programs, role)]
+            run = [(one, counted[role]) for role in counted for one in with_role(programs, role)]
+            # Of the text encoder's programs the longest is counted.
+            run = [pair for pair in run if pair[0] not in with_role(programs, "text")[:-1]]
             if run and all(one in figures for one, _ in run):
                 flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
                 most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _ in run)
         known = self.manifest.model.task.windows is None or inputs is not None
         pixels = frames * profile.width * profile.height
         return Cost(windows if known else None, windows * steps, calls, frames, pixels, flops, most)
-
-
-def _run(programs: Mapping[str, Program], role: str) -> tuple[str, ...]:
-    """Returns the programs of a role that a generation runs: of text and steps the full one alone."""
-    names = with_role(programs, role)
-    if role == "text":
-        return names[-1:]
-    return names[:1] if role in FORMS else names
 
 
 def influences_of(latents: np.ndarray | None, name: str | None = None) -> dict[str, Any]:

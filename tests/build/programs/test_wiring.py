@@ -39,12 +39,6 @@ def _programs(data: dict[str, Any]) -> Any:
     return programs["programs"][PROFILE]
 
 
-def _reusing(data: dict[str, Any], name: str = "residual", text: str = "float32[2]") -> dict[str, Any]:
-    """A step beside the full one, with an entry of state that it takes and returns."""
-    avals = {"inputs": {name: text}, "outputs": {name: text}}
-    return {**_programs(data)["denoise_step"], "inputs": [name], "donate": [0], "avals": avals, "place": 1}
-
-
 IMAGE = {"image": {"kind": "image", "array": "image"}}
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
@@ -74,8 +68,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "a program is missing; expected one of role",
     ),
     (lambda d: _programs(d)["prepare"].update(role="decode"), "prepare takes embeddings; expected no such"),
-    (lambda d: _programs(d).update(other=_reusing(d)), "an array is missing; expected residual"),
-    (lambda d: _programs(d).update(other=_reusing(d, "latents", "float32[1]")), "other takes latents"),
+    (
+        lambda d: _programs(d).update(other={**_programs(d)["denoise_step"], "place": 1}),
+        "the loop's form step has several programs",
+    ),
     (lambda d: d["model"]["task"].update(inputs=IMAGE), "no program takes the images and videos"),
     (
         lambda d: d["model"]["task"].update(

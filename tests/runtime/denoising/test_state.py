@@ -10,7 +10,7 @@ import pytest
 
 from wanrun.artifact.programs import Program
 from wanrun.denoising.state import check_finite, final_latents, start_state
-from wanrun.errors import ArtifactError, WanError
+from wanrun.errors import WanError
 
 NOISE = np.random.default_rng(0).standard_normal((1, 2, 3, 4, 5)).astype(np.float32)
 
@@ -30,29 +30,23 @@ def latents(dtype: str = "float32") -> str:
 def test_the_donated_inputs_are_the_state() -> None:
     history = {"last": latents(), "m1": latents()}
     step = record({"latents": latents(), "history": history}, timestep="float32[]", kv="bfloat16[2,3]")
-    state = start_state(NOISE, [step])
+    state = start_state(NOISE, step)
     assert state.keys() == {"latents", "history"} and state["history"].keys() == {"last", "m1"}
     assert np.array_equal(state["latents"], NOISE) and state["latents"].dtype == np.float32
     for array in state["history"].values():
         assert array.shape == NOISE.shape and array.dtype == np.float32 and not array.any()
 
 
-def test_several_programs_have_the_union() -> None:
+def test_state_may_be_nested() -> None:
     cache = {"blocks": {"residual": "bfloat16[2,7]", "age": "int32[]"}}
-    full = record({"latents": latents(), "cache": cache, "history": latents()})
-    cheap = record({"latents": latents(), "cache": cache, "count": "uint8[3]"})
-    state = start_state(NOISE, [full, cheap])
-    assert state.keys() == {"latents", "cache", "history", "count"}
+    state = start_state(NOISE, record({"latents": latents(), "cache": cache}))
     residual, age = state["cache"]["blocks"]["residual"], state["cache"]["blocks"]["age"]
     assert (residual.shape, residual.dtype) == ((2, 7), ml_dtypes.bfloat16)
-    assert (age.shape, age.dtype, state["count"].dtype) == ((), np.int32, np.uint8)
-    other = record({"latents": latents(), "cache": {"blocks": "float32[2]"}})
-    with pytest.raises(ArtifactError, match=r"do not carry the same cache; .*; run wanbuild compile"):
-        start_state(NOISE, [full, other])
+    assert (age.shape, age.dtype) == ((), np.int32)
 
 
 def test_latents_take_the_programs_dtype() -> None:
-    state = start_state(NOISE, [record({"latents": latents("bfloat16"), "history": latents("bfloat16")})])
+    state = start_state(NOISE, record({"latents": latents("bfloat16"), "history": latents("bfloat16")}))
     assert state["latents"].dtype == state["history"].dtype == ml_dtypes.bfloat16
     final = final_latents(state)
     assert final.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Calls of the denoising loop: one a step, or one for all in a row of a program; the state runs through."""
+"""Calls of the denoising loop: one a step, or one for all."""
 
 from __future__ import annotations
 
@@ -7,44 +7,24 @@ import pytest
 
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import SolverTable, solver_table
-from wanrun.denoising.steps import Denoising, scan_calls, step_calls, velocity_table
-from wanrun.timing.timings import Timings
+from wanrun.denoising.steps import scan_calls, step_calls, velocity_table
 
 UNIPC, LCM = solver_table("unipc", 6, 3.0), solver_table("lcm", 4, 3.0)
 MIDDLE = ExpertRange("transformer", 1, 5, 4.0)
 
 
-def cheap_in_between(index: int) -> str:
-    """Steps 2 and 3 run a cheaper program."""
-    return "reuse" if index in (2, 3) else "full"
-
-
 def test_a_call_for_every_step() -> None:
-    calls = list(step_calls(UNIPC, MIDDLE, cheap_in_between))
-    assert [(call.program, call.first, call.last) for call in calls] == [
-        ("full", 1, 2),
-        ("reuse", 2, 3),
-        ("reuse", 3, 4),
-        ("full", 4, 5),
-    ]
+    calls = list(step_calls(UNIPC, MIDDLE))
+    assert [(call.first, call.last) for call in calls] == [(1, 2), (2, 3), (3, 4), (4, 5)]
     for call in calls:
         assert call.arguments["timestep"] == UNIPC.timesteps[call.first]
         assert np.array_equal(call.arguments["coefficients"], UNIPC.coefficients[call.first])
         assert call.noise is None
 
 
-def test_the_full_program_takes_every_step_without_a_rule() -> None:
-    run = Denoising(UNIPC, [MIDDLE], np.empty(0), "step", Timings())
-    assert {run.chosen(("full", "reuse"), MIDDLE, index, None) for index in range(1, 5)} == {"full"}
-
-
 def test_a_call_for_all_steps_in_a_row() -> None:
-    calls = list(scan_calls(UNIPC, MIDDLE, cheap_in_between, max_steps=10))
-    assert [(call.program, call.first, call.last) for call in calls] == [
-        ("full", 1, 2),
-        ("reuse", 2, 4),
-        ("full", 4, 5),
-    ]
+    calls = list(scan_calls(UNIPC, MIDDLE, max_steps=10))
+    assert [(call.first, call.last) for call in calls] == [(1, 5)]
     for call in calls:
         assert (call.arguments["first"], call.arguments["last"]) == (call.first, call.last)
         assert call.arguments["first"].dtype == np.int32 and call.noise is None
@@ -57,8 +37,8 @@ def test_a_call_for_all_steps_in_a_row() -> None:
 
 @pytest.mark.parametrize("loop", ["step", "scan"])
 def test_noise_ends_a_call(loop: str) -> None:
-    whole, rule = ExpertRange("transformer", 0, 4, 1.0), lambda index: "full"
-    calls = list(step_calls(LCM, whole, rule) if loop == "step" else scan_calls(LCM, whole, rule, 8))
+    whole = ExpertRange("transformer", 0, 4, 1.0)
+    calls = list(step_calls(LCM, whole) if loop == "step" else scan_calls(LCM, whole, 8))
     assert [(call.first, call.last) for call in calls] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [call.noise for call in calls] == LCM.noise.tolist()
     assert calls[-1].noise == 0 and all(call.noise for call in calls[:-1])
@@ -69,6 +49,3 @@ def test_one_step_that_shows_the_model_s_output() -> None:
     table: SolverTable = velocity_table(750.0)
     assert table.timesteps.tolist() == [750.0] and not table.noise.any()
     assert table.coefficients.tolist() == [[1, 0, 0, 0, 0, 0, 0, 1, 0]]
-    several = velocity_table(750.0, 3)
-    assert several.timesteps.tolist() == [750.0] * 3 and len(several.sigmas) == 4
-    assert several.coefficients.tolist() == table.coefficients.tolist() * 3
