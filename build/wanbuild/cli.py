@@ -258,7 +258,7 @@ def _compile(artifact: Path, **options: Any) -> None:
 
 def _warn_of_age(artifact: Path) -> None:
     """Warns of programs that will soon be too old for newer versions of JAX."""
-    from wanrun.artifact.export_age import age_warning
+    from wanbuild.programs.export_age import age_warning
     from wanrun.artifact.manifest import read_manifest
 
     for programs in read_manifest(artifact).program_sets.values():

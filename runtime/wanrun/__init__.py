@@ -14,6 +14,7 @@ __all__ = [
     "Media",
     "Pipeline",
     "Result",
+    "Step",
     "__version__",
     "join",
     "load",
@@ -27,19 +28,21 @@ if TYPE_CHECKING:
     from wanrun.generation.load import load
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
+    from wanrun.generation.step import Step
     from wanrun.media.types import Media
-    from wanrun.request.cancel import CancelToken
+    from wanrun.opened.cancel import CancelToken
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
 
 
 def __getattr__(name: str) -> Any:
     modules = {
-        "CancelToken": "wanrun.request.cancel",
+        "CancelToken": "wanrun.opened.cancel",
         "Generation": "wanrun.request.generation",
         "Media": "wanrun.media.types",
         "Pipeline": "wanrun.generation.pipeline",
         "Result": "wanrun.generation.result",
+        "Step": "wanrun.generation.step",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
         "resolve": "wanrun.request.resolve",

@@ -168,12 +168,6 @@ def bad_outputs(tmp_path: Path, read_only: Path) -> list[Bad]:
         ),
         (["--timing-json", missing / "t.json"], ["--timing-json", str(missing), "cannot be written"]),
         (["--timing-json", tmp_path], ["--timing-json", str(tmp_path), "cannot be written"]),
-        (["--timing-trace", missing / "t.json"], ["--timing-trace", str(missing), "cannot be written"]),
-        (["--timing-trace", tmp_path], ["--timing-trace", str(tmp_path), "cannot be written"]),
-        (
-            ["--timing-trace", tmp_path / "out.mp4"],
-            [f"two outputs are the same file, {tmp_path / 'out.mp4'}", "names of their own"],
-        ),
         (
             ["--timing-json", tmp_path / "out.mp4"],
             [f"two outputs are the same file, {tmp_path / 'out.mp4'}", "names of their own"],
@@ -237,7 +231,6 @@ def bad_prompts_files(tmp_path: Path, read_only: Path, artifact: Path) -> list[B
             [f"{LATENTS_FIT} float32 (1, 16, 2, 8, 12)"],
         ),
         (["--prompts", two, "--timing-json", two], [f"the output {two} is also that of --prompts"]),
-        (["--prompts", two, "--timing-trace", two], [f"the output {two} is also that of --prompts"]),
         (
             ["--prompts", two, "--trace", trace],
             [f"--trace {trace} cannot be written", "here.mp4, which is no folder"],
@@ -347,7 +340,6 @@ def test_ctrl_c_leaves_nothing(toy_artifact: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("wanrun")), "--artifact", str(toy_artifact)]
     command += ["--prompt", "a fox", "--steps", "2000", "--output", str(tmp_path / "out.mp4")]
     command += ["--save-latents", str(tmp_path / "z.npy"), "--timing-json", str(tmp_path / "t.json")]
-    command += ["--timing-trace", str(tmp_path / "trace.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal) as process:
         os.close(terminal)
         shown = b""

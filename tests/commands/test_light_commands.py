@@ -28,7 +28,6 @@ def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
         "boundary",
         "loop",
         "timing-json",
-        "timing-trace",
     ):
         assert f"--{option} " in text
     first, second = cli.succeeds("wanrun", "--artifact", toy_artifact, "--list").splitlines()

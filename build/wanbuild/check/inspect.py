@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from wanrun.artifact.export_age import readable_until
+from wanbuild.programs.export_age import readable_until
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
 from wanrun.artifact.programs import ProgramSet

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from wanbuild.check.embed import add_embeddings, open_profile, runnable_profiles
+from wanbuild.check.preview import fitted
 from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.listed import unlisted
 from wanbuild.programs.instructions import check_level
@@ -22,13 +24,13 @@ from wanbuild.programs.wiring import check_set
 from wanbuild.staging import build_running, changing
 from wanbuild.targets.levels import CPU_LEVELS
 from wanbuild.targets.target import platforms_of
-from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.artifact.manifest import MANIFEST, Manifest, Recorded, read_manifest
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.record import ListedFile
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
 from wanrun.executables.lowering import deserialized
 from wanrun.files import check_digest, digest_found, replace_file, sha256_of
+from wanrun.generation.pipeline import Pipeline
 from wanrun.intact import check_others, checked_programs
 from wanrun.machine.environment import open_devices
 from wanrun.replay.golden import Golden, compare, read_golden, replayed
@@ -110,11 +112,13 @@ def check_all(artifact: Path, manifest: Manifest, report: Report, building: bool
     check_with_orbax(artifact, manifest, report)
 
 
-def _run(artifact: Path, manifest: Manifest, profile: Profile) -> Golden:
-    """Runs one profile from the fixed seed."""
+def _run(
+    artifact: Path, manifest: Manifest, profile: Profile, look: Callable[[Pipeline], object] = str
+) -> tuple[Golden, Any]:
+    """Runs one profile from the fixed seed; returns also what a function finds in its pipeline."""
     environment = select_target(manifest, artifact, profile).target.environment
     with open_profile(artifact, profile) as pipeline:
-        return replayed(pipeline, environment)
+        return replayed(pipeline, environment), look(pipeline)
 
 
 def start_jax() -> None:
@@ -152,12 +156,13 @@ def record(artifact: Path, report: Report) -> None:
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
-            text = json.dumps(_run(artifact, manifest, profile).as_json(), sort_keys=True, indent=1)
+            golden_run, preview = _run(artifact, manifest, profile, fitted)
+            text = json.dumps(golden_run.as_json(), sort_keys=True, indent=1)
             digest = sha256_of(text.encode())
             file = f"golden/{profile.name}-{digest[:12]}.json"
             (artifact / "golden").mkdir(exist_ok=True)
             replace_file(artifact / file, text.encode())
-            golden[profile.name] = ListedFile(file=file, sha256=digest)
+            golden[profile.name] = Recorded(file=file, sha256=digest, preview=preview)
             report(f"{profile.name}: recorded")
         manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
         manifest.write(artifact)
@@ -186,6 +191,6 @@ def replay(artifact: Path, report: Report) -> dict[str, str]:
             report(f"{profile.name}: no golden/ record; make one with wanbuild verify --record")
             continue
         expected = read_golden(artifact / manifest.golden[profile.name].file)
-        outcomes[profile.name] = compare(expected, _run(artifact, manifest, profile))
+        outcomes[profile.name] = compare(expected, _run(artifact, manifest, profile)[0])
         report(f"{profile.name}: {outcomes[profile.name]}")
     return outcomes

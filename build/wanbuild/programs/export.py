@@ -12,11 +12,11 @@ import msgspec
 from wanbuild.models.partition import PARAMETERS
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.programs.export_age import today
 from wanbuild.programs.jax_flags import jax_options
 from wanbuild.programs.signature import aval_text
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.export_age import today
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Target

@@ -74,6 +74,17 @@ class Embedding(ListedFile, frozen=True, kw_only=True):
     length: AtLeastOne
 
 
+class Recorded(ListedFile, frozen=True, kw_only=True, omit_defaults=True):
+    """A profile's recorded result.
+
+    Attributes:
+        preview: a linear map from latents to colours, which shows roughly what they decode to: the red, green
+            and blue of each channel at 1, then of latents that are 0; empty if none was fitted.
+    """
+
+    preview: tuple[tuple[float, float, float], ...] = ()
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """All records of an artifact.
 
@@ -109,7 +120,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     profiles: Mapping[str, Profile]
     program_sets: Mapping[str, ProgramSet]
     targets: Mapping[str, Target]
-    golden: Mapping[str, ListedFile]
+    golden: Mapping[str, Recorded]
     embeddings: Mapping[str, Embedding]
     tool: Mapping[str, str]
     times: Mapping[str, str]
@@ -129,6 +140,9 @@ class Manifest(Record, frozen=True, kw_only=True):
             for name in EXPERT_OPTIONS:
                 if type(self.model.options.get(name)) not in (int, float):
                     raise ValueError(f"the model has two experts and no default {name}")
+        for name, recorded in self.golden.items():
+            if len(recorded.preview) not in (0, self.model.latent_channels + 1):
+                raise ValueError(f"the preview of profile {name} is of {len(recorded.preview)} rows")
         for name, profile in self.profiles.items():
             if name != profile.name:
                 raise ValueError(f"profile {name} has the shape of {profile.name}")

@@ -10,9 +10,10 @@ import numpy as np
 
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.solvers import COLUMNS, SolverTable
+from wanrun.denoising.state import State
 from wanrun.timing.timings import Timings
 
-OnStep = Callable[[int, int], None]
+OnState = Callable[[int, int, State], None]
 
 
 def _nothing(*_: Any) -> None:
@@ -30,7 +31,7 @@ class Denoising:
         loop: the form of the loop, and the role of its programs: 'step' or 'scan'.
         timings: where steps are recorded.
         behind: called, more than once, when the next stage may start to load during the steps.
-        on_step: called after each program call with the number of steps done and the total.
+        on_step: called after each program call with the number of steps done, the total, and the state.
         window: index of the window that is made.
         windows: how many there are.
     """
@@ -41,7 +42,7 @@ class Denoising:
     loop: str
     timings: Timings
     behind: Callable[[], None] = _nothing
-    on_step: OnStep = _nothing
+    on_step: OnState = _nothing
     window: int = 0
     windows: int = 1
 
@@ -110,4 +111,6 @@ def velocity_table(timestep: float) -> SolverTable:
     """Returns a table of one step with σ = 1 that gives m0 = x − v, which reveals the model's output v."""
     row = np.zeros((1, len(COLUMNS)), np.float32)
     row[0, [COLUMNS.index("sigma"), COLUMNS.index("p_0")]] = 1
-    return SolverTable("velocity", np.array([timestep], np.float32), row, np.zeros(2), np.zeros(1, np.float32))
+    return SolverTable(
+        "velocity", np.array([timestep], np.float32), row, np.zeros(2), np.zeros(1, np.float32)
+    )

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.export_age import unreadable
 from wanrun.artifact.programs import Profile, Program
 from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError, shortened
@@ -23,6 +22,7 @@ from wanrun.executables.kept import keep, kept_file, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
 from wanrun.executables.seam import compile_here, load
 from wanrun.executables.tuning import Contest, Outcome, is_tuned, tolerance_of, tuned_options
+from wanrun.executables.unreadable import unreadable
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.clock import now

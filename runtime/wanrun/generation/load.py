@@ -49,12 +49,18 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
         ArtifactError: if the artifact is damaged, was built for another machine, or has no such profile.
         UsageError: for an argument of another type, a choice that there is not, or a text encoder or weights
             that cannot be had; in a fork of one that has loaded one; and if a group's requests differ.
+        CancelledError: once ``cancel`` is cancelled.
         ClusterError: if JAX cannot connect the processes of a group.
     """
     others = set(LoadKeywords.__struct_fields__) - set(LoadPolicy.__struct_fields__)
     given = LoadKeywords(**{name: keywords.pop(name) for name in others & keywords.keys()})
     check_objects(
-        inputs=given.inputs, timings=given.timings, group=given.group, warn=given.warn, report=given.report
+        inputs=given.inputs,
+        cancel=given.cancel,
+        timings=given.timings,
+        group=given.group,
+        warn=given.warn,
+        report=given.report,
     )
     folder, timings = folder_of(artifact), Timings() if given.timings is None else given.timings
     prompts, policy = None if given.prompts is None else texts_of(given.prompts), policy_of(keywords)
@@ -64,7 +70,7 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
         weights, texts, profile = Opening(folder, policy, timings, given).open(undo)
         pipeline = Pipeline(weights, texts, profile, timings, shows)
         undo.callback(pipeline.close)
-        pipeline.start(prompts, given.inputs)
+        pipeline.start(prompts, given.inputs, given.cancel)
         if policy.retune:
             pipeline.retune()
         undo.pop_all()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wanrun.artifact.export_age import age_warning
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, select_target
@@ -18,6 +17,7 @@ from wanrun.generation.session import check_profile, first_expert
 from wanrun.machine.environment import device_environment
 from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
+from wanrun.opened.cancel import CancelToken
 from wanrun.opened.device import open_device
 from wanrun.opened.policy import SHAPE, LoadPolicy
 from wanrun.request.options import resolve_loop
@@ -50,6 +50,7 @@ class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
         report: gets messages about decisions: where two experts are kept.
         group: the processes that share the target's mesh; None for this one alone. All of them make the
             same calls in the same order; the user's cache of embeddings, which may differ, is not read.
+        cancel: ends ``load`` when another thread asks for it.
         progress: whether standard error says what loading and each generation wait for; None: in a notebook.
     """
 
@@ -60,6 +61,7 @@ class LoadKeywords(LoadPolicy, frozen=True, kw_only=True):
     warn: Tell = silent
     report: Tell = silent
     group: ProcessGroup | None = None
+    cancel: CancelToken | None = None
     progress: bool | None = None
 
 
@@ -90,15 +92,13 @@ class Opening:
             wanted profile. The caller closes the first two.
 
         Raises:
-            ArtifactError, UsageError, ClusterError: as ``wanrun.load``.
+            ArtifactError, CancelledError, UsageError, ClusterError: as ``wanrun.load``.
         """
         folder, timings, given = self.folder, self.timings, self.given
         with timings.phase("manifest"):
             manifest = read_manifest(folder)
             profile = wanted_profile(manifest, folder, self.policy)
             selected = self._selected(manifest, profile)
-        if old := age_warning(folder, manifest.program_sets[selected.target.program_set]):
-            given.warn(old)
         check_profile(folder, profile, selected, self.policy)
         resolve_loop(profile, self.policy.loop)
         policy = together(
@@ -110,7 +110,12 @@ class Opening:
                 self._try_ahead(manifest, choose_profile(manifest, folder, {"profile": other}))
         if refusal := self._refusal(trust, profile):
             selected = replace(selected, refusal=refusal)
-        ahead, expert = dict[str, Memory](), first_expert(manifest, policy)
+        cancel, ahead, expert = (
+            given.cancel or CancelToken(),
+            dict[str, Memory](),
+            first_expert(manifest, policy),
+        )
+        cancel.check()
         # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
         if not (policy.lazy or policy.low_memory or selected.mesh):
             ahead[expert] = Memory(manifest.components[expert])
@@ -120,6 +125,7 @@ class Opening:
         if wants_cpu(policy.text_encoder_device, selected):
             text, cpu = cpu_target(manifest, folder, profile), "cpu"
         device = open_device(selected, policy.allow_compile, timings, given.warn, given.group, cpu)
+        cancel.check()
         if not device.foreign:
             trust.check_device(profile, device_environment(device.devices))
         opened = OpenedArtifact(

@@ -14,16 +14,18 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.steps import Denoising, OnStep
+from wanrun.denoising.state import State
+from wanrun.denoising.steps import Denoising
 from wanrun.errors import UsageError
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.result import Result
 from wanrun.generation.session import Session
+from wanrun.generation.step import OnStep, telling
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
+from wanrun.opened.cancel import CancelToken
 from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_type
-from wanrun.request.cancel import CancelToken
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.keywords import Options
 from wanrun.request.options import check_latents
@@ -114,14 +116,17 @@ class Pipeline:
         """Shape (B, C, T, h, w) of the loaded profile's latents."""
         return self._session.latents_shape
 
-    def start(self, prompts: Sequence[str] | None, inputs: Inputs | None = None) -> None:
+    def start(
+        self, prompts: Sequence[str] | None, inputs: Inputs | None = None, cancel: CancelToken | None = None
+    ) -> None:
         """Loads the profile until its first step could run, unless loading is lazy; arguments as of ``load``.
 
         Raises:
             ArtifactError: if something that is needed is missing or damaged.
+            CancelledError: once ``cancel`` is cancelled.
             UsageError: after ``close``.
         """
-        with self._turns.call(), self._opened.recorder.into(self.timings):
+        with self._call(self.timings, cancel):
             if not self._opened.policy.lazy:
                 self._session.start(prompts, inputs, self.timings)
 
@@ -195,7 +200,7 @@ class Pipeline:
         media: Media | None = None,
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
-        on_step: OnStep = lambda step, total: None,
+        on_step: OnStep = lambda done, total: None,
         timings: Timings | None = None,
         cancel: CancelToken | None = None,
         **options: Unpack[Options],
@@ -214,7 +219,8 @@ class Pipeline:
             inputs: the same, already read by ``load_media``. If the same object is given again, it is not
                 encoded again.
             latents: initial noise instead of the seed's, float32 (B, C, T, h, w).
-            on_step: called after each program call with the number of steps done and the total.
+            on_step: called after each program call with the number of steps done and the total; one of three
+                parameters with a ``Step`` too, which has the latents and a preview.
             timings: where the times are recorded; None for new ones in the result.
             cancel: ends the generation when another thread asks for it.
             options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
@@ -256,7 +262,7 @@ class Pipeline:
         *,
         inputs: Inputs | None = None,
         latents: np.ndarray | None = None,
-        on_step: OnStep = lambda step, total: None,
+        on_step: OnStep = lambda done, total: None,
         timings: Timings | None = None,
         warn: Warn = silent,
         cancel: CancelToken | None = None,
@@ -293,13 +299,13 @@ class Pipeline:
             told.append(warning)
             warn(warning)
 
-        def step(done: int, total: int) -> None:
-            on_step(done, total)
+        def step(done: int, total: int, state: State) -> None:
+            tell_step(done, total, state)
             token.check()
 
-        token = cancel or CancelToken()
+        token, tell_step = cancel or CancelToken(), telling(on_step, self.manifest, generation.profile)
         token.check()
-        with self._call(timings) as timings:
+        with self._call(timings, cancel) as timings:
             session = self.session(generation.profile)
             session.describe(timings)
             if inputs is None and generation.media is not None:
@@ -319,11 +325,11 @@ class Pipeline:
         return Result(frames, final, generation.metadata(inputs, influences), timings, tuple(told))
 
     @contextmanager
-    def _call(self, timings: Timings | None) -> Iterator[Timings]:
+    def _call(self, timings: Timings | None, cancel: CancelToken | None = None) -> Iterator[Timings]:
         """Runs a call. Loading meanwhile is recorded in its timings, or in new ones that end with it."""
         check_objects(timings=timings)
         own = timings if timings is not None else Timings.from_now()
-        with self._turns.call(), self._opened.recorder.into(own):
+        with self._turns.call(), self._opened.recorder.into(own), self._opened.waits.until(cancel):
             yield own
         if timings is None:
             own.stop()

@@ -61,7 +61,8 @@ class Result:
         """Writes the videos with the options in their metadata, as the command ``wanrun`` does.
 
         Args:
-            path: .mp4, .mov, .webm, .gif, .webp, .png or .npy; several videos are ``name-0.mp4`` and so on.
+            path: .mp4, .mov, .webm, .gif, .webp, .png, .npy or .frames, a folder of PNG; several videos are
+                ``name-0.mp4`` and so on.
             fps: frames per second; None for those of the options.
             overwrite: whether existing files are replaced.
 

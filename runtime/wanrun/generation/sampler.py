@@ -181,7 +181,7 @@ class Sampler:
                     state = {**state, "latents": with_noise(state["latents"], call.noise, noise)}
                 self._load_behind(run, later)
                 reached = run.reached(call.last)
-                run.on_step(*reached)
+                run.on_step(*reached, state)
         return state
 
     def _load_behind(self, run: Denoising, later: Sequence[str]) -> None:

@@ -138,7 +138,7 @@ class Session(Sampler):
             self.conditioning(inputs, timings=timings)
             waiting = unfinished(waiting)
         for future in waiting:
-            future.result()
+            self._opened.waits.result(future)
 
     def _start_text(
         self, prompts: Sequence[str] | None, waiting: list[Future[Any]], timings: Timings

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from wanrun.errors import UsageError
 from wanrun.machine.jax_process import own_options
-from wanrun.request.cancel import ASK_SECONDS, CancelToken
+from wanrun.opened.cancel import ASK_SECONDS, CancelToken
 
 
 class Turns:

@@ -19,7 +19,7 @@ from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.requests import key_of
 from wanrun.jobs.worklist import Worklist
 from wanrun.media.rescue import rescued
-from wanrun.media.write_video import write_video
+from wanrun.media.write_video import files_of, write_video
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Status
 from wanrun.terminal.undo import say, told_at_exit
@@ -164,7 +164,7 @@ class Batch:
             start = f"latents {job.metadata['latents']}"
         _, num_frames, height, width, _ = result.frames.shape
         for index in job.missing:
-            nbytes = in_bytes(job.videos[index].stat().st_size)
+            nbytes = in_bytes(sum(file.stat().st_size for file in files_of(job.videos[index])))
             how = f"{start}, {num_frames} frames of {width}x{height}, {nbytes}, {seconds:.1f} s"
             self.report(f"{place}wrote {job.videos[index]} ({how})")
 

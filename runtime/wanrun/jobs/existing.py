@@ -10,6 +10,7 @@ from typing import Any
 from wanrun.errors import UsageError
 from wanrun.files import read_bounded
 from wanrun.jobs.outputs import check_free
+from wanrun.media.video_paths import FOLDER
 from wanrun.media.write_video import MAX_METADATA_BYTES, metadata_sidecar, read_metadata
 
 
@@ -27,7 +28,8 @@ def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple
     for index, video in enumerate(videos):
         expected = {**metadata, "video": index}
         if video.exists():
-            check_free([video], overwrite=True)
+            if not (video.suffix.lower() == FOLDER and video.is_dir()):
+                check_free([video], overwrite=True)
             _check_same(video, expected)
         else:
             missing.append(index)

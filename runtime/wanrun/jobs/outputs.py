@@ -21,7 +21,7 @@ from pathlib import Path
 from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import check_encodes
 from wanrun.media.video_paths import CODECS
-from wanrun.media.write_video import metadata_sidecar
+from wanrun.media.write_video import BESIDE, metadata_sidecar
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(index|seed)(?::0([1-9][0-9]?))?|(slug)")
@@ -113,10 +113,10 @@ def check_free(videos: Sequence[Path], overwrite: bool, sidecars: bool = True) -
         UsageError: for a folder, a pipe or a device, or without overwrite for a file.
     """
     for video in videos:
-        beside = sidecars and video.suffix.lower() == ".npy"
+        beside = sidecars and video.suffix.lower() in BESIDE
         for file in (video, metadata_sidecar(video)) if beside else (video,):
             if file.exists() and not file.is_file():
-                kind = "a folder" if file.is_dir() else "not a file"
+                kind = "a folder, which is not replaced" if file.is_dir() else "not a file"
                 raise UsageError(f"the output {file} is {kind}", remedy="choose another --output")
             if file.exists() and not overwrite:
                 raise UsageError(

@@ -39,8 +39,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     output: Annotated[
         Path | None,
         option(
-            ".mp4, .mov, .webm, .gif, .webp, .png or .npy. {index} or {index:04}, {seed} and {slug} (the "
-            "prompt's first words) are filled in. With several prompts out.mp4 is out-{index}.mp4.",
+            ".mp4, .mov, .webm, .gif, .webp, .png, .npy or .frames (a folder of PNG). {index} or {index:04}, "
+            "{seed} and {slug} (the prompt's first words) are filled in. With several prompts out.mp4 is "
+            "out-{index}.mp4.",
             default="out.mp4; of a single prompt out-2.mp4 and so on, if that is there",
             section=RESULTS,
         ),
@@ -52,10 +53,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     ] = False
     timing: Annotated[bool, option("Print a timing summary.", section=MEASURING)] = False
     timing_json: Annotated[Path | None, option("Write the timings to this file.", section=MEASURING)] = None
-    timing_trace: Annotated[
-        Path | None,
-        option("Write a timeline of the run to this file, which ui.perfetto.dev opens.", section=MEASURING),
-    ] = None
     trace: Annotated[
         Path | None,
         option("Write a jax.profiler trace of the generation to this folder.", section=MEASURING),

@@ -1,35 +1,24 @@
-"""Writes the timings of a run to the files that its options name."""
+"""Writes the timings of a run to the file that its options name."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from wanrun.errors import unwritable
 from wanrun.files import replace_file
 from wanrun.timing.timings import Timings
 
 
-def write_timings(timings: Timings, json_file: Path | None, trace_file: Path | None) -> None:
-    """Writes timings, atomically.
-
-    Args:
-        timings: the timings.
-        json_file: gets ``Timings.as_json``, indented; None for no such file.
-        trace_file: gets ``Timings.as_trace``, which ui.perfetto.dev opens; None for no such file.
+def write_timings(timings: Timings, path: Path | None) -> None:
+    """Writes ``Timings.as_json``, indented and atomically; None means no file.
 
     Raises:
-        UsageError: if a file cannot be written.
+        UsageError: if the file cannot be written.
     """
-    if json_file is not None:
-        _write(json_file, timings.as_json(), 2, "--timing-json")
-    if trace_file is not None:
-        _write(trace_file, timings.as_trace(), None, "--timing-trace")
-
-
-def _write(path: Path, content: Any, indent: int | None, option: str) -> None:
+    if path is None:
+        return
     try:
-        replace_file(path, (json.dumps(content, indent=indent) + "\n").encode())
+        replace_file(path, (json.dumps(timings.as_json(), indent=2) + "\n").encode())
     except OSError as error:
-        raise unwritable(f"the timing file {path}", error, f"choose another {option}") from error
+        raise unwritable(f"the timing file {path}", error, "choose another --timing-json") from error

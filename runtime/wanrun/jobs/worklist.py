@@ -188,10 +188,8 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
             claims.read(read, option)
     with usable_names():
         check_file(run.timing_json, "--timing-json", overwrite=True)
-        check_file(run.timing_trace, "--timing-trace", overwrite=True)
         check_new_folder(run.trace, "--trace")
     claims.write([run.timing_json], "--timing-json")
-    claims.write([run.timing_trace], "--timing-trace")
     claims.write([run.trace], "--trace")
     return claims
 

@@ -11,7 +11,10 @@ from wanrun.errors import UsageError
 CODECS: Mapping[str, str] = MappingProxyType({".mp4": "libx264", ".mov": "libx264", ".webm": "libvpx-vp9"})
 """ffmpeg's encoder by the suffix of the videos that it writes."""
 
-SUFFIXES = (*CODECS, ".gif", ".webp", ".png", ".npy")
+FOLDER = ".frames"
+"""The suffix of a folder of pictures."""
+
+SUFFIXES = (*CODECS, ".gif", ".webp", ".png", ".npy", FOLDER)
 """The suffixes that a video's name may have, in upper or lower case."""
 
 

@@ -10,6 +10,7 @@ The suffix chooses the format:
 | .webp | animation, lossy | EXIF UserComment |
 | .png  | APNG, lossless; a plain PNG for one frame | tEXt chunk "Comment" |
 | .npy  | uint8 (T, H, W, 3), lossless | ``<name>.npy.json`` beside it |
+| .frames | a folder of PNG, lossless: 0001.png and so on | ``<name>.frames.json`` beside it |
 
 The animated formats join equal neighbouring frames into one frame that is shown longer. Only the formats that
 need Pillow or imageio_ffmpeg import them, so a start does not wait for these imports.
@@ -36,7 +37,7 @@ import numpy as np
 from wanrun.errors import UsageError, unwritable
 from wanrun.files import fsync_directory, read_bounded, replace_file
 from wanrun.media.ffmpeg import run_ffmpeg
-from wanrun.media.video_paths import CODECS
+from wanrun.media.video_paths import CODECS, FOLDER
 from wanrun.terminal.temporary import temporary_path
 
 if TYPE_CHECKING:
@@ -72,9 +73,18 @@ _QUALITY: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+BESIDE = (".npy", FOLDER)
+"""Formats that cannot hold metadata."""
+
+
 def metadata_sidecar(path: Path) -> Path:
     """Returns the path for metadata that a video's file cannot hold."""
     return path.with_name(path.name + ".json")
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files of a video: itself, or the pictures in its folder."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 class AppearedError(UsageError):
@@ -92,7 +102,7 @@ def write_video(
 
     Args:
         frames: uint8 (T, H, W, 3), sRGB.
-        path: the file, with a suffix of the table above.
+        path: the file, with a suffix of the table above. A folder of pictures replaces nothing.
         fps: frames per second.
         metadata: written as JSON into the file, or beside it. A value that JSON cannot hold becomes its
             ``str``, so that no video is lost over its metadata.
@@ -110,7 +120,7 @@ def write_video(
     encode = _ENCODERS[path.suffix.lower()]
     # ASCII with escapes, because the containers disagree on other encodings.
     comment = json.dumps(dict(metadata), sort_keys=True, default=str)
-    beside = path.suffix.lower() == ".npy" or len(comment) > _MAX_EMBEDDED_BYTES
+    beside = path.suffix.lower() in BESIDE or len(comment) > _MAX_EMBEDDED_BYTES
     sidecar = None
     if beside:
         text = json.dumps(json.loads(comment), sort_keys=True, indent=2, ensure_ascii=False) + "\n"
@@ -152,8 +162,9 @@ def _replacing(path: Path, overwrite: bool, sidecar: bytes | None) -> Iterator[P
     """
     with temporary_path(path, path.suffix.lower()) as temporary:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        for written in files_of(temporary):
+            with written.open("rb+") as file:
+                os.fsync(file.fileno())
         replaces = path.exists()
         if replaces and not overwrite:
             spare = path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
@@ -254,6 +265,13 @@ def _write_png(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
     first.save(path, format="PNG", pnginfo=text, **(animation if rest else {}))
 
 
+def _write_frames(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
+    first, rest = _images(frames)
+    path.mkdir()
+    for number, image in enumerate([first, *rest], 1):
+        image.save(path / f"{number:04}.png")
+
+
 def _write_npy(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(frames))
@@ -284,6 +302,7 @@ _ENCODERS: Mapping[str, _Encoder] = MappingProxyType(
         ".webp": _write_webp,
         ".png": _write_png,
         ".npy": _write_npy,
+        FOLDER: _write_frames,
     }
 )
 

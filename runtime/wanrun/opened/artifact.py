@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.select import SelectedTarget
 from wanrun.artifact.targets import Target
 from wanrun.machine.environment import device_environment, host_environment
+from wanrun.opened.cancel import Waits
 from wanrun.opened.device import OpenDevice
 from wanrun.opened.policy import LoadPolicy
 from wanrun.timing.timings import Recorder
@@ -38,6 +39,7 @@ class OpenedArtifact:
         report: receives decisions, such as the placement of experts.
         check_trust: raises ArtifactError for a profile whose executables were built elsewhere and have not
             been found right on this chip: see ``wanrun.trust``.
+        waits: waits for what is being loaded.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class OpenedArtifact:
     warn: Callable[[str], None]
     report: Callable[[str], None]
     check_trust: Callable[[Profile], None] = trust_all
+    waits: Waits = field(default_factory=Waits)
 
     @property
     def target(self) -> Target:

@@ -12,8 +12,8 @@ import numpy as np
 
 from wanrun.errors import UsageError, quoted, shortened
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
+from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.cancel import CancelToken
 from wanrun.request.reading import as_plain
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings

@@ -12,7 +12,6 @@ from typing import Any
 
 from wanrun.timing.clock import now
 from wanrun.timing.spans import Interval, Span, Spans, length
-from wanrun.timing.trace_events import trace_events
 from wanrun.units import in_bytes
 
 PHASES = (
@@ -71,7 +70,6 @@ class Timings(Spans):
         super().__init__()
         self._begin = begin
         self._end: float | None = None
-        self._calls: list[Span] = []
         self._marks: dict[str, float] = {}
         self.cache_hits = 0
         self.cache_misses = 0
@@ -121,10 +119,7 @@ class Timings(Spans):
         end = self.now()
         with self._lock:
             self.loop = loop
-            first = len(self.step_seconds) + 1
             self.step_seconds += [seconds / count] * count
-            label = str(first) if count == 1 else f"{first} to {len(self.step_seconds)}"
-            self._calls.append(Span("step", label, end - seconds, end))
             self._marks.setdefault("first step", end)
 
     def mark_ready(self) -> None:
@@ -223,10 +218,6 @@ class Timings(Spans):
         width = max(len(label) for label, _ in rows)
         table = [f"  {label:<{width}}  {value}" for label, value in rows]
         return "\n".join(["TIMING SUMMARY", *table])
-
-    def as_trace(self) -> dict[str, Any]:
-        """Returns every span and step as a trace, and the moments ``ready`` and ``first step``."""
-        return trace_events([*self.labelled_spans, *self._calls], dict(self._marks))
 
 
 class Recorder(Spans):

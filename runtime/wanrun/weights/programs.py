@@ -109,4 +109,4 @@ class Programs(Mapping[str, Program]):
         named = {key: components.get(key, key) for key in inputs}
         *_, program = self.request(programs=[name], components=named.values())
         weights = {key: self.weights.weights(component) for key, component in named.items()}
-        return functools.partial(program.result(), **weights)
+        return functools.partial(self.weights.opened.waits.result(program), **weights)

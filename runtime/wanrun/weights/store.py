@@ -175,7 +175,7 @@ class WeightStore:
             ArtifactError: if they are damaged.
         """
         (future,) = self.request([name])
-        brought = future.result()
+        brought = self.opened.waits.result(future)
         return brought.weights() if isinstance(brought, Staged) else brought
 
     def put(self, tree: Any) -> Any:
@@ -201,7 +201,7 @@ class WeightStore:
         import jax
 
         (loading,) = self._request_spread(name)
-        program = loading.result()
+        program = self.opened.waits.result(loading)
         with self.opened.recorder.phase("transfer", f"{name}, spread"):
             return jax.block_until_ready(program(**rows))
 

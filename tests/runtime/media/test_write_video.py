@@ -33,7 +33,7 @@ SUFFIXES = [".mp4", ".mov", ".webm", ".gif", ".webp", ".png", ".npy"]
 
 
 def test_every_known_suffix_has_a_writer() -> None:
-    assert list(KNOWN) == SUFFIXES == list(video._ENCODERS)
+    assert list(KNOWN) == [*SUFFIXES, ".frames"] == list(video._ENCODERS)
 
 
 METADATA = {
@@ -96,6 +96,22 @@ def test_lossless_formats_keep_every_bit(tmp_path: Path, suffix: str, num_frames
     path = tmp_path / f"out{suffix}"
     write_video(frames, path, 24, METADATA)
     np.testing.assert_array_equal(read_frames(path), frames)
+
+
+def test_a_folder_of_pictures(tmp_path: Path) -> None:
+    """Every bit is kept, metadata is beside it, and what is there is not replaced."""
+    frames, path = clip(num_frames=11), tmp_path / "shot.frames"
+    write_video(frames, path, 16, METADATA)
+    assert read_metadata(path) == METADATA
+    pictures = sorted(path.iterdir())
+    assert [picture.name for picture in pictures] == [f"{number:04}.png" for number in range(1, 12)]
+    np.testing.assert_array_equal(np.stack([np.asarray(Image.open(picture)) for picture in pictures]), frames)
+    assert {file.name for file in tmp_path.iterdir()} == {"shot.frames", "shot.frames.json"}
+    (path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"shot\.frames cannot be written"):
+        write_video(clip(), path, 16, {})
+    assert len([*path.iterdir()]) == 12 and read_metadata(path) == METADATA
+    assert {file.name for file in tmp_path.iterdir()} == {"shot.frames", "shot.frames.json"}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

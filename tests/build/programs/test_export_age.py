@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from helpers.manifests import built_with, plain_manifest, plain_program, program_set
-from wanrun.artifact import export_age
-from wanrun.artifact.export_age import age_warning, readable_until, unreadable
+from wanbuild.programs import export_age
+from wanbuild.programs.export_age import age_warning, readable_until
 from wanrun.artifact.programs import Profile, ProgramSet
 
 ARTIFACT = Path("my artifact")
@@ -61,16 +61,6 @@ def test_a_warning_from_a_month_before(monkeypatch: pytest.MonkeyPatch, day: str
 
 def test_a_set_without_programs_is_not_old() -> None:
     assert age_warning(ARTIFACT, exported()) is None
-
-
-def test_a_program_that_is_not_read() -> None:
-    error = unreadable(ARTIFACT, exported("2026-05-31"), "prepare", "0.11.1", "it is too old")
-    assert error.exit_code == 3
-    assert str(error) == (
-        "program prepare of my artifact, which jax 0 exported on 2026-05-31, cannot be read; "
-        "expected one that jax 0.11.1 reads; found it is too old; "
-        "run wanbuild refresh --artifact 'my artifact'"
-    )
 
 
 def test_days_are_in_the_manifest_and_not_in_the_content_digest() -> None:

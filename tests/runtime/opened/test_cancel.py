@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ import wanrun
 from helpers.opened import LIMIT_SECONDS, eventually
 from wanrun.errors import CancelledError, UsageError
 from wanrun.generation.turns import Turns
+from wanrun.opened.cancel import Waits
 from wanrun.timing.timings import Timings
+from wanrun.weights.restore import Restore
 
 
 def test_while_it_waits_for_the_device() -> None:
@@ -47,7 +51,7 @@ def test_between_two_calls_of_the_loop(toy_artifact: Path, loop: str, calls: lis
             if done >= 2:
                 token.cancel()
 
-        with pytest.raises(CancelledError, match="the generation was cancelled"):
+        with pytest.raises(CancelledError, match="the call was cancelled"):
             pipeline.generate("a fox", num_steps=4, cancel=token, on_step=on_step, timings=timings)
         assert seen == calls and timings.seconds.get("decode") is None
         with pytest.raises(CancelledError):
@@ -56,3 +60,38 @@ def test_between_two_calls_of_the_loop(toy_artifact: Path, loop: str, calls: lis
         assert np.array_equal(again.latents, expected)
         with pytest.raises(UsageError, match="cancel has the wrong type; expected wanrun's CancelToken"):
             pipeline.generate("a fox", cancel=threading.Event())
+
+
+def test_while_it_is_loading(toy_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``load`` and a generation end while weights are read; the next ones find what has come meanwhile."""
+    gate, result = threading.Event(), Restore.result
+
+    def slow(self: Restore, bits: bool = False) -> object:
+        gate.wait(LIMIT_SECONDS)
+        return result(self, bits)
+
+    monkeypatch.setattr(Restore, "result", slow)
+    token = wanrun.CancelToken()
+    timer = threading.Timer(0.5, token.cancel)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(CancelledError, match="the call was cancelled"):
+        wanrun.load(toy_artifact, embeddings="none", cancel=token)
+    with wanrun.load(toy_artifact, embeddings="none", lazy=True) as pipeline:
+        token = wanrun.CancelToken()
+        threading.Timer(0.2, token.cancel).start()
+        with pytest.raises(CancelledError):
+            pipeline.generate("a fox", num_steps=1, cancel=token)
+        assert time.monotonic() - started < LIMIT_SECONDS
+        gate.set()
+        assert np.isfinite(pipeline.generate("a fox", num_steps=1).latents).all()
+
+
+def test_waiting_of_one_thread() -> None:
+    waits, token, future = Waits(), wanrun.CancelToken(), Future[int]()
+    token.cancel()
+    with waits.until(token), pytest.raises(CancelledError):
+        waits.result(future)
+    future.set_result(3)
+    with waits.until(token):
+        assert waits.result(future) == 3

@@ -1,0 +1,95 @@
+"""What ``on_step`` may look at after a step: the latents, and a small preview of the video."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.denoising.state import State
+from wanrun.errors import UsageError
+from wanrun.request.options import leading_latents
+
+
+@dataclass(frozen=True)
+class Step:
+    """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it.
+
+    Args:
+        state: the state of the loop.
+        manifest: the artifact's manifest.
+        profile: the profile that is made.
+    """
+
+    state: State
+    manifest: Manifest
+    profile: Profile
+
+    @property
+    def latents(self) -> np.ndarray:
+        """The latents, with the noise that is left: float32 (B, C, T, h, w), a copy."""
+        return self._copy(self.state["latents"])
+
+    @property
+    def clean(self) -> np.ndarray:
+        """What the model expects the latents to be in the end: float32 (B, C, T, h, w), a copy."""
+        return self._copy(self.state["history"]["m1"])
+
+    def preview(self, video: int = 0) -> np.ndarray:
+        """Returns a small picture of each latent frame, uint8 (T, h, w, 3).
+
+        It is a linear map of ``clean``, fitted to the artifact's VAE by ``wanbuild verify --record``.
+
+        Args:
+            video: number of the video, of those of one prompt.
+
+        Raises:
+            UsageError: if the artifact has no such map.
+        """
+        golden = self.manifest.golden.get(self.profile.name)
+        if golden is None or not golden.preview:
+            raise UsageError(
+                f"there is no preview of profile {self.profile.name}",
+                expected="a map from latents to colours in the manifest",
+                remedy="run wanbuild verify --record",
+            )
+        *colours, grey = np.array(golden.preview, np.float32)
+        latents = self.clean[video][:, leading_latents(self.manifest, self.profile) :]
+        picture = np.tensordot(latents, np.array(colours), (0, 0)) + grey
+        return np.rint(picture).clip(0, 255).astype(np.uint8)
+
+    def _copy(self, array: Any) -> np.ndarray:
+        try:
+            return np.array(array, np.float32)  # a CPU array would share the memory of the device's
+        except RuntimeError as error:
+            raise UsageError(
+                "the latents of this step are gone", found=error, remedy="look at them inside on_step"
+            ) from None
+
+
+OnStep = Callable[[int, int], None] | Callable[[int, int, Step], None]
+"""Gets the number of steps done, the total, and the ``Step`` if it has a third parameter without default."""
+
+
+def telling(on_step: OnStep, manifest: Manifest, profile: Profile) -> Callable[[int, int, State], None]:
+    """Returns a function of a state that calls ``on_step`` with what it takes."""
+    if _needed(on_step) == 3:
+        whole = cast(Callable[[int, int, Step], None], on_step)
+        return lambda done, total, state: whole(done, total, Step(state, manifest, profile))
+    counts = cast(Callable[[int, int], None], on_step)
+    return lambda done, total, state: counts(done, total)
+
+
+def _needed(function: Callable[..., None]) -> int:
+    """Returns how many arguments a function needs by position; 2 where Python does not know."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in kinds and one.default is one.empty for one in parameters)

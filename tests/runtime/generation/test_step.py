@@ -1,0 +1,67 @@
+"""What a function given as on_step sees of a step: its latents, and a preview."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import wanrun
+from wanrun.artifact.manifest import Recorded, read_manifest
+from wanrun.errors import UsageError
+
+PROMPT = "a fox"
+
+
+@pytest.mark.parametrize("loop", ["step", "scan"])
+def test_latents_and_preview(toy_artifact: Path, loop: str) -> None:
+    seen: list[wanrun.Step] = []
+    shown: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    map_ = np.random.default_rng(0).normal(0, 40, (17, 3)).round(3)
+
+    def without(done: int, total: int, step: wanrun.Step) -> None:
+        step.preview()
+
+    def on_step(done: int, total: int, step: wanrun.Step) -> None:
+        seen.append(step)
+        shown.append((step.latents, step.clean, step.preview()))
+
+    with wanrun.load(toy_artifact, embeddings="none", loop=loop) as pipeline:
+        with pytest.raises(UsageError, match=r"there is no preview of profile .*; run wanbuild verify"):
+            pipeline.generate(PROMPT, num_steps=2, on_step=without)
+        record = Recorded(file="golden/a.json", sha256="0" * 64, preview=tuple(map(tuple, map_.tolist())))
+        pipeline.manifest = pipeline.manifest.changed(golden={pipeline.profile.name: record})
+        result = pipeline.generate(PROMPT, num_steps=3, on_step=on_step)
+    latents, clean, preview = shown[-1]
+    assert len(shown) == (3 if loop == "step" else 1)
+    assert np.array_equal(latents, result.latents)
+    np.testing.assert_allclose(clean, latents, rtol=0, atol=1e-5)  # the last step ends at sigma 0
+    assert loop == "scan" or np.abs(shown[0][0] - shown[0][1]).max() > 0.1
+    expected = np.moveaxis(clean[0].astype(np.float64), 0, -1) @ map_[:-1] + map_[-1]
+    assert preview.dtype == np.uint8 and preview.shape == (*latents.shape[2:], 3)
+    assert np.abs(preview - expected.clip(0, 255)).max() <= 0.51
+    if loop == "step":
+        with pytest.raises(UsageError, match=r"this step are gone; .*look at them inside on_step"):
+            _ = seen[0].latents
+
+
+def test_the_number_of_parameters_decides(toy_artifact: Path) -> None:
+    """A third one with a default is the function's own, as in a loop's lambda."""
+    counts: list[tuple[int, int, int]] = []
+
+    def two(done: int, total: int, own: int = 7) -> None:
+        counts.append((done, total, own))
+
+    with wanrun.load(toy_artifact, embeddings="none") as pipeline:
+        pipeline.generate(PROMPT, num_steps=1, on_step=two)
+    assert counts == [(1, 1, 7)]
+
+
+def test_a_preview_of_another_model_is_refused(toy_artifact: Path) -> None:
+    manifest = read_manifest(toy_artifact)
+    record = Recorded(file="golden/a.json", sha256="0" * 64, preview=((1.0, 2.0, 3.0),))
+    with pytest.raises(ValueError, match="the preview of profile x is of 1 rows"):
+        manifest.changed(golden={"x": record})
+    assert msgspec.to_builtins(Recorded(file="a", sha256="b")) == {"file": "a", "sha256": "b"}
