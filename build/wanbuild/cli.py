@@ -73,6 +73,7 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
     files take the place of its parts, or make a checkpoint by themselves.
     """
     from wanbuild.conversion.defaults import parse_defaults
+    from wanbuild.source.configs import parse_configs
 
     if source is None and options["revision"] is not None:
         raise UsageError("--revision is for a hub id, and there is none", remedy="leave --revision out")
@@ -82,13 +83,18 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
             expected="SOURCE, a checkpoint's folder or hub id, or --transformer with the other single files",
             remedy="wanbuild convert CHECKPOINT --artifact DIR",
         )
-    _convert(source, artifact, **{**options, "defaults": parse_defaults(options["defaults"])})
+    parsed = {
+        "defaults": parse_defaults(options.pop("defaults")),
+        "configs": parse_configs(options.pop("configs")),
+    }
+    _convert(source, artifact, **options, **parsed)
 
 
 def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import ConvertRequest
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.defaults import Defaults
+    from wanbuild.conversion.provenance import recognised_lines
     from wanbuild.lora.merge import LoraRequest, parse_lora
     from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
@@ -117,19 +123,13 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         loras,
         Defaults(**options.get("defaults", {})),
         parts,
+        options.get("configs", {}),
     )
     manifest = run_convert(request)
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = in_bytes(sum(component.nbytes for component in manifest.components.values()))
-    if assumed := manifest.source.get("assumed"):
-        config = manifest.configs["transformer"]
-        heads, layers = config["num_attention_heads"], config["num_layers"]
-        report(
-            f"recognised {manifest.model.variant}: a transformer of {layers} layers with {heads} heads",
-            f"assumed as published, since files of weights do not say: {', '.join(assumed)}",
-            "if the model has others, give a folder with its configs as SOURCE: the files replace its parts",
-        )
+    report(*recognised_lines(manifest))
     report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
 
 

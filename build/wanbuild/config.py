@@ -146,7 +146,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _class_name(data: Mapping[str, Any]) -> Any:
+def class_name_of(data: Mapping[str, Any]) -> Any:
     """Returns the class that a config names, in diffusers' or transformers' form; None if it names none."""
     architectures = data.get("architectures")
     if isinstance(architectures, list):
@@ -167,7 +167,7 @@ def parse_config(cls: type[C], data: Mapping[str, Any], where: str) -> C:
             fields that do not fit together; or for another class, or for too deep nesting.
     """
     problems: list[str] = []
-    class_name = _class_name(data)
+    class_name = class_name_of(data)
     if _depth(data) > MAX_DEPTH:
         raise SourceError(f"{where} is nested too deep", expected=f"at most {MAX_DEPTH} levels")
     if class_name is not None and class_name not in cls.CLASS_NAMES:

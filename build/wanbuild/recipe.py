@@ -14,6 +14,7 @@ from typing import Any
 
 from wanbuild.hub.repository import is_hub_id
 from wanbuild.lora.merge import parse_lora
+from wanbuild.source.configs import parse_configs
 from wanbuild.source.parts import OPTIONS
 from wanbuild.targets.mesh import parse_mesh
 from wanrun import __version__
@@ -34,6 +35,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "lora": str,
             "lora_high": str,
             "lora_low": str,
+            "config": str,
             **dict.fromkeys(OPTIONS, str),
         },
         "convert.defaults": {
@@ -86,7 +88,7 @@ class Recipe:
             form and the recipe's folder has nothing of this name; None: single files are all there is.
         artifact: the artifact's folder; it, the LoRAs and single files are relative to the recipe's folder
             too.
-        convert: options of ``wanbuild convert`` by name; ``defaults`` is a dict by name.
+        convert: options of ``wanbuild convert`` by name; ``defaults`` and ``configs`` are dicts by name.
         compile: options of ``wanbuild compile`` by name.
     """
 
@@ -99,6 +101,11 @@ class Recipe:
     def parts(self) -> dict[str, Path]:
         """The single files by component."""
         return {name: self.convert[name] for name in OPTIONS if name in self.convert}
+
+    @property
+    def configs(self) -> dict[str, Path]:
+        """The given config files by part."""
+        return dict(self.convert.get("configs", {}))
 
 
 def _check(section: str, data: dict[str, Any], path: Path) -> None:
@@ -158,6 +165,13 @@ def _mesh(text: str, path: Path) -> dict[str, int]:
         raise UsageError(f"{path}: compile.mesh: {error}") from None
 
 
+def _configs(text: str, path: Path) -> dict[str, Path]:
+    try:
+        return parse_configs([text], path.parent)
+    except UsageError as error:
+        raise UsageError(f"{path}: convert.config: {error}") from None
+
+
 def read_recipe(path: Path) -> Recipe:
     """Reads a recipe.
 
@@ -196,6 +210,8 @@ def read_recipe(path: Path) -> Recipe:
     for name in OPTIONS:
         if name in sections["convert"]:
             sections["convert"][name] = _place(sections["convert"][name], path.parent)
+    if "config" in sections["convert"]:
+        sections["convert"]["configs"] = _configs(sections["convert"].pop("config"), path)
     source = data.get("source")
     source = None if source is None else str(_place(source, path.parent))
     return Recipe(source, path.parent / data["artifact"], sections["convert"], sections["compile"])
@@ -216,7 +232,7 @@ def fingerprint(recipe: Recipe) -> str:
     facts = {
         "recipe": {
             "source": recipe.source,
-            "convert": {**recipe.convert, **{name: str(path) for name, path in recipe.parts.items()}},
+            "convert": {**recipe.convert, **_texts(recipe.parts), "configs": _texts(recipe.configs)},
             "compile": recipe.compile,
         },
         "files": [one for path in _files(recipe) for one in _state(path)],
@@ -225,11 +241,15 @@ def fingerprint(recipe: Recipe) -> str:
     return sha256_of(canonical_json(facts))
 
 
+def _texts(paths: Mapping[str, Path]) -> dict[str, str]:
+    return {name: str(path) for name, path in paths.items()}
+
+
 def _files(recipe: Recipe) -> Iterator[Path]:
-    """Yields the source, if it is here, single files, and the LoRAs, without their scales."""
+    """Yields the source, if it is here, single files, configs, and the LoRAs, without their scales."""
     if recipe.source is not None:
         yield Path(recipe.source)
-    yield from recipe.parts.values()
+    yield from (*recipe.parts.values(), *recipe.configs.values())
     for name in _LORAS:
         yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))
 

@@ -130,6 +130,8 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
     yield f"source          {source['repository'] or 'a folder'}, {len(source['files'])} files"
     if assumed := source.get("assumed"):
         yield f"assumed         {', '.join(assumed)}: as published, files of weights do not say"
+    if configs := source.get("configs"):
+        yield f"configs given   {', '.join(dict.fromkeys(configs.values()))}"
     guidance = f"guidance {defaults['guidance_scale']:g}"
     if "guidance_scale_2" in defaults:
         guidance += f" and {defaults['guidance_scale_2']:g} below boundary {defaults['boundary']:g}"

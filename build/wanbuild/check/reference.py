@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from wanbuild.check.embed import open_profile
+from wanbuild.check.given_configs import with_given_configs
 from wanbuild.check.parts import image_tokens, velocity
 from wanbuild.check.reference_pipeline import Made, Reference
 from wanbuild.components import KINDS
@@ -362,7 +363,8 @@ def compare_with_reference(artifact: Path, source: str, steps: int, report: Repo
             found=f"{profile.name}, of {profile.num_videos}",
             remedy="compare an artifact that is compiled with --num-videos 1 first",
         )
-    reference = Reference(_readable_source(manifest, source), variant.name)
+    with with_given_configs(_readable_source(manifest, source), manifest) as checkpoint:
+        reference = Reference(checkpoint, variant.name)
     with open_profile(artifact, profile) as pipeline:
         comparison = _Comparison(pipeline, reference)
         report(f"{profile.name}, {profile.options.dtype} against diffusers in float32")

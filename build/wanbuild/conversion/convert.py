@@ -64,6 +64,7 @@ class ConvertRequest:
         defaults: replacements for the variant's and the checkpoint's default options.
         files: weight files by component, and the tokenizer's folder, file or hub id, that take the place of
             the source's.
+        configs: config files by part, in place of the source's or of those that are assumed.
     """
 
     source: str | Path | None
@@ -76,6 +77,7 @@ class ConvertRequest:
     loras: Sequence[LoraRequest] = ()
     defaults: Defaults = field(default_factory=Defaults)
     files: Mapping[str, Path] = field(default_factory=dict)
+    configs: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -272,9 +274,9 @@ def _open(request: ConvertRequest) -> Source:
     if (tokenizer := files.get(TOKENIZER)) is not None:
         files[TOKENIZER] = locate_tokenizer(tokenizer)
     if request.source is None:
-        return open_files(files)
+        return open_files(files, request.configs)
     located = locate_source(request.source, request.revision, without=files.keys())
-    return open_source(located.path, located.repository, located.revision, files)
+    return open_source(located.path, located.repository, located.revision, files, request.configs)
 
 
 @contextmanager

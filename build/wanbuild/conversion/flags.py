@@ -33,6 +33,14 @@ _OPTIONS = (
         metavar="DIR",
         help="The tokenizer's folder, its tokenizer.json, or the hub id of a repository that has one.",
     ),
+    click.option(
+        "--config",
+        "configs",
+        metavar="DIR|PART=FILE,...",
+        multiple=True,
+        help="Configs in place of SOURCE's or of assumed ones: a folder in the diffusers layout, or files. "
+        "PART is transformer, transformer_2, vae, text_encoder, image_encoder or scheduler; repeatable.",
+    ),
     click.option("--revision", help="Branch, tag or commit, where SOURCE is a hub id.  [default: main]"),
     click.option(
         "--force", is_flag=True, help="Replace an existing artifact; programs that stay valid are kept."

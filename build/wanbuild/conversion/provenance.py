@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from wanbuild.components import kind_of
 from wanbuild.config import read_bytes
 from wanbuild.source.checkpoint import Source
+from wanrun.artifact.manifest import Manifest
 from wanrun.files import canonical_json, sha256_of
 
 
@@ -42,7 +44,7 @@ def source_record(
     filled: Mapping[str, Collection[str]],
     crcs: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Returns repository, revision and a digest of every file that was read.
+    """Returns repository, revision, a digest of every file that was read, and which configs were given.
 
     A weight file's digest is the sha256 of its tensors' names, dtypes, shapes and crc32c, which are computed
     during conversion, and the digest of an 8-bit tensor's scale. A tensor that fills nothing is not read and
@@ -56,14 +58,13 @@ def source_record(
     """
     tensors: dict[str, dict[str, Any]] = {}
     sizes: dict[str, int] = {}
-    places = {path: name for name, path in source.files().items()}
     for name, component in source.components.items():
         for key, tensor in component.tensors.items():
             checksum = crcs[name][key] if key in filled[name] else None
             record = [str(tensor.entry.dtype), list(tensor.entry.shape), checksum]
             if tensor.float8 is not None:
                 record.append(tensor.float8.digest)
-            place = places[tensor.file.path]
+            place = source.name_of(name, tensor.file.path)
             tensors.setdefault(place, {})[key] = record
             sizes[place] = tensor.file.nbytes
     weights = {
@@ -75,4 +76,30 @@ def source_record(
     }
     files = dict(sorted({**small.records, **weights}.items()))
     assumed = {"assumed": list(source.assumed)} if source.assumed else {}
-    return {"repository": source.repository, "revision": source.revision, "files": files, **assumed}
+    configs = {name: source.name_of(name, path) for name, path in source.configs.items()}
+    return {
+        "repository": source.repository,
+        "revision": source.revision,
+        "files": files,
+        **assumed,
+        **({"configs": configs} if configs else {}),
+    }
+
+
+def recognised_lines(manifest: Manifest) -> Iterator[str]:
+    """Yields what conversion has recognised and assumed of files that do not say it; nothing for a folder."""
+    assumed, configs = manifest.source.get("assumed"), manifest.source.get("configs")
+    if not assumed and not configs:
+        return
+    record = manifest.configs["transformer"]
+    config = kind_of("transformer", record.get("_class_name")).parse(record, "transformer")
+    yield (
+        f"recognised {manifest.model.variant}: a transformer of {config.num_layers} layers with "
+        f"{config.num_attention_heads} heads"
+    )
+    if assumed:
+        yield f"assumed as published, since files of weights do not say: {', '.join(assumed)}"
+        yield (
+            "if the model has others, give its configs: --config FOLDER, or --config "
+            "transformer=FILE,vae=FILE,scheduler=FILE; or a folder with them as SOURCE"
+        )

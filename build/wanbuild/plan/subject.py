@@ -104,7 +104,7 @@ def model_of(recipe: Recipe) -> Subject | None:
     dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
     if recipe.source is not None:
         return _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
-    with open_files(recipe.parts) as source:
+    with open_files(recipe.parts, recipe.configs) as source:
         return _of_open(source, "files", dtypes)
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from wanbuild.config import read_json, shown
 from wanbuild.source.component import SourceComponent, open_component, open_file
+from wanbuild.source.configs import FILES, SCHEDULER, given_scheduler, of_parts
 from wanbuild.source.experts import LOW_NOISE, check_boundary, check_experts, read_boundary
 from wanbuild.source.images import FILE as IMAGE_PROCESSOR_FILE
 from wanbuild.source.images import ImageProcessorConfig, open_image_processor
@@ -32,7 +33,6 @@ from wanrun.errors import SourceError, UsageError
 # Components that a checkpoint may list as absent, [null, null].
 _OPTIONAL = frozenset({LOW_NOISE, IMAGE_ENCODER, IMAGE_PROCESSOR})
 _TRANSFORMERS = frozenset(TRANSFORMERS)
-_SETTINGS = ("model_index.json", "scheduler/scheduler_config.json")
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class Source:
         expand_timesteps: whether the transformer takes a timestep per token.
         component_names: every component of the checkpoint, sorted.
         components: the components with weights.
-        scheduler_config: the content of scheduler/scheduler_config.json.
+        scheduler_config: the content of scheduler/scheduler_config.json, or of the given one.
         tokenizer: the tokenizer folder.
         image_processor: the image encoder's preprocessing; None if there is none.
         image_processor_file: its file; None if there is none, or for the published preprocessing.
         assumed: the facts that are taken as published, because files of weights do not say them.
+        configs: the config files that the user has given, by part.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class Source:
     image_processor: ImageProcessorConfig | None
     image_processor_file: Path | None
     assumed: tuple[str, ...] = ()
+    configs: Mapping[str, Path] = field(default_factory=dict)
 
     def component(self, name: str) -> SourceComponent:
         """Returns a component; KeyError if the source has none of this name, or it has no weights."""
@@ -80,7 +82,9 @@ class Source:
 
         A file outside of the folder has the name that it would have inside of it.
         """
-        paths = [("", self.path / name) for name in _SETTINGS if self.layout]
+        settings = self.configs.get(SCHEDULER) or self.path / SCHEDULER / FILES[SCHEDULER]
+        paths = [("", self.path / "model_index.json")] if self.layout else []
+        paths += [(SCHEDULER, settings)] if self.layout or SCHEDULER in self.configs else []
         paths.append(("tokenizer", self.tokenizer.file))
         if self.image_processor is not None and self.image_processor_file is not None:
             paths.append((IMAGE_PROCESSOR, self.image_processor_file))
@@ -89,9 +93,10 @@ class Source:
             paths += [(component.name, file) for file in files]
         tokenizer_config = self.tokenizer.folder / "tokenizer_config.json"
         paths += [("tokenizer", tokenizer_config)] if tokenizer_config.exists() else []
-        return dict(sorted((self._name(folder, path), path) for folder, path in paths))
+        return dict(sorted((self.name_of(folder, path), path) for folder, path in paths))
 
-    def _name(self, folder: str, path: Path) -> str:
+    def name_of(self, folder: str, path: Path) -> str:
+        """Returns the relative name of a component's file in ``files``."""
         if self.layout and path.is_relative_to(self.path):
             return path.relative_to(self.path).as_posix()
         return f"{folder}/{path.name}"
@@ -214,6 +219,7 @@ def open_source(
     repository: str | None = None,
     revision: str | None = None,
     files: Mapping[str, Path] = MappingProxyType({}),
+    configs: Mapping[str, Path] = MappingProxyType({}),
 ) -> Source:
     """Opens a checkpoint folder in the diffusers layout.
 
@@ -222,6 +228,7 @@ def open_source(
         repository: the hub repository that the folder was downloaded from, or None.
         revision: the commit of that repository.
         files: weight files that take the place of the folder's, by component; the folder's configs stay.
+        configs: config files that take the place of the folder's, by part.
 
     Raises:
         SourceError: if the folder or a file is missing, damaged or pickled; the class of the pipeline or of a
@@ -229,7 +236,7 @@ def open_source(
             expert and a boundary; or the shards do not hold exactly what their index lists.
     """
     try:
-        return _open_source(Path(path), repository, revision, files)
+        return _open_source(Path(path), repository, revision, files, configs)
     except OSError as error:  # for a folder; errors of files have their own messages
         raise SourceError(
             f"{error.filename or path} cannot be read: {error.strerror}", remedy="check that it is readable"
@@ -237,7 +244,11 @@ def open_source(
 
 
 def _open_source(
-    path: Path, repository: str | None, revision: str | None, files: Mapping[str, Path]
+    path: Path,
+    repository: str | None,
+    revision: str | None,
+    files: Mapping[str, Path],
+    configs: Mapping[str, Path],
 ) -> Source:
     _check_folder(path)
     where = path / "model_index.json"
@@ -248,15 +259,16 @@ def _open_source(
     expand_timesteps = _read_expand_timesteps(index, where)
     _check_unlisted(path, classes)
     check_replaced(files, classes, str(path))
+    configs = of_parts(configs, classes)
     # With two experts, one file would not say which expert it is.
     beside = path if len(classes.keys() & _TRANSFORMERS) == 1 else None
     with_processor = IMAGE_PROCESSOR in classes
     with ExitStack() as stack:
         components = {
             name: (
-                open_file(name, pair[1], files[name], path / name / "config.json", stack)
+                open_file(name, pair[1], files[name], path / name / "config.json", stack, configs.get(name))
                 if name in files
-                else open_component(name, pair, path / name, beside, stack)
+                else open_component(name, pair, path / name, beside, stack, configs.get(name))
             )
             for name, pair in classes.items()
             if name not in NO_WEIGHTS
@@ -271,10 +283,15 @@ def _open_source(
             expand_timesteps=expand_timesteps,
             component_names=tuple(classes),
             components=MappingProxyType(components),
-            scheduler_config=_read_scheduler_config(path, classes["scheduler"]),
+            scheduler_config=(
+                given_scheduler(configs[SCHEDULER])
+                if SCHEDULER in configs
+                else _read_scheduler_config(path, classes[SCHEDULER])
+            ),
             tokenizer=open_tokenizer(files.get("tokenizer", path / "tokenizer")),
             image_processor=open_image_processor(path / IMAGE_PROCESSOR) if with_processor else None,
             image_processor_file=path / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE if with_processor else None,
+            configs=MappingProxyType(configs),
         )
         stack.pop_all()
     return source

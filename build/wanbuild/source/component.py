@@ -15,6 +15,7 @@ import numpy as np
 
 from wanbuild.config import read_json
 from wanbuild.mapping.original_parts import NAMES
+from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.float8 import Float8, float8_of, has_scales, weights_in
 from wanbuild.source.original_config import derive_config, is_original
@@ -129,7 +130,12 @@ def _shapes(tensors: Mapping[str, SourceTensor]) -> dict[str, tuple[int, ...]]:
 
 
 def open_component(
-    name: str, pair: tuple[str, str], folder: Path, beside: Path | None, stack: ExitStack
+    name: str,
+    pair: tuple[str, str],
+    folder: Path,
+    beside: Path | None,
+    stack: ExitStack,
+    given: Path | None = None,
 ) -> SourceComponent:
     """Opens the component in a folder.
 
@@ -139,17 +145,27 @@ def open_component(
         folder: its folder.
         beside: a second folder in which a transformer's weights may be, or None.
         stack: closes the files.
+        given: a config.json that takes the place of the folder's, or None.
     """
     library, class_name = pair
     weights = find_weights(folder, WEIGHT_NAMES[library], beside if name in TRANSFORMERS else None)
     holders, index = _holders(weights, stack)
     tensors = _tensors(name, holders, weights)
-    config_file, config = _read_config(name, class_name, folder, weights, tensors)
+    if given is None:
+        config_file, config = _read_config(name, class_name, folder, weights, tensors)
+    else:
+        config_file = given
+        config = given_config(name, class_name, _shapes(tensors), given, str(weights))
     return _component(name, class_name, config, config_file, holders, tensors, index)
 
 
 def open_file(
-    name: str, class_name: str | None, file: Path, config_file: Path | None, stack: ExitStack
+    name: str,
+    class_name: str | None,
+    file: Path,
+    config_file: Path | None,
+    stack: ExitStack,
+    given: Path | None = None,
 ) -> SourceComponent:
     """Opens a component that is one file, wherever it is.
 
@@ -159,14 +175,18 @@ def open_file(
         file: its weight file.
         config_file: a config.json that describes it; None: derived from the weights.
         stack: closes the file.
+        given: a config.json that takes the place of either, or None.
     """
     opened = stack.enter_context(TensorFile(file))
     holders = dict.fromkeys(opened.entries, opened)
     tensors = _tensors(name, holders, file)
     shapes = _shapes(tensors)
-    config = read_json(config_file) if config_file else derived_config(name, shapes, str(file))
     class_name = class_name or class_of(name, shapes, str(file))
-    return _component(name, class_name, config, config_file or file, holders, tensors, None)
+    if given is not None:
+        config = given_config(name, class_name, shapes, given, str(file))
+    else:
+        config = read_json(config_file) if config_file else derived_config(name, shapes, str(file))
+    return _component(name, class_name, config, given or config_file or file, holders, tensors, None)
 
 
 def _component(

@@ -15,7 +15,7 @@ from typing import Any
 from wanbuild.published.image_encoder import PUBLISHED_IMAGE_ENCODER
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_VAE_2_2, PUBLISHED_VAE_IN_A14B
-from wanbuild.source.original_config import Shapes, derive_config, layers
+from wanbuild.source.original_config import Shapes, derive_config, fields_of_transformer, layers
 from wanbuild.source.parts import OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import SourceError
@@ -71,8 +71,35 @@ def derived_config(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
         base = "WanTransformer3DModel" if class_name == "WanAnimateTransformer3DModel" else class_name
         config = derive_config(base, shapes, where)
         return config if base == class_name else {**config, **_animate(shapes), "_class_name": class_name}
+    shown = shown_fields(name, shapes, where)
+    if name == "vae":
+        return {**(PUBLISHED_VAE_2_2 if "decoder_base_dim" in shown else PUBLISHED_VAE_IN_A14B), **shown}
+    if name == "text_encoder":
+        return {**PUBLISHED_TEXT_ENCODER, "num_decoder_layers": shown["num_layers"], **shown}
+    heads, rest = divmod(shown["hidden_size"], _IMAGE_HEAD)
+    if rest:
+        raise _no_part(
+            name, where, f"{shown['hidden_size']} channels, which are not whole heads of {_IMAGE_HEAD}"
+        )
+    return {**PUBLISHED_IMAGE_ENCODER, "num_attention_heads": heads, **shown}
+
+
+def shown_fields(name: str, shapes: Shapes, where: str) -> dict[str, Any]:
+    """Returns the fields of a component's config.json that its shapes show.
+
+    Of a transformer, ``num_attention_heads`` and ``attention_head_dim`` are not among them: shapes show their
+    product alone.
+
+    Args:
+        name: the component.
+        shapes: shape of every tensor, by diffusers' and transformers' key.
+        where: the file, for messages.
+
+    Raises:
+        SourceError: as ``derived_config``.
+    """
     try:
-        return _CONFIGS[name](shapes)
+        return (fields_of_transformer if name in TRANSFORMERS else _SHOWN[name])(shapes)
     except (KeyError, ValueError, IndexError) as error:
         what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
         raise _no_part(name, where, what) from None
@@ -101,11 +128,9 @@ def _vae(shapes: Shapes) -> dict[str, Any]:
     base, channels = shapes["encoder.conv_in.weight"][:2]
     resnets = layers(shapes, r"decoder\.up_blocks\.0\.resnets")
     out, decoder_base = shapes["decoder.conv_out.weight"][:2]
-    published = PUBLISHED_VAE_2_2 if residual else PUBLISHED_VAE_IN_A14B
     return {
-        **published,
         "base_dim": base,
-        "decoder_base_dim": decoder_base if residual else None,
+        **({"decoder_base_dim": decoder_base} if residual else {}),
         "in_channels": channels,
         "num_res_blocks": resnets - 1,
         "out_channels": out,
@@ -117,15 +142,12 @@ def _text_encoder(shapes: Shapes) -> dict[str, Any]:
     first = "encoder.block.0.layer"
     vocabulary, width = shapes["shared.weight"]
     buckets, heads = shapes[f"{first}.0.SelfAttention.relative_attention_bias.weight"]
-    count = layers(shapes, r"encoder\.block")
     return {
-        **PUBLISHED_TEXT_ENCODER,
         "d_ff": shapes[f"{first}.1.DenseReluDense.wi_0.weight"][0],
         "d_kv": shapes[f"{first}.0.SelfAttention.q.weight"][0] // heads,
         "d_model": width,
-        "num_decoder_layers": count,
         "num_heads": heads,
-        "num_layers": count,
+        "num_layers": layers(shapes, r"encoder\.block"),
         "relative_attention_num_buckets": buckets,
         "vocab_size": vocabulary,
     }
@@ -135,19 +157,15 @@ def _image_encoder(shapes: Shapes) -> dict[str, Any]:
     prefix = "vision_model." if "vision_model.pre_layrnorm.weight" in shapes else ""
     width, _, patch, _ = shapes[f"{prefix}embeddings.patch_embedding.weight"]
     tokens = shapes[f"{prefix}embeddings.position_embedding.weight"][-2]
-    if width % _IMAGE_HEAD:
-        raise ValueError(f"{width} channels, which are not whole heads of {_IMAGE_HEAD}")
     return {
-        **PUBLISHED_IMAGE_ENCODER,
         "hidden_size": width,
         "image_size": math.isqrt(tokens - 1) * patch,
         "intermediate_size": shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"][0],
-        "num_attention_heads": width // _IMAGE_HEAD,
         "num_hidden_layers": layers(shapes, f"{re.escape(prefix)}encoder.layers"),
         "patch_size": patch,
     }
 
 
-_CONFIGS: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
+_SHOWN: Mapping[str, Callable[[Shapes], dict[str, Any]]] = MappingProxyType(
     {"vae": _vae, "text_encoder": _text_encoder, "image_encoder": _image_encoder}
 )

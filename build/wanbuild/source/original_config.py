@@ -74,36 +74,49 @@ def layers(shapes: Shapes, blocks: str) -> int:
     return len({match[1] for key in shapes if (match := pattern.fullmatch(key))})
 
 
-def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
-    """Returns the fields that every class has; KeyError or ValueError for a missing shape or a wrong rank."""
-    dim, channels, *patch = shapes["patch_embedding.weight"]
+def fields_of_transformer(shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that every class has and that shapes show.
+
+    Raises:
+        KeyError: naming a tensor that is missing.
+        ValueError: for a tensor of another rank, or channels that are not whole patches.
+    """
+    _, channels, *patch = shapes["patch_embedding.weight"]
     volume = math.prod(patch)
     (out, _), (ffn, _) = shapes["proj_out.weight"], shapes["blocks.0.ffn.net.0.proj.weight"]
     if len(patch) != 3 or not volume or out % volume:
         raise ValueError(f"{out} output channels are not whole patches of {patch}")
-    if not dim or dim % head_dim:
-        raise ValueError(f"{dim} channels are not whole heads of {head_dim}")
     image = shapes.get("condition_embedder.image_embedder.norm1.weight", (None,))
-    config = {
+    positions = shapes.get("condition_embedder.image_embedder.pos_embed")
+    return {
         "added_kv_proj_dim": shapes.get("blocks.0.attn2.add_k_proj.weight", (None,))[0],
-        "attention_head_dim": head_dim,
         "cross_attn_norm": "blocks.0.norm2.weight" in shapes,
-        "eps": 1e-6,
         "ffn_dim": ffn,
         "freq_dim": shapes["condition_embedder.time_embedder.linear_1.weight"][1],
         "image_dim": image[0],
         "in_channels": channels,
-        "num_attention_heads": dim // head_dim,
         "num_layers": layers(shapes, "blocks"),
         "out_channels": out // volume,
         "patch_size": patch,
+        "text_dim": shapes["condition_embedder.text_embedder.linear_1.weight"][1],
+        **({"pos_embed_seq_len": positions[1]} if positions else {}),
+    }
+
+
+def _from_shapes(shapes: Shapes, head_dim: int) -> dict[str, Any]:
+    """Returns the fields that every class has; raises as ``fields_of_transformer``, also for half a head."""
+    shown = fields_of_transformer(shapes)
+    dim = shapes["patch_embedding.weight"][0]
+    if not dim or dim % head_dim:
+        raise ValueError(f"{dim} channels are not whole heads of {head_dim}")
+    return {
+        **shown,
+        "attention_head_dim": head_dim,
+        "eps": 1e-6,
+        "num_attention_heads": dim // head_dim,
         "qk_norm": "rms_norm_across_heads",
         "rope_max_seq_len": 1024,
-        "text_dim": shapes["condition_embedder.text_embedder.linear_1.weight"][1],
     }
-    if positions := shapes.get("condition_embedder.image_embedder.pos_embed"):
-        config["pos_embed_seq_len"] = positions[1]
-    return config
 
 
 def _vace_from_shapes(shapes: Shapes, num_layers: int) -> dict[str, Any]:

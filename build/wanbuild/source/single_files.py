@@ -14,7 +14,9 @@ from types import MappingProxyType
 
 from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
 from wanbuild.source.checkpoint import Source
-from wanbuild.source.component import open_file
+from wanbuild.source.component import SourceComponent, open_file
+from wanbuild.source.configs import SCHEDULER, given_scheduler, of_parts
+from wanbuild.source.derived import shown_fields
 from wanbuild.source.experts import LOW_NOISE, check_experts
 from wanbuild.source.images import ImageProcessorConfig
 from wanbuild.source.match import misfits, nearest_misfits
@@ -26,14 +28,16 @@ from wanrun.errors import SourceError, UsageError
 from wanrun.terminal.lines import warn
 
 
-def open_files(files: Mapping[str, Path]) -> Source:
+def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingProxyType({})) -> Source:
     """Opens a checkpoint of single files; the tensors tell of which variant it is.
 
     Args:
         files: the weight file of each component, and the tokenizer's folder or file.
+        configs: the config files that the user has given, by part; what they say is not assumed.
 
     Raises:
-        UsageError: if a needed part is missing, or the experts' names say that they are swapped.
+        UsageError: if a needed part is missing, the experts' names say that they are swapped, or a config is
+            of no part.
         SourceError: if a file is missing, damaged or not what its option names, or the parts are of no
             supported variant.
     """
@@ -48,9 +52,10 @@ def open_files(files: Mapping[str, Path]) -> Source:
         )
     check_experts(files)
     _check_order(files)
+    configs = of_parts(configs, files)
     with ExitStack() as stack:
         components = {
-            name: open_file(name, None, path, None, stack)
+            name: open_file(name, None, path, None, stack, configs.get(name))
             for name, path in sorted(files.items())
             if name != TOKENIZER
         }
@@ -65,10 +70,11 @@ def open_files(files: Mapping[str, Path]) -> Source:
             expand_timesteps=False,
             component_names=tuple(sorted({*files, "scheduler", *processors})),
             components=MappingProxyType(components),
-            scheduler_config={},
+            scheduler_config=given_scheduler(configs[SCHEDULER]) if SCHEDULER in configs else {},
             tokenizer=open_tokenizer(files[TOKENIZER]),
-            image_processor=_processor(components[IMAGE_ENCODER].config) if processors else None,
+            image_processor=_processor(components[IMAGE_ENCODER]) if processors else None,
             image_processor_file=None,
+            configs=MappingProxyType(configs),
         )
         source = _matched(source)
         stack.pop_all()
@@ -128,23 +134,29 @@ def _as_published(source: Source, variant: Variant) -> Source:
         pipeline_class=variant.pipeline_class,
         boundary_ratio=index.get("boundary_ratio"),
         expand_timesteps=variant.expand_timesteps,
-        scheduler_config={**SCHEDULER_CONFIGS["unipc"], "flow_shift": variant.flow_shift},
+        scheduler_config=source.scheduler_config
+        or {**SCHEDULER_CONFIGS["unipc"], "flow_shift": variant.flow_shift},
         assumed=tuple(_assumed(source, variant, index.get("boundary_ratio"))),
     )
 
 
 def _assumed(source: Source, variant: Variant, boundary: float | None) -> Iterator[str]:
     """Yields the facts that files of weights do not say, and that decide a video."""
-    yield f"heads of {source.component('transformer').config['attention_head_dim']} channels"
-    yield "the VAE's means and deviations of latents"
-    yield f"UniPC with flow_shift {variant.flow_shift:g}"
+    if "transformer" not in source.configs:
+        yield f"heads of {source.component('transformer').config['attention_head_dim']} channels"
+    if "vae" not in source.configs:
+        yield "the VAE's means and deviations of latents"
+    if not source.scheduler_config:
+        yield f"UniPC with flow_shift {variant.flow_shift:g}"
+    elif source.scheduler_config.keys().isdisjoint({"flow_shift", "shift"}):
+        yield f"flow_shift {variant.flow_shift:g}"
     if boundary is not None:
         yield f"boundary {boundary:g} of the experts"
     if source.image_processor is not None:
         yield "how images are prepared"
 
 
-def _processor(image_encoder: Mapping[str, object]) -> ImageProcessorConfig:
+def _processor(encoder: SourceComponent) -> ImageProcessorConfig:
     """Returns the published preprocessing for an image encoder's size."""
-    size = int(str(image_encoder["image_size"]))
+    size = shown_fields(encoder.name, encoder.shapes, str(encoder.files[0]))["image_size"]
     return ImageProcessorConfig(size=size, crop_size=size)

@@ -32,7 +32,6 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.errors import SourceError, UsageError
 from wanrun.terminal.console import run
 
-TEXT = "wan2.1-t2v"
 ALONE = [name for name in MODULES if name != "wan2.2-animate"]
 """Animate's motion encoder is of one published size, too large for a toy."""
 
@@ -52,18 +51,6 @@ def assert_same(found: Manifest, expected: Manifest, artifacts: Path) -> None:
         if name != "scheduler":  # as published, with fields that have their defaults
             kind = kind_of(name, config.get("_class_name"))
             assert kind.parse(found.configs[name], "x") == kind.parse(config, "x")
-
-
-@pytest.fixture(scope="module")
-def text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("single") / "checkpoint"
-    write_with_published_heads(folder, TEXT)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def text_files(text_checkpoint: Path) -> Mapping[str, Path]:
-    return write_single_files(text_checkpoint, text_checkpoint.parent / "files")
 
 
 # --- the same artifact -------------------------------------------------------------------------------------
@@ -124,7 +111,7 @@ def test_options_and_recipes_name_the_files(
     facts = "heads of 128 channels, the VAE's means and deviations of latents, UniPC with flow_shift 5"
     assert re.fullmatch(r"recognised wan2\.1-t2v: a transformer of \d+ layers with \d+ heads", recognised)
     assert assumed == f"assumed as published, since files of weights do not say: {facts}"
-    assert "give a folder with its configs as SOURCE" in otherwise
+    assert "give its configs: --config FOLDER" in otherwise
     assert run(wanbuild, ["inspect", str(tmp_path / "artifact")]) == 0
     assert f"assumed         {facts}: as published" in capsys.readouterr().out
     recipe = tmp_path / "recipe.toml"

@@ -1,0 +1,45 @@
+"""The checkpoint of a comparison, with the configs that an artifact was given in place of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from wanbuild.config import read_json
+from wanbuild.source.configs import FILES, SCHEDULER
+from wanrun.artifact.manifest import Manifest
+
+
+@contextmanager
+def with_given_configs(checkpoint: Path, manifest: Manifest) -> Iterator[Path]:
+    """Yields a checkpoint with an artifact's given configs: a folder of links, or itself if there are none.
+
+    Args:
+        checkpoint: a folder in the diffusers layout.
+        manifest: the artifact's.
+    """
+    given = [name for name in manifest.source.get("configs", ()) if (checkpoint / name).is_dir()]
+    if not given:
+        yield checkpoint
+        return
+    index = read_json(checkpoint / "model_index.json")
+    if SCHEDULER in given:
+        index[SCHEDULER] = ["diffusers", manifest.configs[SCHEDULER]["_class_name"]]
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        _link(checkpoint, folder, {"model_index.json", *given})
+        (folder / "model_index.json").write_text(json.dumps(index))
+        for name in given:
+            (folder / name).mkdir()
+            _link(checkpoint / name, folder / name, {FILES[name]})
+            (folder / name / FILES[name]).write_text(json.dumps(dict(manifest.configs[name])))
+        yield folder
+
+
+def _link(source: Path, target: Path, without: set[str]) -> None:
+    for path in source.resolve().iterdir():
+        if path.name not in without:
+            (target / path.name).symlink_to(path)

@@ -1,0 +1,171 @@
+"""Configs that a user gives for the parts of a checkpoint, in place of its own or of assumed ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from wanbuild.config import class_name_of, read_json, shown
+from wanbuild.source.derived import shown_fields
+from wanbuild.source.experts import LOW_NOISE
+from wanbuild.source.original_config import OriginalConfig, Shapes, derive_config, is_original
+from wanbuild.source.parts import OPTIONS, TOKENIZER
+from wanbuild.source.safetensors import nothing_there
+from wanbuild.source.scheduler import read_scheduler
+from wanbuild.variants.variant import WITH_IMAGES
+from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.errors import SourceError, UsageError, shortened
+
+SCHEDULER = "scheduler"
+
+FILES: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: "config.json" for name in OPTIONS if name != TOKENIZER},
+        SCHEDULER: "scheduler_config.json",
+    }
+)
+"""The parts that have a config, and its name in the part's folder."""
+
+_CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        name: tuple(full.rpartition(".")[2] for full in WITH_IMAGES[name])
+        for name in FILES
+        if name not in TRANSFORMERS
+    }
+)
+"""The classes that a config may name, by part; a transformer's follow from its weights."""
+
+
+def parse_configs(texts: Iterable[str], folder: Path = Path()) -> dict[str, Path]:
+    """Returns the config files that a user names, by part.
+
+    Args:
+        texts: each a folder in the diffusers layout, of which the configs that are there are taken, or
+            ``PART=FILE``, several of them separated by commas.
+        folder: relative paths start here.
+
+    Raises:
+        UsageError: for an unknown part, one that is given twice, or a folder without any config.
+    """
+    found: dict[str, Path] = {}
+    for name, file in _named(texts, folder):
+        if name in found:
+            raise UsageError(
+                f"--config gives {name} twice", found=f"{found[name]} and {file}", remedy="leave one out"
+            )
+        found[name] = file
+    return found
+
+
+def _named(texts: Iterable[str], folder: Path) -> Iterator[tuple[str, Path]]:
+    for text in texts:
+        if os.path.isdir(folder / text):  # noqa: PTH112  # false for what can be no path
+            yield from _in_folder(folder / text)
+            continue
+        for item in text.split(","):
+            name, equals, file = item.strip().partition("=")
+            if (name := name.replace("-", "_")) not in FILES or not (equals and file):
+                raise UsageError(
+                    f"--config {shortened(item.strip())} names no config",
+                    expected="an existing folder, or PART=FILE with PART one of " + ", ".join(FILES),
+                    remedy="for example --config transformer=config.json,scheduler=scheduler_config.json",
+                )
+            yield name, folder / file
+
+
+def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
+    files = {name: folder / name / file for name, file in FILES.items()}
+    there = {name: file for name, file in files.items() if os.path.lexists(file)}
+    if not there:
+        raise UsageError(
+            f"--config {folder} holds no config",
+            expected=", ".join(f"{name}/{file}" for name, file in FILES.items()),
+            remedy="for one part: --config transformer=FILE",
+        )
+    yield from there.items()
+
+
+def of_parts(configs: Mapping[str, Path], parts: Collection[str]) -> dict[str, Path]:
+    """Returns the given configs of a checkpoint's parts: that of one expert is both experts'.
+
+    Args:
+        configs: the given files, by part.
+        parts: the checkpoint's.
+
+    Raises:
+        UsageError: for the config of a part that the checkpoint does not have.
+    """
+    if others := [name for name in configs if name not in parts and name != SCHEDULER]:
+        raise UsageError(
+            f"--config gives {', '.join(others)}, which this checkpoint does not have",
+            expected="configs of " + ", ".join(name for name in FILES if name in parts or name == SCHEDULER),
+            remedy=f"leave it out, or give the weights: {OPTIONS[others[0]]} FILE",
+        )
+    both = {LOW_NOISE: configs["transformer"]} if "transformer" in configs and LOW_NOISE in parts else {}
+    return {**both, **configs}
+
+
+def given_scheduler(file: Path) -> dict[str, Any]:
+    """Returns the content of a given scheduler_config.json.
+
+    Raises:
+        SourceError: if it is missing, not JSON, or no supported scheduler's.
+    """
+    config = _read(SCHEDULER, file, _CLASSES[SCHEDULER])
+    read_scheduler(config, str(file), default_shift=1.0)
+    return config
+
+
+def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights: str) -> dict[str, Any]:
+    """Returns the content of a given config.json, in diffusers' and transformers' form.
+
+    Args:
+        name: the component.
+        class_name: its class.
+        shapes: shape of every tensor, by diffusers' and transformers' key.
+        file: the config; of a transformer, the original repository's is understood too.
+        weights: the weight file, for messages.
+
+    Raises:
+        SourceError: if the file is missing, not JSON, of another class, or contradicts the shapes.
+    """
+    transformer = name in TRANSFORMERS
+    classes = (class_name, *OriginalConfig.CLASS_NAMES) if transformer else _CLASSES[name]
+    config = _read(name, file, classes)
+    if transformer and is_original(config):
+        return derive_config(class_name, shapes, weights, config, str(file))
+    expected = shown_fields(name, shapes, weights)
+    wrong = [field for field, value in expected.items() if config.get(field, value) != value]
+    says = [f"{field} {shown(expected[field])}" for field in wrong]
+    found = [f"{field} {shown(config[field])}" for field in wrong]
+    heads, size = config.get("num_attention_heads"), config.get("attention_head_dim")
+    if transformer and type(heads) is int and type(size) is int:
+        shape = shapes["patch_embedding.weight"]
+        if heads * size != shape[0]:
+            says.append(f"{shape[0]} channels, of patch_embedding.weight {list(shape)}")
+            found.append(f"num_attention_heads {heads} of attention_head_dim {size}")
+    if found:
+        raise SourceError(
+            f"{file} contradicts {weights}",
+            expected=f"as its shapes say: {', '.join(says)}",
+            found=", ".join(found),
+            remedy="give the config of these weights, or leave it out",
+        )
+    return config
+
+
+def _read(name: str, file: Path, classes: Collection[str]) -> dict[str, Any]:
+    if not os.path.lexists(file):
+        raise nothing_there(file, remedy=f"check the path that --config gives for {name}")
+    config = read_json(file)
+    if (found := class_name_of(config)) is not None and found not in classes:
+        raise SourceError(
+            f"{file} is no config of the {name.replace('_', ' ')}",
+            expected=" or ".join(classes),
+            found=shown(found),
+            remedy=f"give --config {name}={FILES[name]} of the same model",
+        )
+    return config
