@@ -229,10 +229,11 @@ def fingerprint(recipe: Recipe) -> str:
     These are the recipe, the names, sizes and times of its files, and the versions of this tool and of JAX.
     For a hub's repository it is the revision in the recipe: name a commit, or changes on the hub go unseen.
     """
+    configs = {"configs": _texts(recipe.configs)} if recipe.configs else {}
     facts = {
         "recipe": {
             "source": recipe.source,
-            "convert": {**recipe.convert, **_texts(recipe.parts), "configs": _texts(recipe.configs)},
+            "convert": {**recipe.convert, **_texts(recipe.parts), **configs},
             "compile": recipe.compile,
         },
         "files": [one for path in _files(recipe) for one in _state(path)],

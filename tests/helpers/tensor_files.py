@@ -15,6 +15,7 @@ State = dict[str, np.ndarray]
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
+        "U8": np.dtype(np.uint8),
         "F32": np.dtype(np.float32),
         "F16": np.dtype(np.float16),
         "BF16": np.dtype(ml_dtypes.bfloat16),

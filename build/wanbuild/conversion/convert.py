@@ -22,6 +22,7 @@ from wanbuild.hub.repository import locate_source, locate_tokenizer
 from wanbuild.lora.merge import LoraRequest, Loras, open_loras
 from wanbuild.mapping.engine import Assignment, assign, describe_problems
 from wanbuild.progress import Progress
+from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.experts import check_same_config
 from wanbuild.source.match import variant_of
@@ -52,7 +53,8 @@ class ConvertRequest:
     """The source, target and options of a conversion.
 
     Args:
-        source: a checkpoint folder in the diffusers layout, or a hub id; None: the files are all there is.
+        source: a checkpoint folder in the diffusers layout, a hub id, or an all-in-one file; None: the
+            files are all there is.
         artifact: the folder to create.
         revision: branch, tag or commit of the hub repository; None: its main branch.
         dtypes: weights dtype by component; absent components have their default dtype, and a second expert
@@ -269,12 +271,15 @@ def convert(request: ConvertRequest) -> Manifest:
 
 
 def _open(request: ConvertRequest) -> Source:
-    """Opens the source: a folder, a hub's repository, or files alone."""
+    """Opens the source: a folder, a hub's repository, an all-in-one file, or files alone."""
     files = dict(request.files)
     if (tokenizer := files.get(TOKENIZER)) is not None:
         files[TOKENIZER] = locate_tokenizer(tokenizer)
-    if request.source is None:
-        return open_files(files, request.configs)
+    parts = all_in_one(request.source)
+    if parts and request.revision is not None:
+        raise UsageError(f"--revision is for a hub id, and {request.source} is a file", remedy="leave it out")
+    if request.source is None or parts:
+        return open_files({**parts, **files}, request.configs)
     located = locate_source(request.source, request.revision, without=files.keys())
     return open_source(located.path, located.repository, located.revision, files, request.configs)
 

@@ -17,6 +17,7 @@ from wanbuild.plan.published import (
     published_variant,
 )
 from wanbuild.recipe import Recipe, read_recipe
+from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.match import variant_of
 from wanbuild.source.single_files import open_files
@@ -102,9 +103,10 @@ def model_of(recipe: Recipe) -> Subject | None:
         SourceError: for a damaged checkpoint.
     """
     dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
-    if recipe.source is not None:
+    parts = all_in_one(recipe.source)
+    if recipe.source is not None and not parts:
         return _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
-    with open_files(recipe.parts, recipe.configs) as source:
+    with open_files({**parts, **recipe.parts}, recipe.configs) as source:
         return _of_open(source, "files", dtypes)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from wanbuild.config import read_json
 from wanbuild.mapping.original_parts import NAMES
+from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.float8 import Float8, float8_of, has_scales, weights_in
@@ -172,12 +173,13 @@ def open_file(
     Args:
         name: the component.
         class_name: its class; None: the weights tell.
-        file: its weight file.
+        file: its weight file; of an all-in-one file only this component is read.
         config_file: a config.json that describes it; None: derived from the weights.
         stack: closes the file.
         given: a config.json that takes the place of either, or None.
     """
     opened = stack.enter_context(TensorFile(file))
+    opened.keep(prefix_of_part(opened.entries, name, file))
     holders = dict.fromkeys(opened.entries, opened)
     tensors = _tensors(name, holders, file)
     shapes = _shapes(tensors)

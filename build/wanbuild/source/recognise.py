@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
+from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.parts import NEEDED, OPTIONS
 from wanbuild.source.safetensors import GGUF, PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, gguf, pickled
 from wanrun.errors import SourceError
@@ -68,6 +69,12 @@ def no_checkpoint(path: Path) -> SourceError:
     try:
         with TensorFile(path) as file:
             dtypes = {key: entry.dtype_name for key, entry in file.entries.items()}
+        if parts := all_in_one(path):
+            return SourceError(
+                f"{path} is an all-in-one file of {', '.join(parts)}",
+                expected="a checkpoint in the diffusers layout",
+                remedy=f"convert it: wanbuild convert {path} --artifact DIR",
+            )
     except SourceError as error:
         return error
     return _of_weights(path, dtypes)

@@ -295,6 +295,11 @@ class TensorFile:
         self.read(name, 0, values.reshape(-1).view(np.uint8))
         return values
 
+    def keep(self, prefix: str) -> None:
+        """Leaves out the tensors whose names do not start with a prefix, and names the others without it."""
+        kept = {key: entry for key, entry in self.entries.items() if key.startswith(prefix)}
+        self.entries = MappingProxyType({key.removeprefix(prefix): entry for key, entry in kept.items()})
+
     def close(self) -> None:
         """Closes the file; later reads fail."""
         descriptor, self._descriptor = self._descriptor, None  # first: a signal may raise after the close

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from wanbuild.published.settings import MODEL_INDEXES, SCHEDULER_CONFIGS
+from wanbuild.source.all_in_one import holds_tokenizer
 from wanbuild.source.checkpoint import Source
 from wanbuild.source.component import SourceComponent, open_file
 from wanbuild.source.configs import SCHEDULER, given_scheduler, of_parts
@@ -47,7 +48,7 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
             expected=", ".join(OPTIONS[name] for name in NEEDED),
             found=f"no {', no '.join(missing)}",
             remedy="give the rest"
-            + (_WHERE_TOKENIZER if OPTIONS[TOKENIZER] in missing else "")
+            + (_where_tokenizer(files) if OPTIONS[TOKENIZER] in missing else "")
             + ", or a SOURCE whose parts the given files replace",
         )
     check_experts(files)
@@ -81,10 +82,13 @@ def open_files(files: Mapping[str, Path], configs: Mapping[str, Path] = MappingP
     return source
 
 
-_WHERE_TOKENIZER = (
-    " (for the tokenizer --tokenizer google/umt5-xxl, a hub id, or the folder of this name of the official "
-    "repositories)"
-)
+def _where_tokenizer(files: Mapping[str, Path]) -> str:
+    inside = holds_tokenizer(files.get("text_encoder"))
+    unread = f"; the SentencePiece model in {files['text_encoder'].name} is not read" if inside else ""
+    return (
+        " (for the tokenizer --tokenizer google/umt5-xxl, a hub id, or the folder of this name of the "
+        f"official repositories{unread})"
+    )
 
 
 def _check_order(files: Mapping[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Configs that the user gives: they take the place of assumed ones and of a checkpoint's, or end in one line."""
+"""Configs that the user gives take the place of assumed ones and of a checkpoint's, or end in one line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_given_is_not_assumed(
         digest = sha256_of((configs / name).read_bytes())
         assert manifest.source["files"][name]["digest"] == f"sha256:{digest}"
     assert run(wanbuild, ["inspect", str(artifact)]) == 0
-    assert "configs given   transformer/config.json, vae/" in capsys.readouterr().out
+    assert f"configs given   {', '.join(names.values())}" in capsys.readouterr().out
     # What verify --source compares with has the same configs, and the checkpoint's weights.
     with with_given_configs(text_checkpoint, manifest) as folder, open_source(folder) as source:
         assert source.component("transformer").config["num_attention_heads"] == 4
@@ -121,9 +121,7 @@ def test_a_recipe_names_configs(configs: Path, tmp_path: Path) -> None:
     recipe.write_text('source = "x"\nartifact = "a"\n[convert]\nconfig = "vae=configs/vae/config.json"\n')
     assert read_recipe(recipe).configs == {"vae": vae}
     recipe.write_text('source = "x"\nartifact = "a"\n[convert]\nconfig = "unet=x"\n')
-    with pytest.raises(
-        UsageError, match=r"convert\.config: --config 'unet=x' names no config; expected .*vae"
-    ):
+    with pytest.raises(UsageError, match=r"convert\.config: --config 'unet=x' names no config; .*vae"):
         read_recipe(recipe)
 
 
@@ -132,7 +130,7 @@ WRONG = {
     "transformer=text": "text cannot be read as JSON",
     "transformer=configs/vae/config.json": "is no config of the transformer; expected WanTransformer3DModel "
     ".*found 'AutoencoderKLWan'",
-    "scheduler=configs/vae/config.json": "is no config of the scheduler; expected UniPC.*found 'AutoencoderKL",
+    "scheduler=configs/vae/config.json": "is no config of the scheduler; expected UniPC.*found 'Auto",
     "vae=x,vae=y": "--config gives vae twice; found x and y",
     "unet=x": "names no config; expected .*PART one of transformer, .*scheduler",
     "nowhere": "names no config; expected an existing folder",

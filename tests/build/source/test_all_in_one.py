@@ -1,0 +1,108 @@
+"""ComfyUI's all-in-one checkpoints: the same artifact as that of single files, or one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.damage import one_error
+from helpers.tensor_files import State, load_file, save_file
+from wanbuild.cli import wanbuild
+from wanbuild.source.all_in_one import all_in_one
+from wanbuild.source.recognise import no_checkpoint
+from wanbuild.source.single_files import open_files
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import SourceError, UsageError
+from wanrun.terminal.console import run
+
+PREFIXES = {
+    "transformer": "model.diffusion_model.",
+    "vae": "vae.",
+    "text_encoder": "text_encoders.umt5xxl.transformer.",
+}
+
+
+def joined(files: Mapping[str, Path], path: Path, prefixes: Mapping[str, str] = PREFIXES) -> State:
+    """Writes the parts with these prefixes as one file, with what ComfyUI stores besides."""
+    state: State = {"text_encoders.umt5xxl.logit_scale": np.ones((), np.float32)}
+    for name, prefix in prefixes.items():
+        state |= {prefix + key: value for key, value in load_file(files[name]).items()}
+    save_file(state, path)
+    return state
+
+
+@pytest.fixture(scope="session")
+def whole(text_files: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "wan-all-in-one.safetensors"
+    joined(text_files, path)
+    return path
+
+
+def test_one_file_is_a_checkpoint(
+    whole: Path, text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = ["--tokenizer", str(text_files["tokenizer"])]
+    command = ["convert", str(whole), "--artifact", str(tmp_path / "one"), *tokenizer]
+    assert run(wanbuild, command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("recognised wan2.1-t2v") and said[-1].startswith(f"converted {whole} to ")
+    manifest = read_manifest(tmp_path / "one")
+    names = {f"{part}/{whole.name}" for part in PREFIXES}
+    assert {name for name in manifest.source["files"] if "safetensors" in name} == names
+    digests = {manifest.source["files"][name]["digest"] for name in names}
+    assert len(digests) == 3  # each of its own tensors
+    parts = {**dict.fromkeys(PREFIXES, whole), "tokenizer": text_files["tokenizer"]}
+    with open_files(parts) as found, open_files(text_files) as expected:
+        for name in PREFIXES:
+            one, other = found.component(name), expected.component(name)
+            assert one.config == other.config and one.tensors.keys() == other.tensors.keys()
+            assert all(np.array_equal(one.array(key), other.array(key)) for key in one.tensors)
+
+
+def test_what_is_missing_is_named_and_its_tokenizer_is_not_read(
+    whole: Path, text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.safetensors"
+    joined(text_files, path, {"transformer": PREFIXES["transformer"], "vae": "first_stage_model."})
+    for source, found in ((path, "no --text-encoder, no --tokenizer"), (whole, "no --tokenizer")):
+        assert run(wanbuild, ["convert", str(source), "--artifact", str(tmp_path / "a")]) == 2
+        line = one_error(capsys)
+        assert f"found {found}; give the rest (for the tokenizer --tokenizer google/umt5-xxl" in line
+        assert ("the SentencePiece model in wan-all-in-one.safetensors is not read" in line) == (
+            source == whole
+        )
+    with pytest.raises(
+        SourceError, match=r"--text-encoder is read from it; expected one text encoder in it; "
+    ):
+        open_files({**text_files, "text_encoder": path})
+
+
+def test_unknown_prefixes(text_files: Mapping[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    state = joined(text_files, path)
+    save_file({**state, "clip_g.x.weight": np.ones(2, np.float32)}, path)
+    with pytest.raises(SourceError, match=r"no known part: clip_g\.x\.weight; expected .*vae\..*--vae FILE"):
+        all_in_one(path)
+    with open_files({**text_files, "vae": path}) as source:  # only this part is read
+        assert source.component("vae").tensors
+    save_file({**state, "first_stage_model.x": np.ones(2, np.float32)}, path)
+    with pytest.raises(SourceError, match=r"expected one vae in it; found vae\. and first_stage_model\."):
+        open_files({**text_files, "vae": path})
+
+
+def test_other_sources_are_none(whole: Path, text_files: Mapping[str, Path], tmp_path: Path) -> None:
+    assert all_in_one(None) == all_in_one(tmp_path) == all_in_one("owner/name") == {}
+    assert all(all_in_one(text_files[name]) == {} for name in PREFIXES)
+    said = r"is an all-in-one file of \S+, \S+, \S+; .*convert it: wanbuild convert"
+    with pytest.raises(SourceError, match=said):  # where a folder is needed
+        raise no_checkpoint(whole)
+
+
+def test_a_revision_is_of_a_hub_s_repository(whole: Path, tmp_path: Path) -> None:
+    from wanbuild.conversion.convert import ConvertRequest, convert
+
+    with pytest.raises(UsageError, match=r"--revision is for a hub id, and .* is a file"):
+        convert(ConvertRequest(whole, tmp_path / "a", revision="main"))
