@@ -69,8 +69,8 @@ def wanbuild() -> None:
 def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
 
-    SOURCE is a folder in the diffusers layout or the id of such a repository on the hub (owner/name). Single
-    files take the place of its parts, or make a checkpoint by themselves.
+    SOURCE is a folder in the diffusers layout, the id of such a repository on the hub (owner/name), or an
+    all-in-one file of ComfyUI. Single files take the place of its parts, or make a checkpoint by themselves.
     """
     from wanbuild.conversion.defaults import parse_defaults
     from wanbuild.source.configs import parse_configs

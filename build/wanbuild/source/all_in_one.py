@@ -61,7 +61,7 @@ def prefix_of_part(keys: Iterable[str], name: str, where: Path) -> str:
             f"{where} is an all-in-one file, and {OPTIONS[name]} is read from it",
             expected=f"one {part.replace('_', ' ')} in it",
             found=" and ".join(prefixes or sorted({role for _, role in found if role})),
-            remedy="give a file that has it",
+            remedy="give another file",
         )
     return prefixes[0]
 
