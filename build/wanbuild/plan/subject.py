@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
+from wanbuild.hub.repository import locate_tokenizer
 from wanbuild.plan.published import (
     manifest_of,
     published_manifest,
@@ -20,6 +21,7 @@ from wanbuild.recipe import Recipe, read_recipe
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.checkpoint import Source, open_source
 from wanbuild.source.match import variant_of
+from wanbuild.source.parts import TOKENIZER
 from wanbuild.source.single_files import open_files
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
@@ -106,7 +108,10 @@ def model_of(recipe: Recipe) -> Subject | None:
     parts = all_in_one(recipe.source)
     if recipe.source is not None and not parts:
         return _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
-    with open_files({**parts, **recipe.parts}, recipe.configs) as source:
+    files = {**parts, **recipe.parts}
+    if TOKENIZER in files:
+        files[TOKENIZER] = locate_tokenizer(files[TOKENIZER])
+    with open_files(files, recipe.configs) as source:
         return _of_open(source, "files", dtypes)
 
 

@@ -11,6 +11,8 @@ import pytest
 from helpers.damage import one_error
 from helpers.tensor_files import State, load_file, save_file
 from wanbuild.cli import wanbuild
+from wanbuild.plan import subject
+from wanbuild.recipe import read_recipe
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.single_files import open_files
@@ -99,6 +101,17 @@ def test_other_sources_are_none(whole: Path, text_files: Mapping[str, Path], tmp
     said = r"is an all-in-one file of \S+, \S+, \S+; .*convert it: wanbuild convert"
     with pytest.raises(SourceError, match=said):  # where a folder is needed
         raise no_checkpoint(whole)
+
+
+def test_a_recipe_s_model_is_known_before_it_is_converted(
+    whole: Path, text_files: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with the tokenizer of a hub's repository."""
+    monkeypatch.setattr(subject, "locate_tokenizer", lambda place: text_files["tokenizer"])
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'source = "{whole}"\nartifact = "a"\n[convert]\ntokenizer = "google/umt5-xxl"\n')
+    model = subject.model_of(read_recipe(recipe))
+    assert model is not None and model.manifest.model.variant == "wan2.1-t2v"
 
 
 def test_a_revision_is_of_a_hub_s_repository(whole: Path, tmp_path: Path) -> None:
