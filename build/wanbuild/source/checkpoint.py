@@ -283,11 +283,7 @@ def _open_source(
             expand_timesteps=expand_timesteps,
             component_names=tuple(classes),
             components=MappingProxyType(components),
-            scheduler_config=(
-                given_scheduler(configs[SCHEDULER])
-                if SCHEDULER in configs
-                else _read_scheduler_config(path, classes[SCHEDULER])
-            ),
+            scheduler_config=_read_scheduler_config(path, classes[SCHEDULER], configs.get(SCHEDULER)),
             tokenizer=open_tokenizer(files.get("tokenizer", path / "tokenizer")),
             image_processor=open_image_processor(path / IMAGE_PROCESSOR) if with_processor else None,
             image_processor_file=path / IMAGE_PROCESSOR / IMAGE_PROCESSOR_FILE if with_processor else None,
@@ -317,8 +313,10 @@ def check_replaced(files: Mapping[str, Path], classes: Mapping[str, object], whe
         )
 
 
-def _read_scheduler_config(path: Path, pair: tuple[str, str]) -> dict[str, Any]:
-    file = path / "scheduler" / "scheduler_config.json"
+def _read_scheduler_config(path: Path, pair: tuple[str, str], given: Path | None) -> dict[str, Any]:
+    if given is not None:
+        return given_scheduler(given)
+    file = path / SCHEDULER / FILES[SCHEDULER]
     config = read_json(file)
     if config.get("_class_name", pair[1]) != pair[1]:
         raise SourceError(
