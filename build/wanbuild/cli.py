@@ -85,7 +85,7 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
         )
     parsed = {
         "defaults": parse_defaults(options.pop("defaults")),
-        "configs": parse_configs(options.pop("configs")),
+        "configs": parse_configs(options.pop("config")),
     }
     _convert(source, artifact, **options, **parsed)
 

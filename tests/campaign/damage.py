@@ -107,11 +107,16 @@ def damage(rng: random.Random, folder: Path) -> str:
     for path in files_below(folder):
         groups.setdefault(path.relative_to(folder).parts[0], []).append(path)
     path = rng.choice(groups[rng.choice(sorted(groups))])  # each folder alike, however many files it has
+    return f"{damage_file(rng, path)} {path.relative_to(folder)}"
+
+
+def damage_file(rng: random.Random, path: Path) -> str:
+    """Damages one file at random, and says how."""
     (kind,) = rng.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])
     if path.stat().st_size == 0:
         kind = _remove
     kind(rng, path)
-    return f"{kind.__name__.strip('_')} {path.relative_to(folder)}"
+    return kind.__name__.strip("_")
 
 
 def copied(source: Path, folder: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from campaign.damaged import damaged_inspect, damaged_run, damaged_source, damaged_verify, edited_manifest
 from campaign.fault import Maker
+from campaign.given import hostile_recipe, odd_scales, other_output
 from campaign.moments import killed, raced, signalled
 from campaign.sources import Sources
 from campaign.surroundings import full_disk, odd_environment, small_limits
@@ -18,6 +19,9 @@ WEIGHTS: tuple[tuple[Callable[..., Any], int], ...] = (
     (damaged_inspect, 30),
     (damaged_source, 60),
     (edited_manifest, 60),
+    (hostile_recipe, 20),
+    (odd_scales, 10),
+    (other_output, 12),
     (signalled, 12),
     (killed, 6),
     (raced, 5),

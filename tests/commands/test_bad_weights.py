@@ -20,7 +20,7 @@ from helpers.damage import (
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wanrun.artifact.layout import CRC_BYTES, array_folder
-from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
 from wanrun.cli import wanrun
 from wanrun.files import sha256_of
 from wanrun.terminal.console import run
@@ -134,7 +134,8 @@ def test_a_damaged_record(artifact: Path, capsys: pytest.CaptureFixture[str]) ->
     file = f"golden/{PROFILE}-0.json"
     (artifact / file).write_text("{}")
     manifest = read_manifest(artifact)
-    manifest.changed(golden={PROFILE: {"file": file, "sha256": sha256_of(b"{ }")}}).write(artifact)
+    record = Recorded(file=file, sha256=sha256_of(b"{ }"))
+    manifest.changed(golden={PROFILE: record}).write(artifact)
     for found in (sha256_of(b"{}"), "No such file or directory"):
         assert run(wanbuild, ["verify", "--artifact", str(artifact)]) == 3
         line = one_error(capsys)

@@ -12,8 +12,7 @@ import msgspec
 
 from helpers.damage import PROFILE, own
 from helpers.manifests import programs_of
-from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.record import ListedFile
+from wanrun.artifact.manifest import Recorded, read_manifest
 from wanrun.artifact.targets import Executable
 from wanrun.files import sha256_of
 
@@ -35,7 +34,7 @@ def put_golden(artifact: Path, golden: Mapping[str, Any] | None) -> None:
     (artifact / "golden").mkdir(exist_ok=True)
     file = f"golden/{sha256_of(data)[:12]}.json"
     (artifact / file).write_bytes(data)
-    manifest.changed(golden={PROFILE: ListedFile(file=file, sha256=sha256_of(data))}).write(artifact)
+    manifest.changed(golden={PROFILE: Recorded(file=file, sha256=sha256_of(data))}).write(artifact)
 
 
 def record(artifact: Path) -> dict[str, Any]:

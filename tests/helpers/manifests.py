@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from wanbuild.conversion.orbax import plan_layout
-from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Tokenizer
+from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Tokenizer
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
-from wanrun.artifact.record import ListedFile
 from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
 
@@ -207,7 +206,7 @@ def full_manifest() -> Manifest:
         profiles={profile.name: profile},
         program_sets={programs.key: programs},
         targets={"cpu": target},
-        golden={profile.name: ListedFile(file="golden/g.json", sha256="0")},
+        golden={profile.name: Recorded(file="golden/g.json", sha256="0", preview=((1.0, 2.0, 3.0),) * 17)},
         embeddings={"e": embedding},
         tool={"name": "wanbuild", "version": "1"},
         times={"converted": "2026-11-01T00:00:00Z"},

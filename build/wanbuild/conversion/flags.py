@@ -35,7 +35,6 @@ _OPTIONS = (
     ),
     click.option(
         "--config",
-        "configs",
         metavar="DIR|PART=FILE,...",
         multiple=True,
         help="Configs in place of SOURCE's or of assumed ones: a folder in the diffusers layout, or files. "

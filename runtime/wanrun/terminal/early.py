@@ -16,7 +16,8 @@ def start() -> None:
     """
     _open_streams()
     if not sys.warnoptions:
-        warnings.simplefilter("ignore", RuntimeWarning)
+        for kind in (RuntimeWarning, UserWarning):  # NumPy's, Pillow's
+            warnings.simplefilter("ignore", kind)
     signals.start()
 
 

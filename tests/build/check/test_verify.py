@@ -18,8 +18,7 @@ from wanbuild.check.verify import check_files, check_spelling, check_unlisted
 from wanbuild.cli import wanbuild
 from wanbuild.staging import build_lock
 from wanbuild.targets import target
-from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, read_manifest
-from wanrun.artifact.record import ListedFile
+from wanrun.artifact.manifest import MANIFEST, Embedding, Manifest, Recorded, read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.files import sha256_of
 from wanrun.terminal.console import run
@@ -49,7 +48,7 @@ def whole(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = read_manifest(artifact)
     for folder in ("golden", "embeddings"):
         (artifact / folder).mkdir(exist_ok=True)
-    golden = ListedFile(file="golden/recorded.json", sha256=sha256_of(b"{}\n"))
+    golden = Recorded(file="golden/recorded.json", sha256=sha256_of(b"{}\n"))
     (artifact / golden.file).write_bytes(b"{}\n")
     manifest = manifest.changed(golden={PROFILE: golden})
     _with_embedding(artifact, manifest).write(artifact)

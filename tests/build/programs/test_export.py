@@ -15,10 +15,9 @@ from wanbuild.programs import export
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.export import profile_of, used_sets, with_programs
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.manifest import Manifest, Recorded
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Kernels, Profile, Program
-from wanrun.artifact.record import ListedFile
 from wanrun.artifact.targets import Executable
 from wanrun.machine.environment import ENVIRONMENT_FACTS
 
@@ -131,7 +130,7 @@ def test_other_options_leave_nothing_stale(converted: Manifest, exported: list[s
     manifest = build(converted, target_spec("cpu"), [SMALL, LARGE])
     manifest = build(manifest, target_spec("same"), [SMALL, LARGE])
     manifest = build(manifest, target_spec("padded", 128), [SMALL, LARGE])
-    golden = {name: ListedFile(file=f"golden/{name}", sha256="") for name in manifest.profiles}
+    golden = {name: Recorded(file=f"golden/{name}", sha256="") for name in manifest.profiles}
     manifest = build(manifest.changed(golden=golden), target_spec("cpu"), [SMALL], max_steps=7)
     assert names_of(manifest, "cpu") == {"96x64x9-b1-cfg", "192x128x17-b1-cfg"}
     for name in ("same", "padded"):

@@ -123,7 +123,7 @@ def test_output_refusals(tmp_path: Path) -> None:
             checked(tmp_path / name, overwrite, count)
         return str(caught.value)
 
-    listed = "ends in .mp4, .mov, .webm, .gif, .webp, .png, .npy"
+    listed = "ends in .mp4, .mov, .webm, .gif, .webp, .png, .npy, .frames"
     assert f"{listed}; found '.avi'" in refusal("a.avi")
     assert f"{listed}; found ''" in refusal("mp4")
     assert "is not there; mkdir -p" in refusal("missing/a.mp4")

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -142,7 +141,7 @@ def test_json_is_flat_with_stable_keys(tmp_path: Path) -> None:
     timings.steps("step", 1, 1.25)
     timings.cache_hits += 6
     timings.mark_ready()
-    write_timings(timings, tmp_path / "t.json", None)
+    write_timings(timings, tmp_path / "t.json")
     text = (tmp_path / "t.json").read_text()
     data = json.loads(text)
     assert text == json.dumps(data, indent=2) + "\n"
@@ -289,32 +288,6 @@ def test_the_loop_s_own_time() -> None:
     timings.steps("step", 1, 1.5)
     timings.steps("step", 1, 0.5)
     assert timings.loop_overhead_seconds == 0.25
-
-
-def complete(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
-
-
-def test_a_trace_has_every_span_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timings = labelled()
-    monkeypatch.setattr(timings, "now", lambda: 5.8)
-    timings.mark_ready()
-    monkeypatch.setattr(timings, "now", lambda: 16.0)
-    timings.steps("step", 1, 10.0)
-    monkeypatch.setattr(timings, "now", lambda: 20.0)
-    timings.steps("scan", 2, 3.5)
-    write_timings(timings, None, tmp_path / "trace.json")
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    found = sorted((event["name"], event["ts"], event["dur"]) for event in complete(trace))
-    spans = [(span.name, span.start * 1e6, (span.end - span.start) * 1e6) for span in timings.labelled_spans]
-    steps = [("step 1", 6e6, 10e6), ("step 2 to 3", 16.5e6, 3.5e6)]
-    assert found == sorted([*spans, *steps]) and len(found) == 10
-    assert [(event["name"], event["ts"]) for event in trace["traceEvents"] if event["ph"] == "i"] == [
-        ("ready", 5.8e6),
-        ("first step", 16e6),
-    ]
-    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
-    assert timings.as_json()["spans"] == labelled().as_json()["spans"]  # which steps are no part of
 
 
 def test_the_summary_is_a_table_alone() -> None:
