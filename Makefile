@@ -16,7 +16,8 @@ SAMPLES := $(DEMO)/checkpoint/media
 ifneq ($(wildcard artifacts/tiny/$(VARIANT)/model_index.json),)
 CHECKPOINT := artifacts/tiny/$(VARIANT)
 PROMPT ?= a red ball rolls to the right over green ground
-PREPARE = $(TINYWAN) draw "$(PROMPT)" --output $(DEMO)/first_frame.png
+# An image to begin with, for the model that takes one.
+PREPARE = $(if $(findstring i2v,$(VARIANT)),$(TINYWAN) draw "$(PROMPT)" --output $(DEMO)/first_frame.png)
 MEDIA_wan2.1-i2v := --image $(DEMO)/first_frame.png
 SIZE := 96x64
 SHOW := --at-least 0.9
@@ -64,6 +65,8 @@ demo: $(VENV)/.installed-build
 # Another prompt, by the demo's artifact as it is.
 again:
 	@test -f $(DEMO)/artifact/manifest.json || { echo "there is no demo yet: run make demo first"; exit 2; }
+	@grep -q '"variant": "$(VARIANT)"' $(DEMO)/artifact/manifest.json || \
+		{ echo "the demo is of another variant than $(VARIANT): give make again its VARIANT=..."; exit 2; }
 	$(PREPARE)
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
 		--steps 30 --output $(DEMO)/again.mp4 --overwrite --timing
