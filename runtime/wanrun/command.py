@@ -135,7 +135,10 @@ def _chosen(folder: Path | None, option: Path | None, variable: str | None) -> P
         )
     artifact = option if folder is None else folder
     if artifact is None:
-        ways = f"{context.command_path} DIR, or --artifact DIR" + (f", or {variable}=DIR" if variable else "")
+        source = "SOURCE " if "source" in context.params else ""
+        ways = f"{context.command_path} {source}DIR, or --artifact DIR" + (
+            f", or {variable}=DIR" if variable else ""
+        )
         raise UsageError(
             "no artifact was given", remedy=f"name its folder: {ways} (see {context.command_path} --help)"
         )

@@ -77,19 +77,33 @@ OnStep = Callable[[int, int], None] | Callable[[int, int, Step], None]
 
 
 def telling(on_step: OnStep, manifest: Manifest, profile: Profile) -> Callable[[int, int, State], None]:
-    """Returns a function of a state that calls ``on_step`` with what it takes."""
-    if _needed(on_step) == 3:
+    """Returns a function of a state that calls ``on_step`` with what it takes.
+
+    Raises:
+        UsageError: if it takes neither two arguments nor three.
+    """
+    if (needed := _needed(on_step)) == 3:
         whole = cast(Callable[[int, int, Step], None], on_step)
         return lambda done, total, state: whole(done, total, Step(state, manifest, profile))
+    if needed > 3:
+        raise UsageError(
+            "on_step takes too many or too few arguments",
+            expected="a function of (done, total) or of (done, total, step)",
+        )
     counts = cast(Callable[[int, int], None], on_step)
     return lambda done, total, state: counts(done, total)
 
 
 def _needed(function: Callable[..., None]) -> int:
-    """Returns how many arguments a function needs by position; 2 where Python does not know."""
+    """Returns with how many arguments a function is called: two, unless it needs a third one."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Python does not know it
         return 2
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in kinds and one.default is one.empty for one in parameters)
+    for count in (2, 3):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count
+    return 4

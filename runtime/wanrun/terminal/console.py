@@ -113,7 +113,9 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
         if isinstance(error, click.NoSuchOption) and (known := elsewhere(name, error.option_name)):
             return f"error: {known}", 2
-        return f"error: {_one_line(error.format_message()).rstrip('.')} (see {name} --help)", 2
+        text = _one_line(error.format_message()).rstrip(".")
+        hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
+        return f"error: {text}{hint} (see {name} --help)", 2
     if isinstance(error, OSError) and lacks_space(error):
         return f"error: {space_told(error)}", 4
     if _lacks_resources(error):

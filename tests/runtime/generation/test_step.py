@@ -56,6 +56,9 @@ def test_the_number_of_parameters_decides(toy_artifact: Path) -> None:
 
     with wanrun.load(toy_artifact, embeddings="none") as pipeline:
         pipeline.generate(PROMPT, num_steps=1, on_step=two)
+        for wrong in (lambda done: None, lambda a, b, c, d: None):
+            with pytest.raises(UsageError, match=r"on_step takes too many or too few arguments; expected"):
+                pipeline.generate(PROMPT, num_steps=1, on_step=wrong)  # type: ignore[arg-type]
     assert counts == [(1, 1, 7)]
 
 

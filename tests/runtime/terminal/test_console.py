@@ -92,7 +92,7 @@ def test_debug_adds_the_traceback(error: BaseException, capsys: pytest.CaptureFi
         (["--no-such"], "No such option"),
         (["--steps", "four"], "Invalid value for '--steps': 'four' is not a valid integer"),
         (["--size", "big"], "not a size; expected WIDTHxHEIGHT such as 832x480; found 'big'"),
-        (["extra"], "unexpected extra argument"),
+        (["extra"], "unexpected extra argument (extra); give a prompt as --prompt TEXT (see"),
         (["--steps"], "requires an argument"),
     ],
 )
