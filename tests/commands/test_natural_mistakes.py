@@ -125,7 +125,7 @@ MISTAKES = [
     Mistake(f"{FOX} --timing-json /nowhere/t.json", 2, "name a file in a writable folder"),
     # wanbuild.
     Mistake("wanbuild convrt CHECKPOINT", 2, "convert"),
-    Mistake("wanbuild convert CHECKPOINT", 2, "no artifact was given; name its folder: wanbuild convert SOURCE DIR"),
+    Mistake("wanbuild convert CHECKPOINT", 2, "no artifact was given; name its folder"),
     Mistake("wanbuild convert CHECKPOINT ARTIFACT", 2, "pass --force to replace it"),
     Mistake("wanbuild convert nowhere new", 4, "give the checkpoint's folder or its hub id, owner/name"),
     Mistake(
