@@ -30,6 +30,7 @@ from wanrun.request.request import PROMPTS
 from wanrun.request.rows import rows
 from wanrun.rows import Row, record_of, rows_of
 from wanrun.terminal.lines import print_result, report
+from wanrun.terminal.status import Status
 from wanrun.terminal.undo import undone_at_exit
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def _generate(artifact: Path, options: dict[str, Any]) -> int:
 
         with worklist_of_several(artifact, how, given, timings) as (work, how, group):
             return _make(artifact, how, work, timings, group)
-    return _make(artifact, how, make_worklist(artifact, how, given, timings), timings)
+    with Status(lambda: timings.running):
+        work = make_worklist(artifact, how, given, timings)
+    return _make(artifact, how, work, timings)
 
 
 def _make(
@@ -156,7 +159,6 @@ def _make(
 ) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
-        from wanrun.terminal.status import Status
 
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())

@@ -53,7 +53,7 @@ class Row:
         many: whether several values may be given.
         numbers: whether the value is a list of numbers; ``base`` is the type of each.
         choices: the possible values; empty if any value is possible.
-        bounds: least and most value, of a list its length; None for no bound.
+        bounds: least and most value, of a list or a text its length; None for no bound.
         positive: whether the value must be above 0.
         help: the option's effect.
         value: the value's name, with its unit.
@@ -101,6 +101,8 @@ class Row:
         if self.choices:
             return " or ".join(map(str, self.choices))
         least, most = self.bounds
+        if self.base is str and most is not None:
+            return f"{self.kind} of at most {most} characters"
         if self.numbers:
             return f"1 to {most} positive numbers"
         if least is not None and most is not None and most < _MOST_TOLD:
@@ -158,6 +160,8 @@ def _row_of(info: msgspec.structs.FieldInfo) -> Row:
     bare, choices = _bare(described), _choices(info.type)
     numbers = isinstance(bare, msgspec.inspect.VarTupleType)
     least, most = getattr(bare, "ge", None), getattr(bare, "le", None)
+    if isinstance(bare, msgspec.inspect.StrType):
+        most = bare.max_length
     if isinstance(bare, msgspec.inspect.VarTupleType):
         least, most, bare = bare.min_length, bare.max_length, _bare(bare.item_type)
     base = type(choices[0]) if choices else _BASES[type(bare)]

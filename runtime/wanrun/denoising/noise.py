@@ -28,6 +28,12 @@ _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1))
 _ATANH = tuple(1 / (2 * k + 1) for k in range(8, -1, -1))
 
 
+def check_seed(seed: int) -> None:
+    """Raises UsageError unless the seed is 0 to 2**64 - 1."""
+    if not 0 <= seed < 2**64:
+        raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=quoted(seed))
+
+
 class Noise:
     """A sequence of standard normal arrays from a seed, the same on every machine.
 
@@ -43,8 +49,7 @@ class Noise:
     """
 
     def __init__(self, seed: int) -> None:
-        if not 0 <= seed < 2**64:
-            raise UsageError("the seed is out of range", expected="0 to 2**64 - 1", found=quoted(seed))
+        check_seed(seed)
         self._generator = np.random.RandomState(seed % 2**32)
 
     def __call__(self, shape: Sequence[int]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,9 @@ def expert_ranges(
     return tuple(part for part in both if part.first < part.last)
 
 
+_table = lru_cache(maxsize=16)(solver_table)  # the lines of a prompts file mostly have the same
+
+
 def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTable, tuple[ExpertRange, ...]]:
     """Returns the solver table of a generation with resolved options, and the experts' ranges.
 
@@ -80,13 +84,9 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
         UsageError: if the solver has no such table.
     """
     num_train_timesteps = manifest.model.num_train_timesteps
-    table = solver_table(
-        options["solver"],
-        options["num_steps"],
-        options["flow_shift"],
-        num_train_timesteps,
-        options.get("timesteps"),
-    )
+    solver, steps, shift = options["solver"], options["num_steps"], options["flow_shift"]
+    timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
+    table = _table(solver, steps, shift, num_train_timesteps, timesteps)
     parts = expert_ranges(
         table,
         transformers(manifest),

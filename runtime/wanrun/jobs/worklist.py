@@ -5,9 +5,10 @@ First come the cheap checks; then the images and videos are read, which may take
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,21 +95,25 @@ def _read_latents(path: Path) -> np.ndarray:
     return latents
 
 
-def _each(steps: Iterable[tuple[Entry, Callable[[], Job]]], bad: dict[int, WanError]) -> list[Job]:
+def _each(
+    steps: Sequence[tuple[Entry, Callable[[], Job]]], bad: dict[int, WanError], timings: Timings
+) -> list[Job]:
     """Returns the job of each line, and notes the errors of lines of the prompts file by their index.
 
     Raises:
         UsageError, ArtifactError: of the command line's prompt; and once, if all of several lines have it.
     """
     jobs, errors = list[Job](), list[WanError]()
-    for entry, step in steps:
-        try:
-            jobs.append(step())
-        except (UsageError, ArtifactError) as error:
-            if not entry.where:
-                raise
-            bad[entry.index] = error.located(entry.where)
-            errors.append(error.again())
+    checking = timings.phase("check", None, lambda: (len(jobs) + len(errors), len(steps)), "prompt")
+    with checking if len(steps) > 1 else contextlib.nullcontext():
+        for entry, step in steps:
+            try:
+                jobs.append(step())
+            except (UsageError, ArtifactError) as error:
+                if not entry.where:
+                    raise
+                bad[entry.index] = error.located(entry.where)
+                errors.append(error.again())
     if not jobs and len(errors) > 1 and len({error.text for error in errors}) == 1:
         raise errors[0]
     return jobs
@@ -154,9 +159,9 @@ def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], tim
     maker = JobMaker(artifact, manifest, run, many, noise, influences, media, claims)
     if many:
         _check_names(maker, entries)
-    jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad)
+    jobs = _each([(entry, partial(maker.job, entry)) for entry in entries], bad, timings)
     check_encoder(video for job in jobs for video in job.videos)
-    jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad)
+    jobs = _each([(job.entry, partial(maker.compared, job)) for job in jobs], bad, timings)
     return Worklist(
         manifest,
         [job for job in jobs if not job.finished],

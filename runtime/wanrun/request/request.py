@@ -25,6 +25,8 @@ PROMPTS = "Prompts"
 ARTIFACT = "the artifact's"
 """The help's text for a default that is in the manifest."""
 
+Text = Annotated[str, Meta(max_length=100_000)]
+"""Of which the model reads 512 tokens; splitting five million characters into tokens takes gigabytes."""
 Steps = Annotated[int, Meta(ge=1, le=MAX_STEPS)]
 Seed = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 """The bound above does not fit msgspec's: ``wanrun.denoising.noise`` checks it."""
@@ -45,9 +47,9 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Files are relative to the working directory. The order is that of the help and of docs/commands.md.
     """
 
-    prompt: Annotated[str, option("Description of the video; may be empty.", section=PROMPTS)]
+    prompt: Annotated[Text, option("Description of the video; may be empty.", section=PROMPTS)]
     negative_prompt: Annotated[
-        str | None,
+        Text | None,
         option(
             "Description of what to avoid.",
             default=ARTIFACT,

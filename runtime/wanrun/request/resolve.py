@@ -11,7 +11,7 @@ from msgspec import structs
 
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.programs import Profile
-from wanrun.denoising.noise import Noise
+from wanrun.denoising.noise import check_seed
 from wanrun.denoising.schedule import schedule
 from wanrun.media.types import Inputs, Media, check_media
 from wanrun.request.arguments import check_media_options, check_objects, folder_of
@@ -96,7 +96,7 @@ def resolve_request(
         UsageError: for an option without effect, a seed or steps that are out of range, and media that are
             missing, not taken, or given in two ways.
     """
-    Noise(request.seed)  # refuses one that is too large
+    check_seed(request.seed)
     given, task = given_media(request, media, inputs), manifest.model.task
     check_effects(manifest, has_guidance(manifest, request.guidance_scale), request)
     if inputs is None:

@@ -19,6 +19,7 @@ from wanrun.units import in_bytes, in_minutes
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
+        "check": "checking prompts",
         "compile": "compiling {}",
         "convert": "converting",
         "decode": "decoding the video",

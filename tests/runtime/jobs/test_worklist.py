@@ -64,6 +64,7 @@ def test_lines_that_can_be_made_and_others(worklist_of: WorklistOf, tmp_path: Pa
     work = worklist_of(prompts=file)
     assert [job.entry.index for job in work.jobs] == [1, 4]
     assert [str(failure).partition(": ")[0] for failure in work.failures] == [f"{file}:2", f"{file}:3"]
+    assert work.jobs[0].generation.table is work.jobs[1].generation.table  # 100 000 lines compute it once
     assert work.first_prompts() == ["one", "", "four", "n"] and work.first_prompts(1) == ["one", ""]
     assert work.many
 

@@ -39,6 +39,7 @@ def refusal(**options: Any) -> str:
         ("num_frames", "an integer, at least 1", [0, -9]),
         ("timesteps", "1 to 10000 positive numbers", [[], [0], [1000, -1.0], [math.nan], [1.0] * 10_001]),
         ("seed", "an integer, at least 0, or random", [-2]),
+        ("negative_prompt", "a string of at most 100000 characters", ["n" * 100_001]),
         ("size", "a string such as 832x480", ["", "64", "0x64", "64x64x64", "１２x64", "64x64\n"]),
     ],
 )

@@ -31,6 +31,10 @@ def span(phase: str, label: str | None = None, done: tuple[int, int] | None = No
         ),
         ([span("transfer", "vae"), span("transfer", "vae")], "bringing vae to the device"),
         ([span("import")], "importing what it needs"),
+        (
+            [Span("check", None, 0.0, progress=lambda: (3, 9), unit="prompt")],
+            "checking prompts (3 of 9 prompts)",
+        ),
         ([span("decode", "17 frames")], "decoding the video (17 frames)"),
     ],
 )
