@@ -52,8 +52,8 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
         CancelledError: once ``cancel`` is cancelled.
         ClusterError: if JAX cannot connect the processes of a group.
     """
-    others = set(LoadKeywords.__struct_fields__) - set(LoadPolicy.__struct_fields__)
-    given = LoadKeywords(**{name: keywords.pop(name) for name in others & keywords.keys()})
+    others = [name for name in LoadKeywords.__struct_fields__ if name not in LoadPolicy.__struct_fields__]
+    given = LoadKeywords(**{name: keywords.pop(name) for name in others if name in keywords})
     check_objects(
         inputs=given.inputs,
         cancel=given.cancel,
@@ -63,7 +63,8 @@ def load(artifact: str | os.PathLike[str], **keywords: Any) -> Pipeline:
         report=given.report,
     )
     folder, timings = folder_of(artifact), Timings() if given.timings is None else given.timings
-    prompts, policy = None if given.prompts is None else texts_of(given.prompts), policy_of(keywords)
+    prompts = None if given.prompts is None else texts_of(given.prompts)
+    policy = policy_of(keywords, others)
     given = structs.replace(given, prompts=prompts, later=texts_of(given.later, "later"))
     shows = shown(given.progress)
     with ExitStack() as undo, Status(lambda: timings.running) if shows else nullcontext():

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from wanrun.errors import UsageError, quoted, shortened
+from wanrun.errors import UsageError, quoted
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.reading import as_plain
+from wanrun.request.reading import as_plain, unknown_option
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings
 
@@ -75,8 +75,8 @@ def folder_of(artifact: object) -> Path:
     raise UsageError("artifact is no folder name", found=quoted(name))
 
 
-def policy_of(given: Mapping[str, Any]) -> LoadPolicy:
-    """Makes the options of loading of the keywords of ``load``.
+def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:
+    """Makes the options of loading of the keywords of ``load``; ``others`` are those that it takes beside.
 
     Raises:
         UsageError: for an unknown option, a value of a wrong type, or one of ``LoadPolicy.check``.
@@ -84,7 +84,7 @@ def policy_of(given: Mapping[str, Any]) -> LoadPolicy:
     known, values = {row.name: row for row in rows_of(LoadPolicy)}, dict[str, Any]()
     for name, value in given.items():
         if name not in known:
-            raise UsageError(f"unknown option {shortened(name)}", expected="one of " + ", ".join(known))
+            raise unknown_option(name, [*known, *others])
         row = known[name]
         try:
             values[name] = msgspec.convert(as_plain(value), str if row.choices else row.type)

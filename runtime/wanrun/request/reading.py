@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,8 @@ from wanrun.request.rows import aliases, rows
 from wanrun.rows import Row
 
 _Kind = TypeVar("_Kind", bound=Request)
+_INSTEAD: Mapping[str, str] = MappingProxyType({"generator": "seed", "height": "size", "width": "size"})
+"""By diffusers' keyword, the option that says it in another form."""
 
 
 def as_plain(value: Any) -> Any:
@@ -50,8 +53,7 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
         if name in values:
             problems.append(UsageError(f"{field(name)} is given twice"))
         elif name not in known:
-            expected = "one of " + ", ".join(map(field, known))
-            problems.append(UsageError(f"unknown option {shortened(name)}", expected=expected))
+            problems.append(unknown_option(name, known))
         else:
             plain = as_plain(value)
             if name == "seed" and is_drawn(plain):
@@ -67,6 +69,17 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
         problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
     raise_all(problems)
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
+
+
+def unknown_option(name: str, known: Collection[str]) -> UsageError:
+    """Returns the error of an option that there is not, with the one that is meant if a name is near."""
+    import difflib  # not in every start
+
+    near = _INSTEAD.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.75)), None)
+    what = f"unknown option {shortened(name)}"
+    if near:
+        return UsageError(what, remedy=f"use {field(near)}")
+    return UsageError(what, expected="one of " + ", ".join(map(field, known)))
 
 
 def raise_all(problems: Sequence[UsageError]) -> None:

@@ -187,7 +187,11 @@ BAD = [
         "conditioning_scale has the wrong type; expected a number",
     ),
     ('{"prompt": "a", "segment_overlap": 5.0}', "segment_overlap has the wrong type; expected an integer"),
-    ('{"prompt": "a", "reference-image": "a"}', "unknown option 'reference-image'; expected one of prompt, "),
+    ('{"prompt": "a", "reference-image": "a"}', "unknown option 'reference-image'; use reference_image"),
+    (
+        '{"prompt": "a", "height": 480, "generator": 0}',
+        "unknown option 'height'; use size; unknown option 'generator'; use seed",
+    ),
     ('{"prompt": "a", "guidance_scale_2": true}', "guidance_scale_2 has the wrong type; expected a number"),
     (
         '{"prompt": "a", "fps": "x", "tint": 1}',

@@ -81,9 +81,9 @@ def test_every_choice_has_a_type() -> None:
     for name in LoadPolicy.__struct_fields__:
         line = refusal(wanrun.load, "no such artifact", **{name: object()})
         assert line == f"{name} has the wrong type; expected {line.split('expected ')[1]}"
-    assert refusal(wanrun.load, "a", sizes=(96, 64)).startswith(
-        "unknown option 'sizes'; expected one of size,"
-    )
+    assert refusal(wanrun.load, "a", sizes=(96, 64)) == "unknown option 'sizes'; use size"
+    assert refusal(wanrun.load, "a", progres=True) == "unknown option 'progres'; use progress"
+    assert refusal(wanrun.load, "a", xyz=1).startswith("unknown option 'xyz'; expected one of size,")
     assert "verify cannot be 'md5'" in refusal(wanrun.load, "a", verify="md5")
 
 
