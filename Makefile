@@ -60,7 +60,7 @@ demo: $(VENV)/.installed-build
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
 		--steps 30 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
-	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json. $(NOTE)"
+	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json.$(if $(NOTE), $(NOTE))"
 
 # Another prompt, by the demo's artifact as it is.
 again:
@@ -71,7 +71,7 @@ again:
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
 		--steps 30 --output $(DEMO)/again.mp4 --overwrite --timing
 	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
-	@echo "The video is $(DEMO)/again.mp4. $(NOTE)"
+	@echo "The video is $(DEMO)/again.mp4.$(if $(NOTE), $(NOTE))"
 
 # Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint

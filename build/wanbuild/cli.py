@@ -29,6 +29,7 @@ BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "ic
 
 _ARTIFACT = takes_artifact()
 _DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+_VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [default: wan2.1-t2v]"
 _STORED = click.Choice(["bfloat16", "float32"])
 
 
@@ -204,7 +205,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 )
 @_DEBUG
 def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> None:
-    """Adds profiles: exports their programs and compiles them for a target. Executes nothing."""
+    """Adds profiles: exports and compiles their programs. Executes nothing."""
     _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
 
 
@@ -212,7 +213,7 @@ def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> No
 @plan_options
 @_DEBUG
 def plan(subject: str, as_json: bool, **options: Any) -> None:
-    """Says what a generation needs and takes on a chip that need not be here. No weights are needed.
+    """Predicts memory and time on a chip that need not be here.
 
     SUBJECT is a published model (wan2.1-t2v-14b), a recipe (.toml), or an artifact's or checkpoint's folder.
     """
@@ -270,7 +271,7 @@ def _warn_of_age(artifact: Path) -> None:
 @_ARTIFACT
 @_DEBUG
 def refresh(artifact: Path) -> None:
-    """Exports and compiles every profile again with the installed JAX and the recorded build options."""
+    """Exports and compiles every profile again, with this JAX."""
     from wanbuild.programs.refresh import refresh_artifact
 
     refresh_artifact(artifact, report)
@@ -285,7 +286,7 @@ def refresh(artifact: Path) -> None:
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
 @_DEBUG
 def verify(artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None) -> None:
-    """Checks every file, and compares the artifact's results with recorded ones or with diffusers."""
+    """Checks every file, and replays what was recorded."""
     import json
 
     from wanbuild.check import verify as verification
@@ -316,12 +317,10 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
 
 @wanbuild.command()
 @_ARTIFACT
-@click.option(
-    "--prompt", "prompts", multiple=True, help="Repeatable.  [default: the artifact's negative prompt]"
-)
+@click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
 @_DEBUG
 def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
-    """Adds prompt embeddings, so that a run with these prompts does not read the text encoder."""
+    """Adds prompt embeddings, which need no text encoder later."""
     from wanbuild.check.embed import embed_prompts
 
     manifest = embed_prompts(artifact, prompts, report, warn)
@@ -378,12 +377,12 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
 
 @wanbuild.command(cls=_Building)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--variant", type=click.Choice(list(MODULES)), default="wan2.1-t2v", show_default=True)
+@click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
 @_DEBUG
 def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
-    """Writes a small random checkpoint in the published layout, offline, and media to try it with."""
+    """Writes a small random checkpoint, and media if it takes any."""
     from wanbuild.toy.checkpoint import write_toy, writing
     from wanbuild.toy.media import write_samples
     from wanbuild.variants.table import variants
