@@ -120,6 +120,11 @@ class UsageError(WanError):
     exit_code = 2
 
 
+def wrong_type(name: str, expected: str, found: object, remedy: str | None = None) -> UsageError:
+    """Returns the error for an argument of a wrong type."""
+    return UsageError(f"{name} has the wrong type", expected=expected, found=quoted(found), remedy=remedy)
+
+
 class NoSpaceError(UsageError):
     """The disk or the quota of an output is full, or a file reaches the largest size (exit 4)."""
 

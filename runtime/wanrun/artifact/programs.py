@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from wanrun.artifact.mesh import check_rules, check_sizes
 from wanrun.artifact.record import AtLeastOne, Dtype, NotNegative, Record
@@ -212,6 +214,11 @@ class Kernels(Record, frozen=True, omit_defaults=True):
     float32_precision: Literal["default", "highest"] = "default"
     pieces_alike: bool = False
     products: Literal["native", "widened"] = "native"
+
+    def __post_init__(self) -> None:
+        # msgspec leaves out a default by its identity, which a text that was pickled does not have.
+        for name in ("float32_precision", "products"):
+            force_setattr(self, name, sys.intern(getattr(self, name)))
 
 
 class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):

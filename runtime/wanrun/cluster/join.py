@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wanrun.cluster.launch import Cluster, found_cluster
 from wanrun.cluster.process_group import JOIN_SECONDS, ProcessGroup
+from wanrun.errors import wrong_type
 
 
 def join(
@@ -25,8 +26,17 @@ def join(
         timeout_seconds: how long the processes wait for one another.
 
     Raises:
-        UsageError: for a value out of range, or if the rest is not found, or is one process.
+        UsageError: for a value of another type or out of range, or if the rest is not found, or is one
+            process.
     """
+    for name, value, kind, words in (
+        ("coordinator", coordinator, str, "a string"),
+        ("num_processes", num_processes, int, "an integer"),
+        ("process_id", process_id, int, "an integer"),
+        ("timeout_seconds", timeout_seconds, int | float, "a number"),
+    ):
+        if isinstance(value, bool) or not isinstance(value, kind | None):
+            raise wrong_type(name, words, value)
     if coordinator is not None and num_processes is not None and process_id is not None:
         return ProcessGroup(Cluster(coordinator, num_processes, process_id), timeout_seconds)
     cluster = found_cluster(coordinator, num_processes, process_id, int(timeout_seconds))

@@ -16,7 +16,7 @@ import numpy as np
 from wanrun.artifact.programs import Profile
 from wanrun.denoising.state import State
 from wanrun.denoising.steps import Denoising
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, wrong_type
 from wanrun.generation.agreement import agree_on_generation
 from wanrun.generation.conditioning import LastEncoded
 from wanrun.generation.result import Result
@@ -25,7 +25,7 @@ from wanrun.generation.step import OnStep, telling
 from wanrun.generation.turns import Turns
 from wanrun.media.types import Inputs, Media
 from wanrun.opened.cancel import CancelToken
-from wanrun.request.arguments import array_of, check_objects, texts_of, wrong_type
+from wanrun.request.arguments import array_of, check_objects, texts_of
 from wanrun.request.generation import Generation, influences_of
 from wanrun.request.keywords import Options
 from wanrun.request.options import check_latents

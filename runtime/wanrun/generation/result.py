@@ -15,6 +15,7 @@ import numpy as np
 
 from wanrun.errors import UsageError
 from wanrun.media.video_paths import video_paths
+from wanrun.request.arguments import path_of
 from wanrun.timing.timings import Timings
 
 
@@ -70,14 +71,14 @@ class Result:
             the path of each video.
 
         Raises:
-            UsageError: if the suffix is unknown, or a file exists or cannot be written.
+            UsageError: if the path is none, the suffix is unknown, or a file exists or cannot be written.
         """
         from wanrun.media.write_video import write_video
 
         rate = float(self.options["fps"] if fps is None else fps)
-        videos = video_paths(Path(path), len(self.frames))
+        videos = video_paths(path_of(path, "path"), len(self.frames))
         for video in videos:
-            if video.exists() and not overwrite:
+            if os.path.lexists(video) and not overwrite:
                 raise UsageError(
                     f"{video} exists", remedy="pass overwrite=True to replace it, or another name"
                 )

@@ -16,7 +16,7 @@ from wanrun.errors import UsageError
 from wanrun.request.options import leading_latents
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
     """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -38,12 +39,12 @@ def weights_location(weights: str) -> Path | SplitResult:
     except ValueError as error:
         raise UsageError(f"{weights!r} is not a URL: {error}", remedy="check --weights") from None
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", weights) or (url.scheme, url.netloc) == ("file", ""):
-        path = Path(unquote(url.path) if url.scheme == "file" else weights).expanduser().resolve()
-        if not weights or not path.is_dir():
-            raise UsageError(
-                f"there are no weights at {weights!r}", expected="a folder", remedy="check --weights"
-            )
-        return path
+        path = Path(unquote(url.path) if url.scheme == "file" else weights)
+        with contextlib.suppress(OSError, ValueError):  # nothing can have such a name
+            if weights and (path := path.expanduser().resolve()).is_dir():
+                return path
+        what = f"there are no weights at {weights!r}"
+        raise UsageError(what, expected="a folder", remedy="check --weights")
     if url.scheme not in SCHEMES or not url.netloc:
         raise UsageError(
             f"weights cannot be read from {weights!r}",

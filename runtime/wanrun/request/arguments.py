@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wanrun.errors import UsageError, quoted
+from wanrun.errors import UsageError, quoted, wrong_type
 from wanrun.media.types import MEDIA_KINDS, Inputs, Media
 from wanrun.opened.cancel import CancelToken
 from wanrun.opened.policy import LoadPolicy
@@ -18,10 +18,8 @@ from wanrun.request.reading import as_plain, unknown_option
 from wanrun.rows import rows_of
 from wanrun.timing.timings import Timings
 
-
-def wrong_type(name: str, expected: str, found: object, remedy: str | None = None) -> UsageError:
-    """Returns the error for an argument of a wrong type."""
-    return UsageError(f"{name} has the wrong type", expected=expected, found=quoted(found), remedy=remedy)
+MAX_PATH_BYTES = 4096
+"""Of a path, with the NUL at its end, that Linux takes."""
 
 
 def check_objects(
@@ -55,24 +53,29 @@ def _groups(group: object) -> Iterator[tuple[str, object, type]]:
         yield "group", group, ProcessGroup
 
 
-def folder_of(artifact: object) -> Path:
-    """Returns the artifact's folder, without links in its path.
+def path_of(value: object, name: str) -> Path:
+    """Returns an argument that names a file or a folder.
 
     Raises:
-        UsageError: if the argument is no path, or no folder can have this name.
+        UsageError: if the argument is no path, or nothing can have this name.
     """
     try:
-        name = artifact if isinstance(artifact, str) else os.fspath(artifact)  # type: ignore[call-overload]
+        text = value if isinstance(value, str) else os.fspath(value)  # type: ignore[call-overload]
     except TypeError:
-        name = None
-    if not isinstance(name, str):
-        raise wrong_type("artifact", "a path", artifact)
+        text = None
+    if not isinstance(text, str):
+        raise wrong_type(name, "a path", value)
     try:
-        if name:
-            return Path(os.path.realpath(name))  # resolve() raises on a loop of links
-    except ValueError:  # a NUL, or half of a surrogate pair
+        if text and "\0" not in text and len(os.fsencode(text)) < MAX_PATH_BYTES:
+            return Path(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
         pass
-    raise UsageError("artifact is no folder name", found=quoted(name))
+    raise UsageError(f"{name} is no path", found=quoted(text))
+
+
+def folder_of(artifact: object) -> Path:
+    """Returns the artifact's folder, without links in its path; errors are those of ``path_of``."""
+    return Path(os.path.realpath(path_of(artifact, "artifact")))  # resolve() raises on a loop of links
 
 
 def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolicy:
@@ -88,7 +91,7 @@ def policy_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> LoadPolic
         row = known[name]
         try:
             values[name] = msgspec.convert(as_plain(value), str if row.choices else row.type)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair
             raise wrong_type(name, row.kind, value) from None
     policy = LoadPolicy(**values)
     policy.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -24,7 +25,8 @@ def as_plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(one.tolist() if hasattr(one, "tolist") else one for one in value)
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        with contextlib.suppress(TypeError):  # it names no path
+            return os.fspath(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -102,7 +104,7 @@ def _problems(row: Row, value: Any) -> Iterator[UsageError]:
         return
     try:
         msgspec.convert(value, row.type)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair
         what = "cannot be used" if row.choices and row.base is str else "is out of range"
         found = value if type(value) is float else quoted(value)
         yield UsageError(f"{field(row.name)} {what}", expected=row.expected, found=found)

@@ -7,6 +7,7 @@ import pytest
 import wanrun
 from wanrun.cluster import join as joining
 from wanrun.cluster.launch import Cluster
+from wanrun.errors import UsageError
 
 
 def test_nothing_is_looked_for_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +28,17 @@ def test_the_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "found_cluster", found)
     assert wanrun.join(num_processes=2, timeout_seconds=7).cluster == Cluster("node:1", 2, 1)
     assert asked == [(None, 2, None, 7)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"coordinator": 1},
+        {"num_processes": 2.0},
+        {"process_id": True},
+        {"timeout_seconds": "7"},
+    ],
+)
+def test_values_of_another_type(given: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(given))} has the wrong type; expected a"):
+        wanrun.join(**given)  # type: ignore[arg-type]

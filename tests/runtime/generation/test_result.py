@@ -70,5 +70,12 @@ def test_a_file_that_is_there_stays(result: wanrun.Result, tmp_path: Path) -> No
     ):
         result.save(str(tmp_path / "cat.npy"))
     assert (tmp_path / "cat-1.npy").read_bytes() == b"mine" and not (tmp_path / "cat-0.npy").exists()
+    for path, said in (
+        (None, "the wrong type"),
+        ("a\0.npy", "path is no path"),
+        ("a" * 300 + ".npy", "long"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            result.save(path)  # type: ignore[arg-type]
     assert result.save(tmp_path / "cat.npy", fps=30, overwrite=True)
     assert read_metadata(tmp_path / "cat-1.npy")["fps"] == 30

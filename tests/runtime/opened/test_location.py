@@ -29,7 +29,11 @@ def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", ["", "missing", "file:///missing", "file://host/x", "ftp://host/x", "http://", "http://[::1/x"]
+    "weights",
+    [
+        *("", "missing", "a\0", "\ud800", "file:///missing", "file://host/x", "ftp://host/x", "http://"),
+        "http://[::1/x",
+    ],
 )
 def test_locations_that_cannot_be_used(weights: str) -> None:
     with pytest.raises(UsageError, match="check --weights"):

@@ -40,9 +40,9 @@ def test_an_artifact_that_is_no_path(artifact: Any) -> None:
     assert line.startswith("artifact has the wrong type; expected a path; found ")
 
 
-@pytest.mark.parametrize("artifact", ["", "a\0b", "\ud800"])
+@pytest.mark.parametrize("artifact", ["", "a\0b", "\ud800", "a" * 4096])
 def test_a_folder_that_cannot_be(artifact: str) -> None:
-    assert refusal(wanrun.load, artifact).startswith("artifact is no folder name; found ")
+    assert refusal(wanrun.load, artifact).startswith("artifact is no path; found ")
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_folder(tmp_path: Path) -> None:
     ("name", "expected", "bad"),
     [
         ("size", "(width, height) in pixels", ["96x64", (96,), (96, 64, 3), (96.0, 64), 96, b"96x64"]),
-        ("num_frames", "an integer", ["9", 9.0, True, b"9", [9]]),
+        ("num_frames", "an integer", ["9", 9.0, True, b"9", [9], "\ud800"]),
         ("num_videos", "an integer", ["1", 1.5, None]),
         ("num_references", "an integer", [(), "0"]),
         ("guidance", "True or False", [1, "yes", 5.0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import subprocess
 import sys
@@ -166,6 +167,8 @@ def test_guidance_that_no_profile_has_is_a_warning(manifest: Manifest) -> None:
 def test_what_is_resolved(manifest: Manifest) -> None:
     found = of(manifest, seed=3, num_steps=4, conditioning_scale=0.5, fps=24, loop="scan")
     assert found.options.items() >= {"seed": 3, "num_steps": 4, "width": 96, "negative_prompt": ""}.items()
+    again = pickle.loads(pickle.dumps(found))  # for another process
+    assert again.options == found.options and again.manifest.manifest_digest == manifest.manifest_digest
     assert len(found.table.timesteps) == 4 and found.fps == 24.0 and found.options["loop"] == "scan"
     assert [(part.transformer, part.first, part.last) for part in found.ranges] == [("transformer", 0, 4)]
     assert found.prompts == ("a fox", "") and found.media == Media()  # the model encodes a blank video
