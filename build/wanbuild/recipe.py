@@ -214,7 +214,10 @@ def read_recipe(path: Path) -> Recipe:
         sections["convert"]["configs"] = _configs(sections["convert"].pop("config"), path)
     source = data.get("source")
     source = None if source is None else str(_place(source, path.parent))
-    return Recipe(source, path.parent / data["artifact"], sections["convert"], sections["compile"])
+    artifact = path.parent / data["artifact"]
+    if ".." in artifact.parts:  # of which some may not be there before the conversion
+        artifact = artifact.resolve()
+    return Recipe(source, artifact, sections["convert"], sections["compile"])
 
 
 def _place(text: str, folder: Path) -> Path:
@@ -256,8 +259,8 @@ def _files(recipe: Recipe) -> Iterator[Path]:
 
 
 def _state(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields the name, the size and the time of every file at a path, without the hub's own folders."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    """Yields the name, the size and the time of a file, or of a checkpoint's files, without the hub's own."""
+    files = sorted((*path.glob("*"), *path.glob("*/*"))) if path.is_dir() else [path]
     for file in files:
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
             found = file.stat()

@@ -10,7 +10,7 @@ import pytest
 from helpers.damage import one_error
 from wanbuild import cli
 from wanbuild.cli import wanbuild
-from wanbuild.recipe import read_recipe
+from wanbuild.recipe import fingerprint, read_recipe
 from wanrun.errors import UsageError
 from wanrun.terminal.console import run
 
@@ -84,6 +84,22 @@ def test_values_that_nothing_takes(number: int, tmp_path: Path) -> None:
 def test_places_that_cannot_be(name: str, other: str, tmp_path: Path) -> None:
     for value, said in (("a\\u0000b", "text without NUL"), (LONG, "File name too long")):
         assert said in refused(tmp_path, f'{name} = "{value}"\n{other} = "a"\n')
+
+
+def test_a_build_looks_at_a_checkpoints_files_alone(tmp_path: Path) -> None:
+    """Not at all that lies below: whoever writes ``vae = "/"`` would wait for the whole disk."""
+    (tmp_path / "source" / "vae" / "deep").mkdir(parents=True)
+    for name in ("model_index.json", "vae/config.json", "vae/deep/other"):
+        (tmp_path / "source" / name).write_bytes(b"{}")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('source = "source"\nartifact = "no/such/../../new"\n')
+    read = read_recipe(recipe)
+    assert read.artifact == tmp_path / "new"  # also before no/such is there
+    before = fingerprint(read)
+    (tmp_path / "source/vae/deep/other").write_bytes(b"{ }")
+    assert fingerprint(read) == before
+    (tmp_path / "source/vae/config.json").write_bytes(b"{ }")
+    assert fingerprint(read) != before
 
 
 @pytest.mark.parametrize("number", range(len(MODEL)))

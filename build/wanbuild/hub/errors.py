@@ -28,7 +28,7 @@ def explained(repository: str) -> Iterator[None]:
 
     try:
         yield
-    except (HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         # All but the first: an answer that no hub gives, or a file that is too large without Xet.
         raise _explain(error, repository) from error
     except OSError as error:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.errors import UsageError
 from wanrun.media.video_paths import video_paths
 from wanrun.request.arguments import path_of
 from wanrun.timing.timings import Timings
@@ -73,15 +72,11 @@ class Result:
         Raises:
             UsageError: if the path is none, the suffix is unknown, or a file exists or cannot be written.
         """
-        from wanrun.media.write_video import write_video
+        from wanrun.media.write_video import check_free, write_video
 
         rate = float(self.options["fps"] if fps is None else fps)
         videos = video_paths(path_of(path, "path"), len(self.frames))
-        for video in videos:
-            if os.path.lexists(video) and not overwrite:
-                raise UsageError(
-                    f"{video} exists", remedy="pass overwrite=True to replace it, or another name"
-                )
+        check_free(videos, overwrite, ways=("pass overwrite=True", "another name"))
         for index, video in enumerate(videos):
             write_video(
                 self.frames[index], video, rate, {**self.options, "fps": rate, "video": index}, overwrite

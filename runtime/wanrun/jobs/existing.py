@@ -9,9 +9,8 @@ from typing import Any
 
 from wanrun.errors import UsageError
 from wanrun.files import read_bounded
-from wanrun.jobs.outputs import check_free
 from wanrun.media.video_paths import FOLDER
-from wanrun.media.write_video import MAX_METADATA_BYTES, metadata_sidecar, read_metadata
+from wanrun.media.write_video import MAX_METADATA_BYTES, check_free, metadata_sidecar, read_metadata
 
 
 def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:

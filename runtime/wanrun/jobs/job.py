@@ -19,7 +19,6 @@ from wanrun.jobs.media_sets import MediaSets
 from wanrun.jobs.outputs import (
     check_file,
     check_folder,
-    check_free,
     expand,
     numbered,
     usable_names,
@@ -27,7 +26,7 @@ from wanrun.jobs.outputs import (
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import numbered_video, video_paths
-from wanrun.media.write_video import metadata_sidecar, read_metadata
+from wanrun.media.write_video import check_free, metadata_sidecar, read_metadata
 from wanrun.request.generation import Generation
 from wanrun.request.options import check_latents, latents_shape
 from wanrun.request.resolve import resolve_request

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from wanrun.errors import UsageError
 from wanrun.media.ffmpeg import check_encodes
 from wanrun.media.video_paths import CODECS
-from wanrun.media.write_video import BESIDE, metadata_sidecar
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(index|seed)(?::0([1-9][0-9]?))?|(slug)")
@@ -99,29 +98,6 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"the output folder {folder} is not there", remedy=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the output folder {folder} is not writable", remedy="choose another --output")
-
-
-def check_free(videos: Sequence[Path], overwrite: bool, sidecars: bool = True) -> None:
-    """Checks that nothing is in the way of these videos.
-
-    Args:
-        videos: the path of each.
-        overwrite: whether files that exist may be replaced.
-        sidecars: whether the files count that are written beside videos.
-
-    Raises:
-        UsageError: for a folder, a pipe or a device, or without overwrite for a file.
-    """
-    for video in videos:
-        beside = sidecars and video.suffix.lower() in BESIDE
-        for file in (video, metadata_sidecar(video)) if beside else (video,):
-            if file.exists() and not file.is_file():
-                kind = "a folder, which is not replaced" if file.is_dir() else "not a file"
-                raise UsageError(f"the output {file} is {kind}", remedy="choose another --output")
-            if file.exists() and not overwrite:
-                raise UsageError(
-                    f"the output {file} exists", remedy="pass --overwrite to replace it, or another --output"
-                )
 
 
 def check_encoder(videos: Iterable[Path]) -> None:

@@ -25,7 +25,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -85,6 +85,37 @@ def metadata_sidecar(path: Path) -> Path:
 def files_of(path: Path) -> list[Path]:
     """Returns the files of a video: itself, or the pictures in its folder."""
     return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def check_free(
+    videos: Sequence[Path],
+    overwrite: bool,
+    sidecars: bool = True,
+    ways: tuple[str, str] = ("pass --overwrite", "another --output"),
+) -> None:
+    """Checks that nothing is in the way of these videos.
+
+    Args:
+        videos: the path of each.
+        overwrite: whether files that exist may be replaced; a folder of pictures replaces nothing.
+        sidecars: whether the files count that are written beside videos.
+        ways: what to do, for messages.
+
+    Raises:
+        UsageError: for a folder, a pipe or a device, or without overwrite for a file or a link.
+    """
+    for video in videos:
+        suffix = video.suffix.lower()
+        for file in (video, metadata_sidecar(video)) if sidecars and suffix in BESIDE else (video,):
+            if not os.path.lexists(file):
+                continue
+            if file.exists() and not file.is_file():
+                kind = "a folder, which is not replaced" if file.is_dir() else "not a file"
+                raise UsageError(f"the output {file} is {kind}", remedy=f"choose {ways[1]}")
+            if file == video and suffix == FOLDER:
+                raise UsageError(f"the output {file} exists", remedy=f"choose {ways[1]}")
+            if not overwrite:
+                raise UsageError(f"the output {file} exists", remedy=f"{ways[0]} to replace it, or {ways[1]}")
 
 
 class AppearedError(UsageError):

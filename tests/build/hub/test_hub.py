@@ -536,6 +536,11 @@ def test_a_disk_that_fails_meanwhile(number: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def test_an_answer_of_a_thousand_brackets() -> None:
+    with pytest.raises(SourceError, match="cannot be downloaded: RecursionError"), explained(ID):
+        json.loads("[" * 100_000)
+
+
 # Offline.
 
 

@@ -69,6 +69,9 @@ def test_a_file_that_is_there_stays(result: wanrun.Result, tmp_path: Path) -> No
         UsageError, match=r"cat-1.npy exists; pass overwrite=True to replace it, or another name"
     ):
         result.save(str(tmp_path / "cat.npy"))
+    (tmp_path / "dog-0.npy.json").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"dog-0.npy.json exists"):
+        result.save(tmp_path / "dog.npy")
     assert (tmp_path / "cat-1.npy").read_bytes() == b"mine" and not (tmp_path / "cat-0.npy").exists()
     for path, said in (
         (None, "the wrong type"),

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.jobs.outputs import check_folder, check_free, check_new_folder, expand, numbered, slug
+from wanrun.jobs.outputs import check_folder, check_new_folder, expand, numbered, slug
 from wanrun.media.video_paths import video_paths
+from wanrun.media.write_video import check_free
 
 
 def fill(pattern: str, index: int = 3, total: int = 12, seed: int = 7, prompt: str = "A red fox!") -> str:
@@ -131,6 +132,10 @@ def test_output_refusals(tmp_path: Path) -> None:
     assert "old.mp4 exists; pass --overwrite" in refusal("old.mp4")
     assert "old-1.gif exists" in refusal("old.gif", count=2)
     assert "new.npy.json exists" in refusal("new.npy")
+    (tmp_path / "link.mp4").symlink_to("nowhere")
+    assert "link.mp4 exists; pass --overwrite" in refusal("link.mp4")
+    (tmp_path / "old.frames").write_bytes(b"")
+    assert "old.frames exists; choose another --output" in refusal("old.frames", overwrite=True)
     assert "folder.mp4 is a folder" in refusal("folder.mp4", overwrite=True)
     assert checked(tmp_path / "old.mp4", overwrite=True) == [tmp_path / "old.mp4"]
     assert checked(tmp_path / "new.npy", overwrite=True) == [tmp_path / "new.npy"]
