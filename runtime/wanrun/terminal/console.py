@@ -120,7 +120,7 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         return f"error: {space_told(error)}", 4
     if _lacks_resources(error):
         return (
-            "error: the system gives this process no more memory or threads; free some, or raise its limits "
+            "error: the system gives this process no more memory, threads or files; free some, or raise limits "
             "(ulimit -a)",
             1,
         )
@@ -135,9 +135,9 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
 
 
 def _lacks_resources(error: BaseException) -> bool:
-    """Whether an error says that there is no memory, or that no thread or process can start."""
+    """Whether an error says that there is no memory, or no thread, process or file can be had."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOMEM, errno.EAGAIN)
+        return error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
     text = str(error)
     if isinstance(error, ImportError):  # a shared library that cannot be mapped
         return "failed to map segment" in text or "annot allocate memory" in text

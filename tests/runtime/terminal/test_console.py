@@ -31,7 +31,7 @@ def failing(error: BaseException) -> click.Command:
 
 TOO_LARGE = "error: a file has reached the largest size (File too large)"
 RAISE_IT = "raise the limit (ulimit -f)"
-NO_RESOURCES = "error: the system gives this process no more memory or threads; free some, or raise its"
+NO_RESOURCES = "error: the system gives this process no more memory, threads or files; free some, or raise"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,7 @@ NO_RESOURCES = "error: the system gives this process no more memory or threads; 
         (MemoryError(), 1, NO_RESOURCES),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_RESOURCES),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, NO_RESOURCES),
+        (OSError(errno.EMFILE, "Too many open files"), 1, NO_RESOURCES),
         (RuntimeError("can't start new thread"), 1, NO_RESOURCES),
         (RuntimeError("another"), 1, "error: internal error: RuntimeError: another ("),
         (ImportError("x.so: failed to map segment from shared object"), 1, NO_RESOURCES),
