@@ -79,7 +79,12 @@ def other_output(sources: Sources, rng: random.Random, folder: Path) -> Case:
     facts = {"prompt": "a", "seed": rng.choice((1, 2**64 - 1)), "nested": [[[]]], "wanrun": "0"}
     write_video(np.zeros((2, 16, 16, 3), np.uint8), there, 8, facts)
     target = rng.choice([there, folder / "there.npy.json"]) if suffix == ".npy" else there
-    what = damage_file(rng, target)
+    if rng.randrange(6):
+        what = damage_file(rng, target)
+    else:
+        target.unlink()
+        target.symlink_to("nowhere")
+        what = "a link that leads nowhere"
     prompts = folder / "prompts.jsonl"
     first, second = (
         {"prompt": "a fox in the snow", "negative_prompt": "blurred", "output": str(path)}

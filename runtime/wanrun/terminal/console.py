@@ -120,8 +120,8 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         return f"error: {space_told(error)}", 4
     if _lacks_resources(error):
         return (
-            "error: the system gives this process no more memory, threads or files; free some, or raise limits "
-            "(ulimit -a)",
+            "error: the system gives this process no more memory, threads or files; free some, or raise "
+            "limits (ulimit -a)",
             1,
         )
     text = _one_line(str(error).strip().partition("\n")[0])
