@@ -203,7 +203,6 @@ def _run(
     """Loads the pipeline and makes the videos that do not exist yet."""
     with timings.phase("import"):
         from wanrun.generation.load import load
-        from wanrun.jobs.batch import tracing
 
     generation, low, first = work.jobs[0].generation, how.loading.low_memory, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
@@ -228,5 +227,4 @@ def _run(
     ) as pipeline:
         if how.warmup:
             pipeline.warmup(timings)
-        with tracing(how.trace):
-            batch.run(pipeline)
+        batch.run(pipeline)

@@ -201,7 +201,6 @@ def test_what_costs_nothing_is_checked_before_anything_is_decoded(
         ([*media, "--output", there], ["there.npy exists"]),
         ([*media, "--save-latents", there], ["--save-latents", "there.npy exists"]),
         ([*media, "--timing-json", missing / "t.json"], ["--timing-json", "cannot be written"]),
-        ([*media, "--trace", there], ["--trace", "cannot be written"]),
         ([*media, "--fps", 0], ["--fps is out of range"]),
     )
 

@@ -203,7 +203,7 @@ def bad_latents(tmp_path: Path) -> list[Bad]:
 
 def bad_prompts_files(tmp_path: Path, read_only: Path, artifact: Path) -> list[Bad]:
     """Of runs that take their prompts from a file."""
-    two, trace, missing = tmp_path / "two.txt", tmp_path / "here.mp4" / "trace", tmp_path / "missing"
+    two, missing = tmp_path / "two.txt", tmp_path / "missing"
     return [
         (
             ["--prompts", missing / "p.txt"],
@@ -231,12 +231,7 @@ def bad_prompts_files(tmp_path: Path, read_only: Path, artifact: Path) -> list[B
             [f"{LATENTS_FIT} float32 (1, 16, 2, 8, 12)"],
         ),
         (["--prompts", two, "--timing-json", two], [f"the output {two} is also that of --prompts"]),
-        (
-            ["--prompts", two, "--trace", trace],
-            [f"--trace {trace} cannot be written", "here.mp4, which is no folder"],
-        ),
-        (["--prompts", two, "--trace", read_only / "a"], [f"{read_only}, which is not writable"]),
-        (["--prompts", two, "--trace", artifact / "t"], ["lies inside the artifact"]),
+        (["--prompts", two, "--timing-json", artifact / "t"], ["lies inside the artifact"]),
         (["--prompts", two, "--memory", "much"], ["--memory", "'auto', 'low'"]),
         (["--prompt", "a fox", "--output", tmp_path / "{x}.gif"], ["unknown field", "found {x}"]),
     ]

@@ -178,35 +178,6 @@ def test_an_embedding_that_is_not_there_yet(wan: Call, tmp_path: Path) -> None:
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "c-2.npy"))
 
 
-def test_a_trace(wan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import jax
-
-    arguments = ("--prompt", "a fox", "--steps", 1, "--trace", tmp_path / "new" / "trace")
-    assert wan(*arguments, "--output", tmp_path / "a.npy").code == 0
-    assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*.xplane.pb")] == [True]
-
-    stop = jax.profiler.stop_trace
-
-    def full() -> None:
-        stop()
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: No space left on device")
-
-    monkeypatch.setattr(jax.profiler, "stop_trace", full)
-    done = wan(*arguments, "--output", tmp_path / "b.npy")
-    assert done.code == 4 and (tmp_path / "b.npy").exists()
-    (line,) = done.err
-    assert line.startswith(f"error: no trace can be written to {tmp_path}") and "No space left" in line
-
-    def fail() -> None:
-        stop()
-        raise jax.errors.JaxRuntimeError("INTERNAL: it fell over")
-
-    monkeypatch.setattr(jax.profiler, "stop_trace", fail)
-    done = wan(*arguments, "--output", tmp_path / "c.npy")
-    (line,) = done.err
-    assert done.code == 2 and "; found INTERNAL: it fell over" in line
-
-
 # What goes wrong.
 
 

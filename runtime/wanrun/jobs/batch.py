@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wanrun.errors import ArtifactError, NoSpaceError, UsageError, WanError, errno_in, unwritable
+from wanrun.errors import ArtifactError, WanError, unwritable
 from wanrun.files import replace_file
 from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
@@ -22,16 +19,13 @@ from wanrun.media.rescue import rescued
 from wanrun.media.write_video import files_of, write_video
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Status
-from wanrun.terminal.undo import say, told_at_exit
+from wanrun.terminal.undo import say
 from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
     from wanrun.generation.result import Result
     from wanrun.timing.timings import Timings
-
-TRACE_SECONDS = 2.0
-"""How long the end of the process waits for a trace of the profiler to be written."""
 
 
 class Batch:
@@ -192,39 +186,3 @@ def _write_latents(path: Path, latents: np.ndarray) -> None:
         replace_file(path, buffer.getvalue())
     except OSError as error:
         raise unwritable(f"the latents {path}", error, "choose another --save-latents") from error
-
-
-def _no_trace(folder: Path, error: OSError | RuntimeError) -> UsageError:
-    what = f"no trace can be written to {folder}"
-    known = errno_in(str(error)) != errno.EIO  # the profiler gives no number of the system's
-    return (NoSpaceError if known else UsageError)(what, found=error)
-
-
-@contextmanager
-def tracing(folder: Path | None) -> Iterator[None]:
-    """Records a jax.profiler trace of a block into a folder; None means no trace.
-
-    Raises:
-        UsageError: if the folder cannot be created, or the trace cannot be written.
-    """
-    if folder is None:
-        yield
-        return
-    import jax
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        jax.profiler.start_trace(folder)
-    except (OSError, RuntimeError) as error:
-        raise _no_trace(folder, error) from error
-    try:
-        with told_at_exit(lambda line: jax.profiler.stop_trace(), TRACE_SECONDS):
-            yield
-    except BaseException:  # the error that ended the block is the one to report
-        with suppress(OSError, RuntimeError):
-            jax.profiler.stop_trace()
-        raise
-    try:
-        jax.profiler.stop_trace()
-    except (OSError, RuntimeError) as error:
-        raise _no_trace(folder, error) from error

@@ -115,18 +115,3 @@ def check_file(path: Path | None, option: str, overwrite: bool) -> None:
         raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
     if path.exists() and not overwrite:
         raise UsageError(f"{option} {path} exists", remedy="pass --overwrite to replace it")
-
-
-def check_new_folder(path: Path | None, option: str) -> None:
-    """Raises UsageError if a folder cannot be written to or created; None means no such folder."""
-    if path is None:
-        return
-    nearest = path.absolute()
-    while not os.path.lexists(nearest):
-        nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"{option} {path} cannot be written",
-            expected="a folder, or where one can be made",
-            found=f"{nearest}, which is {'not writable' if nearest.is_dir() else 'no folder'}",
-        )

@@ -53,10 +53,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     ] = False
     timing: Annotated[bool, option("Print a timing summary.", section=MEASURING)] = False
     timing_json: Annotated[Path | None, option("Write the timings to this file.", section=MEASURING)] = None
-    trace: Annotated[
-        Path | None,
-        option("Write a jax.profiler trace of the generation to this folder.", section=MEASURING),
-    ] = None
     distributed: Annotated[
         bool,
         option(

@@ -57,7 +57,7 @@ def worklist_of_several(
         work = agreed(group, work, run)
         entered = leaving.pop_all()
     if not group.leads:
-        run = structs.replace(run, timing_json=None, trace=None)
+        run = structs.replace(run, timing_json=None)
     with entered:
         yield work, run, group
 

@@ -27,7 +27,6 @@ from wanrun.jobs.outputs import (
     check_encoder,
     check_file,
     check_folder,
-    check_new_folder,
     usable_names,
 )
 from wanrun.jobs.requests import Entry, Line, read_entries
@@ -193,9 +192,7 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
             claims.read(read, option)
     with usable_names():
         check_file(run.timing_json, "--timing-json", overwrite=True)
-        check_new_folder(run.trace, "--trace")
     claims.write([run.timing_json], "--timing-json")
-    claims.write([run.trace], "--trace")
     return claims
 
 

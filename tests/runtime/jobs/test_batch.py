@@ -12,7 +12,7 @@ import pytest
 
 from helpers.fake_pipeline import SIZE, Fake, write_lines
 from wanrun.errors import ArtifactError, UsageError, WanError
-from wanrun.jobs.batch import Batch, tracing
+from wanrun.jobs.batch import Batch
 from wanrun.jobs.worklist import Worklist
 from wanrun.media.write_video import read_metadata, write_video
 from wanrun.timing.timings import Timings
@@ -139,11 +139,3 @@ def test_a_folder_that_went_meanwhile(worklist_of: WorklistOf, pipeline: Fake, t
     with pytest.raises(UsageError, match="results is not there; mkdir -p"):
         batch_of(work).run(pipeline)  # type: ignore[arg-type]
     assert pipeline.asked == []  # which is found before anything is generated
-
-
-def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="no trace can be written to"), tracing(tmp_path / "file" / "trace"):
-        raise AssertionError("the block runs")
-    with tracing(None):
-        pass

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.jobs.outputs import check_folder, check_new_folder, expand, numbered, slug
+from wanrun.jobs.outputs import check_folder, expand, numbered, slug
 from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import check_free
 
@@ -146,20 +146,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UsageError, match="is not writable; choose another --output"):
         checked(tmp_path / "a.mp4")
-
-
-def test_a_folder_that_can_be_made(tmp_path: Path) -> None:
-    check_new_folder(None, "--trace")
-    check_new_folder(tmp_path, "--trace")
-    check_new_folder(tmp_path / "a" / "b", "--trace")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for name in ("file", "file/a/b", "loop", "loop/a"):
-        with pytest.raises(
-            UsageError, match=r"--trace .* cannot be written; .* found .*, which is no folder"
-        ):
-            check_new_folder(tmp_path / name, "--trace")
 
 
 def test_names_are_checked_without_what_writes_them() -> None:
