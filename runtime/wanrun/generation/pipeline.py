@@ -42,18 +42,13 @@ class Pipeline:
 
     Every method may be called from any thread.
 
-    | part of a call | runs | waits for |
-    |---|---|---|
-    | reading images and videos, encoding prompts | beside any other call | nothing |
-    | encoding images and videos, steps, decoding, warm-up | one at a time | earlier calls for the device |
-    | ``close`` | last | every call that has the device or needs none |
-
-    So the device is one generation's at a time, in the order of arrival, and the prompts of the next ones are
-    encoded meanwhile; but where memory is low, one at a time and in order too. ``close`` ends the calls that
-    wait for the device, and all later ones, with a UsageError. In a fork of the process every call ends with
-    one. An error in one thread does not affect the others. ``on_step`` is called by the thread that has the
-    device, and cannot ask for it again. Each call records its times in ``timings`` if they are given;
-    ``generate`` otherwise in its result.
+    Images and videos are read, and prompts encoded, beside any other call. What needs the device (encoding
+    images and videos, steps, decoding, warm-up) is done for one call at a time, in the order of arrival;
+    where memory is low, prompts are encoded so too. ``close`` ends the calls that wait for the device, and
+    all later ones, with a UsageError. In a fork of the process every call ends with one. An error in one
+    thread does not affect the others. ``on_step`` is called by the thread that has the device, and cannot
+    ask for it again. Each call records its times in ``timings`` if they are given; ``generate`` otherwise
+    in its result.
 
     Pipelines of one process are independent, except that only one executable is loaded at a time in all of
     them together.

@@ -42,8 +42,6 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns metadata as read from a file, without the version of wanrun, which may differ."""
     plain = json.loads(json.dumps(dict(metadata), default=str))
     plain.pop("wanrun", None)
-    if plain.get("text_encoder") == "jax":  # of a version that could run it in torch too
-        del plain["text_encoder"]
     return dict(plain)
 
 
