@@ -1,4 +1,4 @@
-"""The address space that JAX needs, where a process has a limit (``ulimit -v``)."""
+"""The address space that JAX needs, where a process has a limit (``ulimit -v``, ``-d``)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def check_address_space(cores: int) -> None:
     Raises:
         WanError: if the limit leaves less than JAX needs.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    limit = min((one for one in limits if one != resource.RLIM_INFINITY), default=None)
+    if limit is None:
         return
     needed = JAX_BYTES + BYTES_A_CORE * min(cores, MOST_CORES)
     left = limit - _taken()
     if left < needed:
         raise WanError(
-            "the limit of this process's memory (ulimit -v) leaves too little for JAX",
+            "the limit of this process's memory (ulimit -v or -d) leaves too little for JAX",
             expected=f"{needed / 1e9:.1f} GB or more, besides the weights",
             found=f"{max(0, left) / 1e9:.1f} GB",
             remedy="raise the limit, or limit the resident memory instead, as a container does",

@@ -34,12 +34,14 @@ def test_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     check_address_space(2)
 
 
-@pytest.mark.parametrize("megabytes", [300, 600, 900, 1200])
-def test_jax_is_not_imported(megabytes: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "megabytes"), [("AS", 300), ("AS", 600), ("AS", 900), ("AS", 1200), ("DATA", 400)]
+)
+def test_jax_is_not_imported(kind: str, megabytes: int) -> None:
     """At each of these, JAX's own start ends in SIGABRT, SIGSEGV or a failed import."""
     program = (
         "import resource, sys\n"
-        f"resource.setrlimit(resource.RLIMIT_AS, ({megabytes} * 2**20,) * 2)\n"
+        f"resource.setrlimit(resource.RLIMIT_{kind}, ({megabytes} * 2**20,) * 2)\n"
         "from wanrun.machine.environment import importing_jax\n"
         "from wanrun.errors import WanError\n"
         "try:\n"
