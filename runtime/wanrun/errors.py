@@ -72,7 +72,7 @@ class WanError(Exception):
         self, what: str, *, expected: object = None, found: object = None, remedy: str | None = None
     ) -> None:
         self.what, self.expected, self.found, self.remedy = what, expected, found, remedy
-        super().__init__(self.text)
+        super().__init__(str(self))
 
     def __str__(self) -> str:
         return self.spelled(str)

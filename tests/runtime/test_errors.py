@@ -38,6 +38,7 @@ def test_options_are_spelled_by_who_prints_them() -> None:
     error = UsageError(f"{guidance} has no effect", remedy=f"set {field('num_steps')} or {guidance}")
     assert str(error) == "guidance_scale has no effect; set num_steps or guidance_scale"
     assert error.fields == ("guidance_scale", "num_steps")
+    assert error.args == (str(error),) and str(error).isprintable()  # which repr shows
     assert error.spelled(str.upper) == "GUIDANCE_SCALE has no effect; set NUM_STEPS or GUIDANCE_SCALE"
     outer = UsageError(f"line 3: {error.text}")
     assert outer.fields == error.fields  # an error inside another's text keeps its fields

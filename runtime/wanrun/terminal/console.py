@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import click
 
-from wanrun.errors import WanError, lacks_space, space_told
+from wanrun.errors import WanError, lacks_space, shortened, space_told
 from wanrun.terminal.aliases import elsewhere
 from wanrun.terminal.lines import print_error, silence_stdout
 from wanrun.terminal.undo import end
@@ -116,6 +116,8 @@ def _describe(error: BaseException, command: click.Command) -> tuple[str, int]:
         text = _one_line(error.format_message()).rstrip(".")
         hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
         return f"error: {text}{hint} (see {name} --help)", 2
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"error: a file's name is too long: {shortened(str(error.filename))}", 2
     if isinstance(error, OSError) and lacks_space(error):
         return f"error: {space_told(error)}", 4
     if _lacks_resources(error):

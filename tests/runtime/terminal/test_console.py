@@ -61,6 +61,11 @@ NO_RESOURCES = "error: the system gives this process no more memory, threads or 
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_RESOURCES),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, NO_RESOURCES),
         (OSError(errno.EMFILE, "Too many open files"), 1, NO_RESOURCES),
+        (
+            OSError(errno.ENAMETOOLONG, "long", "x" * 300),
+            2,
+            f"error: a file's name is too long: '{'x' * 60}...'",
+        ),
         (RuntimeError("can't start new thread"), 1, NO_RESOURCES),
         (RuntimeError("another"), 1, "error: internal error: RuntimeError: another ("),
         (ImportError("x.so: failed to map segment from shared object"), 1, NO_RESOURCES),
