@@ -44,6 +44,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "embeddings": [
             {"prompt": record.prompt, "dtype": record.dtype, "length": record.length} for record in embeddings
         ],
+        "schedules": msgspec.to_builtins(manifest.schedules),
         "tool": dict(manifest.tool),
         "times": dict(manifest.times),
     }
@@ -142,6 +143,8 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         f"defaults        {defaults['solver']}, {steps}, {guidance}, "
         f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
+    for name, schedule in manifest.schedules.items():
+        yield f"schedule        {name}: {schedule.describe()}"
 
 
 def _component_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from wanrun.artifact.model import Model
 from wanrun.artifact.parameters import Component, DtypePolicy
 from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, Record
+from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Target
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of
@@ -103,6 +104,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         embeddings: every precomputed prompt embedding, by key.
         tool: name and version of the tool that wrote the artifact.
         times: when each part was made.
+        schedules: steps that were chosen for the model, by name.
         content_digest: sha256 of the facts that decide results, the same for equal sources and options.
         manifest_digest: sha256 of the content digest, and of every field that it does not cover whole. Both
             digests are always computed, whatever is given.
@@ -124,6 +126,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     embeddings: Mapping[str, Embedding]
     tool: Mapping[str, str]
     times: Mapping[str, str]
+    schedules: Mapping[str, Schedule] = {}
     content_digest: str = ""
     manifest_digest: str = ""
 
@@ -183,6 +186,8 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     def _manifest_digest(self) -> str:
         covered = {*_CONTENT, "manifest_digest"}
+        if not self.schedules:
+            covered.add("schedules")
         return _digest({name: getattr(self, name) for name in self.__struct_fields__ if name not in covered})
 
     def as_json(self) -> dict[str, Any]:
@@ -261,11 +266,7 @@ def read_manifest(artifact: Path) -> Manifest:
 
 
 def _read(path: Path) -> bytes:
-    """Returns the bytes of a manifest.
-
-    Raises:
-        ArtifactError: if there is no manifest, or if it cannot be read.
-    """
+    """Returns a manifest's bytes; raises ArtifactError if there is none, or if it cannot be read."""
     try:
         return read_bounded(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -276,11 +277,7 @@ def _read(path: Path) -> bytes:
 
 
 def _header(path: Path, data: bytes) -> _Header:
-    """Returns the header of a manifest.
-
-    Raises:
-        ArtifactError: if the manifest is not a JSON object.
-    """
+    """Returns the header of a manifest; raises ArtifactError if the manifest is not a JSON object."""
     try:
         return msgspec.json.decode(data, type=_Header)
     except msgspec.ValidationError:  # JSON, but no object

@@ -75,11 +75,7 @@ def select_profile(
 
 
 def _built(manifest: Manifest, artifact: Path) -> list[Profile]:
-    """Returns the profiles in the order of building.
-
-    Raises:
-        ArtifactError: if there are none.
-    """
+    """Returns the profiles in the order of building; raises ArtifactError if there are none."""
     if not manifest.profiles:
         raise ArtifactError(f"{artifact} has no profiles", remedy="run wanbuild compile")
     return sorted(manifest.profiles.values(), key=lambda profile: profile.index)
@@ -211,12 +207,10 @@ def _without_chip(one: SelectedTarget) -> bool:
 
 
 def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool, int]:
-    """Targets that fit come first, then those that have the profile.
+    """Targets that fit come first, then those that have the profile; one whose chip is missing comes last.
 
-    All devices of a CPU are the same cores, so one is preferred there; of accelerators, all. A target whose
-    chip is missing comes last. Of two that are alike, the one that was compiled on the chip comes first: it
-    needs no trial. Of the levels of CPUs the highest one that fits is the fastest, and a target for one CPU
-    is above them. Of those that do not fit, the lowest is nearest.
+    One device of a CPU is preferred, and all accelerators; what was compiled on its chip and needs no trial;
+    the highest level of CPUs that fits, but first a target for one CPU.
     """
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices

@@ -56,12 +56,8 @@ def _through(
 ) -> jax.stages.Compiled:
     """Compiles a lowered program with an executable that is not asked of JAX.
 
-    Args:
-        lowered: the program, which was not compiled before.
-        executable: returns it; takes the backend, the module, its options, its callbacks and its devices.
-
-    Raises:
-        ArtifactError: if this JAX does not ask where it is replaced. It may have compiled then.
+    ``executable`` takes the backend, the module, its options, its callbacks and its devices. Raises
+    ArtifactError if this JAX does not ask where it is replaced; it may have compiled then.
     """
     from jax._src import compiler
 

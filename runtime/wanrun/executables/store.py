@@ -210,11 +210,7 @@ class Executables:
         return compiled
 
     def _lower(self, files: _Files, options: Mapping[str, Any]) -> jax.stages.Lowered:
-        """Lowers a program with these options of the compiler.
-
-        Raises:
-            CancelledError: after ``close``.
-        """
+        """Lowers a program with these options of the compiler; raises CancelledError after ``close``."""
         name, program = files.name, files.program
         try:
             lowered = lower(files.data, name, program.donated, self._opened.device.where, options)

@@ -156,11 +156,7 @@ class Opening:
         return select_target(manifest, self.folder, profile, self.policy.target, self.policy.allow_compile)
 
     def _refusal(self, trust: Trust, profile: Profile) -> str:
-        """Tries executables that were built elsewhere. Returns the reason to refuse them, or "".
-
-        Raises:
-            ArtifactError: if they are refused and may not be compiled here.
-        """
+        """Tries executables that were built elsewhere; returns why they are refused, or ""."""
         if not trust.needed or trust.selected.mismatches:
             return ""
         if self.given.group is not None:

@@ -146,15 +146,8 @@ class Sampler:
     ) -> State:
         """Runs one expert's steps. After it returns, nothing here refers to the expert's weights.
 
-        Args:
-            run: the generation's parameters.
-            steps: the expert's steps.
-            name: the program of the loop.
-            state: the state before the first step. Each call takes it as donated buffers, which the program's
-                outputs replace.
-            constant: the inputs of every call.
-            draw: as for ``denoise``.
-            later: the experts that follow.
+        Each call takes the state as donated buffers, which the program's outputs replace. ``later`` are the
+        experts that follow.
         """
         import jax
 

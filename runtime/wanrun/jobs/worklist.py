@@ -97,10 +97,9 @@ def _read_latents(path: Path) -> np.ndarray:
 def _each(
     steps: Sequence[tuple[Entry, Callable[[], Job]]], bad: dict[int, WanError], timings: Timings
 ) -> list[Job]:
-    """Returns the job of each line, and notes the errors of lines of the prompts file by their index.
+    """Returns the job of each line, and notes errors of lines of the prompts file by their index.
 
-    Raises:
-        UsageError, ArtifactError: of the command line's prompt; and once, if all of several lines have it.
+    The command line's error is raised, and one that all of several lines have.
     """
     jobs, errors = list[Job](), list[WanError]()
     checking = timings.phase("check", None, lambda: (len(jobs) + len(errors), len(steps)), "prompt")
@@ -197,11 +196,7 @@ def _claims(artifact: Path, run: RunOptions, entries: Sequence[Entry]) -> Claims
 
 
 def _check_names(maker: JobMaker, entries: Sequence[Entry]) -> None:
-    """Checks the names that all lines of a prompts file have in common, so that an error is reported once.
-
-    Raises:
-        UsageError: for a name with an unknown field or suffix, or a folder that cannot be written to.
-    """
+    """Checks the names that all lines of a prompts file share, so that an error is reported once."""
     for option in ("output", "save_latents"):
         users = [entry for entry in entries if option != "output" or entry.line.output is None]
         if not users or getattr(maker.run, option) is None:

@@ -15,11 +15,7 @@ REPLACING = threading.RLock()
 
 
 class _Started:
-    """Which process has started JAX.
-
-    Attributes:
-        by: its number; None before.
-    """
+    """The number of the process that has started JAX; None before."""
 
     by: int | None = None
 

@@ -220,12 +220,7 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
 
 @contextmanager
 def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Yields a started ffmpeg process and the file with its messages.
-
-    Raises:
-        UsageError: if there is no ffmpeg, or if it cannot be started.
-        OSError: if the disk is full.
-    """
+    """Yields a started ffmpeg and the file of its messages; raises UsageError if it cannot be started."""
     try:
         program = find_ffmpeg()
     except UsageError as error:
@@ -255,11 +250,7 @@ def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.P
 
 
 def _next_ppm(stream: IO[bytes], name: str) -> Image.Image | None:
-    """Returns the next whole image of a stream of binary PPM images; None at its end.
-
-    Raises:
-        UsageError: if the image is above Pillow's limit of pixels.
-    """
+    """Returns the next whole image of a stream of binary PPM images; None at its end."""
     if stream.readline() != b"P6\n":
         return None
     width, height = map(int, stream.readline().split())

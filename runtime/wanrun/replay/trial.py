@@ -102,23 +102,14 @@ def _opened(artifact: Path, profile: Profile, target: str, weights: str | None) 
 
 
 def _replay(pipeline: Pipeline, golden: Golden) -> str:
-    """Makes the recorded video with each form of the loop; returns how the first one agrees.
-
-    Raises:
-        VerificationError: if one does not.
-    """
+    """Makes the recorded video with each form of the loop, and returns how the first agrees; all must."""
     forms = loop_forms(pipeline.profile)
     first, *_ = [compare(golden, replayed(pipeline, pipeline.environment, loop=form)) for form in forms]
     return first
 
 
 def _compare_encoders(pipeline: Pipeline) -> None:
-    """Compares the text encoder's programs: all of them encode a short prompt, and the shortest one has made
-    the video.
-
-    Raises:
-        VerificationError: if two do not agree.
-    """
+    """Compares the text encoder's programs by short prompts, with the one that made the video."""
     for prompt in (PROMPT, NEGATIVE_PROMPT):
         first: np.ndarray | None = None
         for length, rows in pipeline.encoded_at_lengths(prompt).items():

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     flow_shift: float | None
     solver: SolverName | None
     timesteps: Sequence[float] | None
+    schedule: str | None
     loop: Loop | None
     seed: int | Literal["random"] | None
     num_videos: int | None

@@ -15,7 +15,9 @@ from wanrun.request.request import Request
 from wanrun.request.rows import rows
 from wanrun.rows import Row
 
-_NOT_RECORDED = frozenset({*MEDIA_KINDS, "mode", "profile", "size", "num_frames", "num_videos", "fps"})
+_NOT_RECORDED = frozenset(
+    {*MEDIA_KINDS, "mode", "profile", "schedule", "size", "num_frames", "num_videos", "fps"}
+)
 """Options that ``resolve_options`` leaves out: media, whose digests are in the metadata, the profile's shape,
 and the file's fps."""
 
@@ -82,13 +84,7 @@ def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
 
 
 def _check_guidance(profile: Profile, scale: float, given: bool) -> None:
-    """Raises UsageError for a guidance scale that needs another profile.
-
-    Args:
-        profile: the profile.
-        scale: the guidance scale, given or the artifact's.
-        given: whether the user gave it. A profile without guidance ignores the artifact's own scale.
-    """
+    """Raises UsageError for a scale that needs another profile; ``given``: it is not the artifact's own."""
     name = field("guidance_scale")
     if profile.guidance and scale <= 1:
         raise UsageError(

@@ -128,6 +128,13 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value="X,X,...",
         ),
     ] = None
+    schedule: Annotated[
+        str | None,
+        option(
+            "Steps that were chosen for the model, instead of --steps: of the artifact, or in a .json file.",
+            value="NAME|FILE",
+        ),
+    ] = None
     loop: Annotated[
         Literal["step", "scan"] | None,
         option(

@@ -23,6 +23,7 @@ from wanrun.request.profiles import choose_profile, has_guidance, shape_of
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import aliases
+from wanrun.request.schedules import scheduled
 from wanrun.request.written import parse_size
 
 
@@ -97,6 +98,7 @@ def resolve_request(
             missing, not taken, or given in two ways.
     """
     check_seed(request.seed)
+    request = scheduled(request, manifest)
     given, task = given_media(request, media, inputs), manifest.model.task
     check_effects(manifest, has_guidance(manifest, request.guidance_scale), request)
     if inputs is None:

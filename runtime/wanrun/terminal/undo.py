@@ -23,13 +23,10 @@ LOCK_SECONDS = 1.0
 
 
 class _Process:
-    """The registry of this process.
+    """The registry of this process: what undoes each thing that is under way, in the order of beginning.
 
-    Attributes:
-        undo: what undoes each thing that is under way, in the order of their beginning; it takes the last
-            line that the process prints.
-        beginning: held while something begins, and from then on when the process ends.
-        ending: held by the thread that ends the process.
+    ``beginning`` is held while something begins, and from then on when the process ends; ``ending`` by the
+    thread that ends it.
     """
 
     def __init__(self) -> None:

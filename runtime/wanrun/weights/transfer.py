@@ -34,13 +34,9 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Given:
-    """The parts of one parameter that the devices of this process are given.
+    """The parts of one parameter that each device of this process is given.
 
-    Args:
-        shape: the shape of the whole array, padding included.
-        sharding: where its parts lie.
-        parts: each device's part of it.
-        unit: indices of axis 0 in a checksummed row.
+    ``shape`` is the whole array's, padding included; ``unit``: indices of axis 0 in a checksummed row.
     """
 
     shape: tuple[int, ...]

@@ -1,0 +1,42 @@
+"""The record of a schedule: steps that were chosen for a model, and how near to its best video they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from wanrun.artifact.model import MAX_STEPS, Number, Positive, SolverName
+from wanrun.artifact.record import Record
+
+
+class Schedule(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Steps that were chosen for a model, and the options that they were chosen for.
+
+    Attributes:
+        solver: name of the solver.
+        timesteps: decreasing, one for each step.
+        guidance_scale: at most 1 is no guidance; with two experts, that of the high-noise one.
+        guidance_scale_2: of the low-noise expert; None with one transformer, as the boundary is.
+        boundary: share of the training timesteps below which the low-noise expert runs.
+        measured: figures of its distance to a converged run; empty if it was not measured on this model.
+    """
+
+    solver: SolverName
+    timesteps: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_STEPS)]
+    guidance_scale: Number
+    guidance_scale_2: Number | None = None
+    boundary: Annotated[float, Meta(ge=0, le=1)] | None = None
+    measured: Mapping[str, Number | str] = {}
+
+    @property
+    def evaluations(self) -> int:
+        """Calls of the transformers, of which a step with guidance takes two."""
+        return len(self.timesteps) * (2 if self.guidance_scale > 1 else 1)
+
+    def describe(self) -> str:
+        """Says what it takes and loses, in a line."""
+        figures = ", ".join(f"{name} {value}" for name, value in self.measured.items())
+        steps = f"{len(self.timesteps)} {self.solver} steps, {self.evaluations} evaluations"
+        return f"{steps}, {figures or 'not measured on this model'}"
