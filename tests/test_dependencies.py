@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from wanbuild.cli import BUILD_EXTRA
+from wanbuild.building import BUILD_EXTRA
 
 REPOSITORY = Path(__file__).parents[1]
 

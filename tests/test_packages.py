@@ -33,7 +33,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "__main__",
         ),
         "build/wanbuild": (
-            "config devices listed progress published",
+            "building config devices listed progress published",
             "staging targets",
             "models",
             "mapping variants",
@@ -41,6 +41,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "hub lora toy programs",
             "recipe conversion",
             "check plan",
+            "calibrate",
             "cli",
             "__main__",
         ),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wanbuild.building import Building
+from wanbuild.calibrate.command import calibrate_command
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
 from wanbuild.targets.chips import CHIPS
@@ -24,37 +25,10 @@ from wanrun.units import in_bytes
 if TYPE_CHECKING:
     from wanbuild.programs.compile import CompileRequest
 
-BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
-"""The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
-
 _ARTIFACT = takes_artifact()
 _DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
 _VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [default: wan2.1-t2v]"
 _STORED = click.Choice(["bfloat16", "float32"])
-
-
-class _Building(click.Command):
-    """A command that needs the build extra, and checks that all of it is installed before it starts."""
-
-    def invoke(self, context: click.Context) -> Any:
-        if missing := [name for name in BUILD_EXTRA if not _installed(name)]:
-            raise UsageError(
-                f"wanbuild {self.name} needs the build extra",
-                found=", ".join(f"no {name}" for name in missing),
-                remedy="pip install '.[build]' in the checkout",
-            )
-        from wanrun.machine.environment import importing_jax
-
-        with importing_jax():
-            return super().invoke(context)
-
-
-def _installed(name: str) -> bool:
-    """Returns whether a module can be found, without importing it."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # the parent is missing, or sys.modules holds None
-        return False
 
 
 @click.group(context_settings=dict(CONTEXT_SETTINGS))
@@ -64,7 +38,7 @@ def wanbuild() -> None:
     """Turns a published Wan checkpoint into an artifact that wanrun executes."""
 
 
-@wanbuild.command(cls=_Building)
+@wanbuild.command(cls=Building)
 @convert_options
 @_DEBUG
 def convert(source: str | None, artifact: Path, **options: Any) -> None:
@@ -134,7 +108,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     report(f"converted {source or parts['transformer']} to {artifact}: {size}, {manifest.content_digest}")
 
 
-@wanbuild.command("compile", cls=_Building)
+@wanbuild.command("compile", cls=Building)
 @_ARTIFACT
 @click.option(
     "--target",
@@ -209,7 +183,7 @@ def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> No
     _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
 
 
-@wanbuild.command(cls=_Building)
+@wanbuild.command(cls=Building)
 @plan_options
 @_DEBUG
 def plan(subject: str, as_json: bool, **options: Any) -> None:
@@ -267,7 +241,7 @@ def _warn_of_age(artifact: Path) -> None:
             warn(old)
 
 
-@wanbuild.command(cls=_Building)
+@wanbuild.command(cls=Building)
 @_ARTIFACT
 @_DEBUG
 def refresh(artifact: Path) -> None:
@@ -278,7 +252,7 @@ def refresh(artifact: Path) -> None:
     report(f"refreshed {artifact}")
 
 
-@wanbuild.command(cls=_Building)
+@wanbuild.command(cls=Building)
 @_ARTIFACT
 @click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
 @click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
@@ -345,7 +319,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
         print_result(*table(manifest))
 
 
-@wanbuild.command(cls=_Building)
+@wanbuild.command(cls=Building)
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an existing artifact.")
 @click.option(
@@ -375,7 +349,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
     mark_built(plan.artifact, digest)
 
 
-@wanbuild.command(cls=_Building)
+@wanbuild.command(cls=Building)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
@@ -397,3 +371,6 @@ def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
 
 SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
 """Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""
+
+
+wanbuild.add_command(calibrate_command)

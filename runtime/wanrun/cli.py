@@ -129,7 +129,7 @@ def _print_list(artifact: Path) -> None:
     for profile in sorted(manifest.profiles.values(), key=lambda profile: profile.index):
         targets = [name for name, target in manifest.targets.items() if profile.name in target.executables]
         print_result(f"{profile.name}  targets: {', '.join(sorted(targets)) or 'none'}")
-    for name, schedule in manifest.schedules.items():
+    for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         print_result(f"schedule {name}  {schedule.describe()}")
     if not manifest.profiles:
         print_result("no profiles: run wanbuild compile")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from wanbuild.cli import BUILD_EXTRA, wanbuild
+from wanbuild.building import BUILD_EXTRA
+from wanbuild.cli import wanbuild
 
 # Runs commands with the imports of some packages failing, as they do where the packages are not installed.
 COMMANDS = """

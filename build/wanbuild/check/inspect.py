@@ -143,7 +143,7 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         f"defaults        {defaults['solver']}, {steps}, {guidance}, "
         f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
-    for name, schedule in manifest.schedules.items():
+    for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
         yield f"schedule        {name}: {schedule.describe()}"
 
 

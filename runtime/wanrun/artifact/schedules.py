@@ -37,6 +37,7 @@ class Schedule(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     def describe(self) -> str:
         """Says what it takes and loses, in a line."""
-        figures = ", ".join(f"{name} {value}" for name, value in self.measured.items())
-        steps = f"{len(self.timesteps)} {self.solver} steps, {self.evaluations} evaluations"
-        return f"{steps}, {figures or 'not measured on this model'}"
+        figures = self.measured
+        near = f"{figures['psnr']} dB from converged videos" if "psnr" in figures else "not calibrated here"
+        own = f", the solver's own {figures['plain_psnr']}" if "plain_psnr" in figures else ""
+        return f"{len(self.timesteps)} {self.solver} steps, {self.evaluations} evaluations, {near}{own}"

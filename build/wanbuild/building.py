@@ -1,0 +1,37 @@
+"""The commands that need the build extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import click
+
+from wanrun.errors import UsageError
+
+BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
+"""The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
+
+
+class Building(click.Command):
+    """A command that needs the build extra, and checks that all of it is installed before it starts."""
+
+    def invoke(self, context: click.Context) -> Any:
+        if missing := [name for name in BUILD_EXTRA if not _installed(name)]:
+            raise UsageError(
+                f"wanbuild {self.name} needs the build extra",
+                found=", ".join(f"no {name}" for name in missing),
+                remedy="pip install '.[build]' in the checkout",
+            )
+        from wanrun.machine.environment import importing_jax
+
+        with importing_jax():
+            return super().invoke(context)
+
+
+def _installed(name: str) -> bool:
+    """Returns whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # the parent is missing, or sys.modules holds None
+        return False

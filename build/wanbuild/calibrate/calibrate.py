@@ -1,0 +1,202 @@
+"""Calibrates an artifact: chooses few steps by its own converged runs, and records them as schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wanbuild.calibrate.judge import mean_of
+from wanbuild.calibrate.memo import Memo
+from wanbuild.calibrate.prompts import Prompts, read_prompts
+from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
+from wanbuild.calibrate.search import BEST, FIRST, SHIFTS, WEIGHTS, Found, search
+from wanbuild.check.embed import runnable_profiles
+from wanbuild.devices import open_exactly
+from wanbuild.staging import changing
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.mesh import num_devices
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import named_profile, select_target
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.load import load
+from wanrun.request.options import loop_forms
+from wanrun.timing.clock import now
+from wanrun.units import in_minutes
+
+Report = Callable[[str], None]
+
+CONVERGED_STEPS = 100
+SHARES = (1 / 2, 1 / 3, 1 / 5, 2 / 15)
+"""Of the published steps: the numbers of steps that are chosen for where none are given."""
+
+
+@dataclass(frozen=True)
+class CalibrateRequest:
+    """What ``wanbuild calibrate`` does.
+
+    Args:
+        artifact: the artifact's folder.
+        prompts: a file of prompts; None for those of ``wanbuild.calibrate.prompts``.
+        evaluations: numbers of calls of the transformers, of which a step with guidance takes two; empty for
+            ``SHARES`` of the published steps.
+        reference_steps: steps of the runs that count as converged.
+        profile: the profile that makes the videos; None for the first one that can run here.
+        minutes: after which no further number of steps is begun; None for no limit.
+    """
+
+    artifact: Path
+    prompts: Path | None = None
+    evaluations: Sequence[int] = ()
+    reference_steps: int = CONVERGED_STEPS
+    profile: str | None = None
+    minutes: float | None = None
+
+
+def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
+    """Chooses schedules and writes them into the manifest.
+
+    What an interrupted calibration has measured is kept in the user's cache, and taken by the next one with
+    the same request. The same request gives the same schedules, unless ``minutes`` has ended it.
+
+    Returns:
+        The artifact's new manifest.
+
+    Raises:
+        UsageError: for prompts that cannot be used, and a model whose steps are no choice.
+        ArtifactError: if no profile with the step form of the loop can run here.
+    """
+    artifact, prompts = request.artifact.resolve(), read_prompts(request.prompts)
+    manifest = read_manifest(artifact)
+    profile = _profile(artifact, manifest, request.profile)
+    selected = select_target(manifest, artifact, profile)
+    memo = Memo(_facts(request, manifest, profile, selected.name, prompts))
+    open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
+    with load(artifact, profile=profile.name, tuned=False, loop="step") as pipeline:
+        runs = Runs(pipeline, memo, request.reference_steps)
+        own = runs.resolved(prompts.chosen_by[0])
+        check_calibratable(own)
+        published = len(own.table.timesteps)
+        counts = _counts(request.evaluations, published, 2 if own.options["guidance_scale"] > 1 else 1)
+        found = _searched(request, runs, prompts, counts, published, report)
+        figures = {
+            "steps": published,
+            "between": mean_of([runs.between(line, published) for line in prompts.held_out]),
+        }
+    schedules = {
+        f"{one.steps}-steps": made_for(own, one.timesteps, _measured(one, request, profile, prompts, figures))
+        for one in found
+    }
+    with changing(artifact):
+        manifest = read_manifest(artifact)
+        manifest = manifest.changed(schedules={**manifest.schedules, **schedules})
+        manifest.write(artifact)
+    memo.forget()
+    return manifest
+
+
+def _searched(
+    request: CalibrateRequest,
+    runs: Runs,
+    prompts: Prompts,
+    counts: Sequence[int],
+    published: int,
+    report: Report,
+) -> list[Found]:
+    """Searches each number of steps, says how long that will take, and what was found."""
+    began = now()
+    few, many = len(prompts.chosen_by), len(prompts.held_out)
+    report(f"{few} runs to choose by, {many} held out, beside {request.reference_steps} steps")
+    runs.recorded(prompts.chosen_by[:1])
+    seconds = (now() - began) / request.reference_steps
+    most = len(WEIGHTS) + len(SHIFTS) + 1
+    each = most * min(FIRST, few) + (BEST + 1) * few + 2 * many
+    steps = (few + many - 1) * request.reference_steps + many * published + each * sum(counts)
+    report(f"about {in_minutes(seconds * steps)} for {', '.join(map(str, counts))} steps")
+    recording = runs.recorded(prompts.chosen_by)
+    found = list[Found]()
+    for count in counts:
+        if request.minutes is not None and now() - began > 60 * request.minutes:
+            report(f"{count} steps: left out, {request.minutes:g} minutes are over")
+            continue
+        one = search(runs, recording, prompts, count, published)
+        found.append(one)
+        kept = f"{one.how}, {one.gain} dB nearer" if one.better else "no steps were surely better"
+        report(f"{count} steps: {one.chosen} dB from converged, the solver's own {one.plain}; {kept}")
+    return found
+
+
+def _profile(artifact: Path, manifest: Manifest, name: str | None) -> Profile:
+    reasons: list[str] = []
+    profiles = runnable_profiles(artifact, manifest, reasons.append)
+    if name is not None:
+        profiles = [one for one in profiles if one == named_profile(manifest, artifact, name)]
+    fitting = [one for one in profiles if "step" in loop_forms(one)]
+    if not fitting:
+        raise ArtifactError(
+            f"no profile of {artifact} can be calibrated here",
+            expected="one with the step form of the loop, and executables for this machine",
+            found="; ".join(reasons) or None,
+            remedy="run wanbuild compile first",
+        )
+    return fitting[0]
+
+
+def _counts(evaluations: Sequence[int], published: int, each: int) -> list[int]:
+    """Returns the numbers of steps, the most first, each once."""
+    for one in evaluations:
+        if one < 2 * each or one // each >= published:
+            raise UsageError(
+                "--evaluations are out of range",
+                expected=f"{2 * each} to {each * (published - 1)}, {each} for each step",
+                found=one,
+            )
+    counts = [one // each for one in evaluations] or [round(share * published) for share in SHARES]
+    return sorted({max(2, count) for count in counts}, reverse=True)
+
+
+def _measured(
+    one: Found, request: CalibrateRequest, profile: Profile, prompts: Prompts, figures: dict[str, Any]
+) -> dict[str, float | int | str]:
+    """Returns the figures that the manifest keeps, dB of PSNR with intervals of 90 %."""
+    between = figures["between"]
+    values = {
+        "psnr": one.chosen,
+        "plain_psnr": one.plain,
+        "gain": one.gain,
+        "psnr_published": one.published,
+        "plain_psnr_published": one.plain_published,
+        "published_psnr": between,
+    }
+    measured: dict[str, float | int | str] = {}
+    for name, mean in values.items():
+        measured |= {
+            name: round(mean.value, 2),
+            f"{name}_low": round(mean.low, 2),
+            f"{name}_high": round(mean.high, 2),
+        }
+    return {
+        **measured,
+        "how": one.how,
+        "held_out": len(prompts.held_out),
+        "converged_steps": request.reference_steps,
+        "published_steps": figures["steps"],
+        "profile": profile.name,
+        "dtype": profile.options.dtype,
+    }
+
+
+def _facts(
+    request: CalibrateRequest, manifest: Manifest, profile: Profile, target: str, prompts: Prompts
+) -> dict[str, Any]:
+    """Returns what decides the figures of a calibration's runs."""
+    return {
+        "content": manifest.content_digest,
+        "profile": profile.name,
+        "target": target,
+        "steps": request.reference_steps,
+        "prompts": msgspec.to_builtins([*prompts.chosen_by, *prompts.held_out]),
+    }

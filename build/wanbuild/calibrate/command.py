@@ -1,0 +1,50 @@
+"""The command ``wanbuild calibrate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wanbuild.building import Building
+from wanrun.command import Written, takes_artifact
+from wanrun.errors import UsageError, shortened
+from wanrun.terminal.lines import report
+
+
+def _parse_counts(text: str) -> list[int]:
+    """Parses whole numbers separated by commas; raises UsageError for others."""
+    if not all(part.strip().isdecimal() and len(part) < 7 for part in text.split(",")):
+        raise UsageError("not a list of whole numbers", expected="such as 30,20,12", found=shortened(text))
+    return [int(part) for part in text.split(",")]
+
+
+@click.command("calibrate", cls=Building)
+@takes_artifact()
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="A file as of wanrun --prompts; every third prompt only judges.  [default: 21 of many kinds]",
+)
+@click.option(
+    "--evaluations",
+    type=Written("N,N,...", _parse_counts),
+    help="Calls of the transformers, for guidance too.  [default: 1/2, 1/3, 1/5 and 2/15 of the published]",
+)
+@click.option(
+    "--reference-steps",
+    type=click.IntRange(min=10, max=1000),
+    default=100,
+    show_default=True,
+    help="Steps of the runs that count as converged.",
+)
+@click.option("--profile", metavar="NAME", help="A built profile.  [default: the first one]")
+@click.option("--minutes", type=click.FloatRange(min=0), help="After which no number of steps is begun.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+def calibrate_command(artifact: Path, evaluations: Any, **options: Any) -> None:
+    """Chooses few steps by converged runs, as schedules of wanrun."""
+    from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate
+
+    calibrate(CalibrateRequest(artifact, evaluations=evaluations or (), **options), report)
+    report(f"calibrated {artifact}")

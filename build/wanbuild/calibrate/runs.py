@@ -1,0 +1,168 @@
+"""The runs of a calibration: converged ones, which are recorded, and those that are compared with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wanbuild.calibrate.graph import Recording, products_of
+from wanbuild.calibrate.judge import psnr
+from wanbuild.calibrate.memo import Memo
+from wanrun.artifact.schedules import Schedule
+from wanrun.errors import UsageError
+from wanrun.files import canonical_json, sha256_of
+from wanrun.generation.pipeline import Pipeline
+from wanrun.generation.step import Step
+from wanrun.jobs.requests import Line
+from wanrun.request.generation import Generation
+from wanrun.request.request import Request
+from wanrun.request.resolve import resolve_request
+
+NODES = 50
+"""Of a recording: every second step of a run of 100."""
+
+VALUES = 2**18
+"""The most values of latents that are recorded at a node; of larger latents every n-th value is."""
+
+
+class Runs:
+    """Makes videos with the loaded profile of an artifact, each once.
+
+    Args:
+        pipeline: the loaded profile, with the step form of the loop.
+        memo: keeps what was measured.
+        converged: steps of the runs that count as exact.
+
+    Attributes:
+        made: how many videos were made.
+    """
+
+    def __init__(self, pipeline: Pipeline, memo: Memo, converged: int) -> None:
+        self._pipeline, self._memo, self._converged = pipeline, memo, converged
+        self.made = 0
+
+    def resolved(self, line: Line, **options: Any) -> Generation:
+        """Returns what a line makes with these options."""
+        given = {name: getattr(line, name) for name in Request.__struct_fields__}
+        request = Request(**{**given, "loop": "step", **options})
+        pipeline = self._pipeline
+        return resolve_request(request, pipeline.manifest, pipeline.artifact, loaded=pipeline.profile)
+
+    def reference(self, line: Line, steps: int | None = None) -> np.ndarray:
+        """Returns frames, uint8 (B, F, H, W, 3), of the solver's own steps; None: of the converged run."""
+        options = {"num_steps": steps or self._converged}
+        return self._memo.array(_name(line, options), lambda: self._frames(self.resolved(line, **options)))
+
+    def distance(self, line: Line, timesteps: Sequence[float], steps: int | None = None) -> float:
+        """Returns the PSNR in dB of a run at these timesteps beside ``reference``; arguments as there."""
+        run = {"line": msgspec.to_builtins(line), "timesteps": list(timesteps), "steps": steps}
+        return self._memo.figure(run, lambda: self._compared(line, timesteps, steps))
+
+    def _compared(self, line: Line, timesteps: Sequence[float], steps: int | None) -> float:
+        expected = self.reference(line, steps)
+        return psnr(self._frames(self.resolved(line, timesteps=tuple(timesteps))), expected)
+
+    def between(self, line: Line, steps: int) -> float:
+        """Returns the PSNR of the run with the solver's own steps beside the converged one."""
+        run = {"line": msgspec.to_builtins(line), "own": steps}
+        return self._memo.figure(run, lambda: psnr(self.reference(line, steps), self.reference(line)))
+
+    def recorded(self, lines: Sequence[Line]) -> Recording:
+        """Makes the converged runs of some lines, and returns what was recorded of all of them together."""
+        table = self.resolved(lines[0], num_steps=self._converged).table
+        products = [
+            self._memo.array(f"products-{_name(line, {})}", functools.partial(self._record, line))
+            for line in lines
+        ]
+        return Recording(table.sigmas[self._nodes()], table.name, np.mean(products, axis=0))
+
+    def timesteps(self, nodes: Sequence[int], line: Line) -> tuple[float, ...]:
+        """Returns the timesteps of nodes of a recording."""
+        sigmas = self.resolved(line, num_steps=self._converged).table.sigmas[self._nodes()]
+        return explicit(sigmas[list(nodes)], self._pipeline.manifest.model.num_train_timesteps)
+
+    def plain(self, line: Line, steps: int, shift: float | None = None) -> tuple[float, ...]:
+        """Returns the timesteps of the solver's own grid; ``shift`` is a factor of the model's own shift."""
+        own = self._pipeline.manifest.model.defaults.flow_shift
+        table = self.resolved(line, num_steps=steps, flow_shift=own * (shift or 1.0)).table
+        return explicit(table.sigmas[:-1], self._pipeline.manifest.model.num_train_timesteps)
+
+    def _nodes(self) -> list[int]:
+        every = max(1, self._converged // NODES)
+        return sorted({*range(0, self._converged, every), self._converged - 1})
+
+    def _record(self, line: Line) -> np.ndarray:
+        """Makes a line's converged run; keeps its frames, and returns its products."""
+        generation = self.resolved(line, num_steps=self._converged)
+        nodes = set(self._nodes())
+        entered, predicted = list[np.ndarray](), list[np.ndarray]()
+        at: np.ndarray | None = None
+
+        def on_step(done: int, total: int, step: Step) -> None:
+            nonlocal at
+            latents = _thinned(step.latents)
+            if done == 1:  # the first step is of order 1: it leaves x' = r x + (1 - r) m
+                ratio = generation.table.sigmas[1] / generation.table.sigmas[0]
+                at = (latents - (1 - ratio) * _thinned(step.clean)) / ratio
+            if done - 1 in nodes and at is not None and done <= self._converged:
+                entered.append(at)
+                predicted.append(_thinned(step.clean))
+            at = latents
+
+        options = {"num_steps": self._converged}
+        result = self._run(generation, on_step)
+        self._memo.array(_name(line, options), lambda: result[0])
+        return products_of(np.stack(entered), np.stack(predicted), _thinned(result[1]))
+
+    def _frames(self, generation: Generation) -> np.ndarray:
+        return self._run(generation, lambda done, total: None)[0]
+
+    def _run(self, generation: Generation, on_step: Any) -> tuple[np.ndarray, np.ndarray]:
+        self.made += 1
+        made = self._pipeline.run(generation, on_step=on_step)
+        return made.frames, made.latents
+
+
+def explicit(sigmas: np.ndarray, train: int) -> tuple[float, ...]:
+    """Returns the timesteps of noise levels, as they are written down; 1 is the timestep of pure noise."""
+    return tuple(float(train) if one > 1 - 2e-6 else round(float(one) * train, 3) for one in sigmas)
+
+
+def check_calibratable(generation: Generation) -> None:
+    """Raises UsageError for a model whose steps are no choice.
+
+    Args:
+        generation: one with the artifact's defaults.
+    """
+    if generation.options.get("timesteps") is not None or generation.table.noise.any():
+        raise UsageError(
+            "this model has steps of its own, and is not calibrated",
+            expected="a model whose steps are those of its solver",
+            found=", ".join(f"{one:g}" for one in generation.table.timesteps),
+        )
+
+
+def made_for(generation: Generation, timesteps: Sequence[float], measured: dict[str, Any]) -> Schedule:
+    """Returns the record of a schedule for the options of a generation."""
+    options = generation.options
+    return Schedule(
+        solver=options["solver"],
+        timesteps=tuple(timesteps),
+        guidance_scale=options["guidance_scale"],
+        guidance_scale_2=options.get("guidance_scale_2"),
+        boundary=options.get("boundary"),
+        measured=measured,
+    )
+
+
+def _name(line: Line, options: dict[str, Any]) -> str:
+    return sha256_of(canonical_json({"line": msgspec.to_builtins(line), **options}))[:32]
+
+
+def _thinned(latents: np.ndarray) -> np.ndarray:
+    flat = latents.ravel()
+    return np.asarray(flat[:: max(1, flat.size // VALUES)], np.float32)

@@ -1,0 +1,125 @@
+"""Finds the steps that come nearest to converged runs, among candidates that are judged by decoded frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wanbuild.calibrate.graph import Recording, Weights
+from wanbuild.calibrate.judge import Mean, mean_of
+from wanbuild.calibrate.prompts import Prompts
+from wanbuild.calibrate.runs import Runs
+
+WEIGHTS = tuple(Weights(power, predicted) for power in (0.0, 0.25, 0.5, 1.0) for predicted in (0.0, 1.0))
+"""Of the paths that are compared."""
+
+SHIFTS = (0.7, 1.4)
+"""Factors of the model's own shift, whose grids are compared too."""
+
+FIRST = 4
+"""Prompts that every candidate is run with; the best go on."""
+
+BEST = 3
+"""Candidates that are run with all prompts."""
+
+Timesteps = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result for one number of steps.
+
+    Args:
+        timesteps: the chosen ones.
+        how: where they come from, in words.
+        chosen: PSNR in dB beside the converged runs, held out.
+        plain: the same of the solver's own grid.
+        gain: the difference, prompt by prompt.
+        published: PSNR beside the runs with the published steps, held out.
+        plain_published: the same of the solver's own grid.
+    """
+
+    timesteps: Timesteps
+    how: str
+    chosen: Mean
+    plain: Mean
+    gain: Mean
+    published: Mean
+    plain_published: Mean
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return len(self.timesteps)
+
+    @property
+    def better(self) -> bool:
+        """Whether it is better than the solver's own grid by more than the noise of the judging prompts."""
+        return self.gain.low > 0
+
+
+def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Timesteps, str]:
+    """Returns different timesteps to compare, with where they come from; the solver's own grid first."""
+    line = prompts.chosen_by[0]
+    found = {runs.plain(line, steps): "the solver's own grid"}
+    for factor in SHIFTS:
+        found.setdefault(runs.plain(line, steps, factor), f"the shift times {factor:g}")
+    if steps > 1:
+        for weights in WEIGHTS:
+            nodes = recording.steps(steps, weights)
+            how = f"the graph with weights {weights.power:g} and {weights.predicted:g}"
+            found.setdefault(runs.timesteps(nodes, line), how)
+    return found
+
+
+def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, published: int) -> Found:
+    """Chooses steps by the calibration's prompts, and judges them by those that were held out.
+
+    Args:
+        runs: makes videos.
+        recording: what was recorded of the converged runs.
+        prompts: both kinds.
+        steps: how many there shall be.
+        published: the model's own number of steps.
+    """
+    compared = candidates(runs, recording, prompts, steps)
+    plain = next(iter(compared))
+    few, all_of_them = prompts.chosen_by[:FIRST], prompts.chosen_by
+    first = {one: _mean(runs, one, few) for one in compared}
+    best = sorted(compared, key=lambda one: -first[one])[:BEST]
+    means = {one: _mean(runs, one, all_of_them) for one in dict.fromkeys([plain, *best])}
+    return judged(runs, prompts, plain, max(means, key=means.__getitem__), compared, published)
+
+
+def judged(
+    runs: Runs,
+    prompts: Prompts,
+    plain: Timesteps,
+    chosen: Timesteps,
+    compared: Mapping[Timesteps, str],
+    published: int,
+) -> Found:
+    """Judges the best candidate by held-out prompts; within the noise the solver's own grid is taken."""
+
+    def distances(timesteps: Timesteps, steps: int | None = None) -> np.ndarray:
+        return np.array([runs.distance(line, timesteps, steps) for line in prompts.held_out])
+
+    own, best = distances(plain), distances(chosen)
+    gain = mean_of(best - own)
+    if gain.low <= 0:
+        chosen, best = plain, own
+    return Found(
+        chosen,
+        compared[chosen],
+        mean_of(best),
+        mean_of(own),
+        mean_of(best - own),
+        mean_of(distances(chosen, published)),
+        mean_of(distances(plain, published)),
+    )
+
+
+def _mean(runs: Runs, timesteps: Timesteps, lines: Sequence[object]) -> float:
+    return float(np.mean([runs.distance(line, timesteps) for line in lines]))  # type: ignore[arg-type]

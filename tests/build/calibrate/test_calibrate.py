@@ -1,0 +1,129 @@
+"""``wanbuild calibrate``: what it writes, what it takes up again, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from helpers.fake_pipeline import write_lines
+from helpers.manifests import with_model
+from wanbuild.calibrate import search
+from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate
+from wanbuild.calibrate.runs import Runs
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.generation.load import load
+from wanrun.intact import check_intact
+
+REFERENCE = 12
+"""Steps of the runs that count as converged here, which keeps them short."""
+
+Make = Callable[..., CalibrateRequest]
+
+
+class StoppedError(Exception):
+    """Ends a calibration in the middle."""
+
+
+@pytest.fixture
+def request_of(artifact_copy: Path, tmp_path: Path) -> Make:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a fox"}, {"prompt": "snow"}, {"prompt": "a dog"})
+
+    def make(artifact: Path = artifact_copy, **given: Any) -> CalibrateRequest:
+        given = {"reference_steps": REFERENCE, "evaluations": [8], **given}
+        return CalibrateRequest(artifact, file, **given)
+
+    return make
+
+
+def told(request: CalibrateRequest) -> list[str]:
+    lines = list[str]()
+    calibrate(request, lines.append)
+    return lines
+
+
+def test_schedules_are_chosen_once_and_run_with_what_is_built(
+    request_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "WEIGHTS", search.WEIGHTS[:2])
+    request = request_of()
+    shutil.copytree(request.artifact, other := tmp_path / "other")
+    lines = told(request)
+    assert lines[0] == f"2 runs to choose by, 2 held out, beside {REFERENCE} steps"
+    assert lines[1].startswith("about 0:") and lines[1].endswith(" for 4 steps")
+    assert [line.split(":")[0] for line in lines[2:]] == ["4 steps"]
+    manifest = read_manifest(request.artifact)
+    check_intact(request.artifact, manifest, lines.append)
+    four = manifest.schedules["4-steps"]
+    assert (len(four.timesteps), four.evaluations) == (4, 8)
+    assert (four.solver, four.guidance_scale) == ("unipc", manifest.model.defaults.guidance_scale)
+    figures: Any = four.measured
+    assert figures["psnr_low"] <= figures["psnr"] <= figures["psnr_high"]
+    assert figures["psnr"] >= figures["plain_psnr"]
+    assert (figures["held_out"], figures["converged_steps"]) == (2, REFERENCE)
+    with load(request.artifact) as pipeline:
+        result = pipeline.generate("a fox", schedule="4-steps")
+        assert pipeline.timings.cache_misses == result.timings.cache_misses == 0
+        assert tuple(result.options["timesteps"]) == four.timesteps
+
+    # The same of a copy, ended in the middle: what it has measured is taken up, and the result is the same.
+    made, compared = list[str](), Runs._compared
+
+    def counted(runs: Runs, *given: Any) -> float:
+        made.append("run")
+        if len(made) == 9:
+            raise StoppedError
+        return compared(runs, *given)
+
+    monkeypatch.setattr(Runs, "_compared", counted)
+    with pytest.raises(StoppedError):
+        told(request_of(other))
+    assert read_manifest(other).schedules == {}
+    told(request_of(other))
+    assert (other / "manifest.json").read_bytes() == (request.artifact / "manifest.json").read_bytes()
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).rglob("figures.jsonl"))  # nothing is kept of it
+
+
+def test_a_budget(request_of: Make) -> None:
+    request = request_of(minutes=0, evaluations=[8, 6])
+    assert [line for line in told(request) if "left out" in line] == [
+        "4 steps: left out, 0 minutes are over",
+        "3 steps: left out, 0 minutes are over",
+    ]
+    assert read_manifest(request.artifact).schedules == {}
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "error"),
+    [
+        ([2], r"--evaluations are out of range; expected 4 to \d+, 2 for each step; found 2"),
+        ([8, 2000], r"--evaluations are out of range; .* found 2000"),
+    ],
+)
+def test_evaluations_out_of_range(request_of: Make, evaluations: list[int], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        told(request_of(evaluations=evaluations))
+
+
+def test_a_model_with_steps_of_its_own(request_of: Make) -> None:
+    request = request_of()
+    manifest = read_manifest(request.artifact)
+    with_model(manifest, {"timesteps": [1000.0, 500.0]}).write(request.artifact)
+    with pytest.raises(UsageError, match=r"has steps of its own, and is not calibrated; .* found 1000, 500"):
+        told(request)
+
+
+def test_what_cannot_run_here(request_of: Make) -> None:
+    request = request_of()
+    manifest = read_manifest(request.artifact)
+    (target,) = manifest.targets.values()
+    elsewhere = structs.replace(target, environment={**target.environment, "machine": "aarch64"})
+    manifest.changed(targets={"cpu": elsewhere}).write(request.artifact)
+    with pytest.raises(ArtifactError, match=r"can be calibrated here; .* found .*aarch64.*; run wanbuild"):
+        told(request)
