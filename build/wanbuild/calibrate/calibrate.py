@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from wanbuild.staging import changing
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.programs import Profile
+from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.select import named_profile, select_target
 from wanrun.errors import ArtifactError, UsageError
+from wanrun.files import digest_found
 from wanrun.generation.load import load
+from wanrun.jobs.requests import Entry
 from wanrun.request.options import loop_forms
 from wanrun.timing.clock import now
 from wanrun.units import in_minutes
@@ -30,6 +33,9 @@ from wanrun.units import in_minutes
 Report = Callable[[str], None]
 
 CONVERGED_STEPS = 100
+MAX_MEDIA_BYTES = 2**32
+"""The largest image or video whose change is noticed by its content."""
+
 SHARES = (1 / 2, 1 / 3, 1 / 5, 2 / 15)
 """Of the published steps: the numbers of steps that are chosen for where none are given."""
 
@@ -66,12 +72,14 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         The artifact's new manifest.
 
     Raises:
-        UsageError: for prompts that cannot be used, and a model whose steps are no choice.
+        UsageError: for prompts that cannot be used, a model whose steps are no choice, and an artifact that
+            cannot be written, or that is built anew meanwhile.
         ArtifactError: if no profile with the step form of the loop can run here.
     """
     artifact, prompts = request.artifact.resolve(), read_prompts(request.prompts)
     manifest = read_manifest(artifact)
-    profile = _profile(artifact, manifest, request.profile)
+    with changing(artifact):  # an artifact that cannot be written is told before hours of work
+        profile = _profile(artifact, manifest, request.profile)
     selected = select_target(manifest, artifact, profile)
     memo = Memo(_facts(request, manifest, profile, selected.name, prompts))
     open_exactly(selected.target.environment["platform"], num_devices(selected.mesh))
@@ -80,7 +88,8 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         own = runs.resolved(prompts.chosen_by[0])
         check_calibratable(own)
         published = len(own.table.timesteps)
-        counts = _counts(request.evaluations, published, 2 if own.options["guidance_scale"] > 1 else 1)
+        most = min(published, request.reference_steps) - 1
+        counts = _counts(request.evaluations, published, most, 2 if own.options["guidance_scale"] > 1 else 1)
         found = _searched(request, runs, prompts, counts, published, report)
         figures = {
             "steps": published,
@@ -90,11 +99,24 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         f"{one.steps}-steps": made_for(own, one.timesteps, _measured(one, request, profile, prompts, figures))
         for one in found
     }
+    changed = _written(artifact, manifest, schedules)
+    memo.forget()
+    return changed
+
+
+def _written(artifact: Path, before: Manifest, schedules: Mapping[str, Schedule]) -> Manifest:
+    """Adds schedules to the manifest; raises UsageError if the artifact is another one by now."""
     with changing(artifact):
         manifest = read_manifest(artifact)
+        if manifest.content_digest != before.content_digest:
+            raise UsageError(
+                f"{artifact} has changed meanwhile",
+                expected=before.content_digest,
+                found=manifest.content_digest,
+                remedy="calibrate it again",
+            )
         manifest = manifest.changed(schedules={**manifest.schedules, **schedules})
         manifest.write(artifact)
-    memo.forget()
     return manifest
 
 
@@ -145,17 +167,17 @@ def _profile(artifact: Path, manifest: Manifest, name: str | None) -> Profile:
     return fitting[0]
 
 
-def _counts(evaluations: Sequence[int], published: int, each: int) -> list[int]:
+def _counts(evaluations: Sequence[int], published: int, most: int, each: int) -> list[int]:
     """Returns the numbers of steps, the most first, each once."""
     for one in evaluations:
-        if one < 2 * each or one // each >= published:
+        if one < 2 * each or one // each > most:
             raise UsageError(
                 "--evaluations are out of range",
-                expected=f"{2 * each} to {each * (published - 1)}, {each} for each step",
+                expected=f"{2 * each} to {each * most}, {each} for each step",
                 found=one,
             )
     counts = [one // each for one in evaluations] or [round(share * published) for share in SHARES]
-    return sorted({max(2, count) for count in counts}, reverse=True)
+    return sorted({min(most, max(2, count)) for count in counts}, reverse=True)
 
 
 def _measured(
@@ -193,10 +215,14 @@ def _facts(
     request: CalibrateRequest, manifest: Manifest, profile: Profile, target: str, prompts: Prompts
 ) -> dict[str, Any]:
     """Returns what decides the figures of a calibration's runs."""
+    lines = [*prompts.chosen_by, *prompts.held_out]
     return {
         "content": manifest.content_digest,
         "profile": profile.name,
         "target": target,
         "steps": request.reference_steps,
-        "prompts": msgspec.to_builtins([*prompts.chosen_by, *prompts.held_out]),
+        "prompts": msgspec.to_builtins(lines),
+        "files": [
+            digest_found(path, MAX_MEDIA_BYTES) for line in lines for _, path in Entry(line).media_files
+        ],
     }

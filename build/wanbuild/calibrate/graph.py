@@ -40,11 +40,14 @@ class Recording:
         sigmas: (N,) float64, falling; the levels of the nodes.
         solver: name of the solver.
         products: (2N + 1, 2N + 1) float64, mean products of x_0..x_{N-1}, m_0..m_{N-1} and the final latents.
+
+    Attributes:
+        count: N.
     """
 
     def __init__(self, sigmas: np.ndarray, solver: str, products: np.ndarray) -> None:
         self._sigmas, self._solver, self._products = sigmas, solver, products
-        self._count = len(sigmas)
+        self.count = len(sigmas)
         self._predicted, self._corrected = self._errors()
 
     def steps(self, count: int, weights: Weights) -> list[int]:
@@ -54,7 +57,7 @@ class Recording:
             count: at least 2, at most the number of nodes.
             weights: how errors count.
         """
-        n = self._count
+        n = self.count
         errors = self._corrected + weights.predicted * self._predicted
         scale = self._sigmas ** (-2 * weights.power)
         cost = np.full((n, n), _FAR)
@@ -75,7 +78,7 @@ class Recording:
     def _errors(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mean squared errors (N, N, N) at node j of the step from i to j after h: of the
         predictor, and after the corrector. Entry [0, 0, j] is the first step, which has none before it."""
-        n = self._count
+        n = self.count
         predicted, corrected = np.full((n, n, n), _FAR), np.full((n, n, n), _FAR)
         for j in range(1, n):
             predicted[0, 0, j], corrected[0, 0, j] = self._error([0, j])
@@ -87,7 +90,7 @@ class Recording:
     def _error(self, nodes: list[int]) -> tuple[float, float]:
         rows = SOLVERS[self._solver].rows(np.append(self._sigmas[nodes], 0.0))
         *_, h, i, j = [nodes[0], *nodes]
-        n, place = self._count, len(nodes) - 2
+        n, place = self.count, len(nodes) - 2
         step = dict(zip(COLUMNS[1:], rows[place], strict=True))
         then = dict(zip(COLUMNS[1:], rows[place + 1], strict=True))
         vectors = [i, j, n + h, n + i, n + j]  # x_i, x_j, m_h, m_i, m_j
@@ -100,7 +103,7 @@ class Recording:
 
     def _last(self) -> np.ndarray:
         """Returns the mean squared error (N,) of a last step from each node: its prediction is the result."""
-        n = self._count
+        n = self.count
         norms = np.diag(self._products)
         return norms[n : 2 * n] - 2 * self._products[n : 2 * n, -1] + norms[-1]
 

@@ -36,14 +36,10 @@ class Runs:
         pipeline: the loaded profile, with the step form of the loop.
         memo: keeps what was measured.
         converged: steps of the runs that count as exact.
-
-    Attributes:
-        made: how many videos were made.
     """
 
     def __init__(self, pipeline: Pipeline, memo: Memo, converged: int) -> None:
         self._pipeline, self._memo, self._converged = pipeline, memo, converged
-        self.made = 0
 
     def resolved(self, line: Line, **options: Any) -> Generation:
         """Returns what a line makes with these options."""
@@ -100,31 +96,28 @@ class Runs:
         generation = self.resolved(line, num_steps=self._converged)
         nodes = set(self._nodes())
         entered, predicted = list[np.ndarray](), list[np.ndarray]()
-        at: np.ndarray | None = None
+        at = final = np.empty(0, np.float32)
 
         def on_step(done: int, total: int, step: Step) -> None:
-            nonlocal at
+            nonlocal at, final
             latents = _thinned(step.latents)
             if done == 1:  # the first step is of order 1: it leaves x' = r x + (1 - r) m
                 ratio = generation.table.sigmas[1] / generation.table.sigmas[0]
                 at = (latents - (1 - ratio) * _thinned(step.clean)) / ratio
-            if done - 1 in nodes and at is not None and done <= self._converged:
+            if done - 1 in nodes:  # of a video in windows, the first one's
                 entered.append(at)
                 predicted.append(_thinned(step.clean))
+            if done == self._converged:
+                final = latents
             at = latents
 
         options = {"num_steps": self._converged}
-        result = self._run(generation, on_step)
-        self._memo.array(_name(line, options), lambda: result[0])
-        return products_of(np.stack(entered), np.stack(predicted), _thinned(result[1]))
+        frames = self._pipeline.run(generation, on_step=on_step).frames
+        self._memo.array(_name(line, options), lambda: frames)
+        return products_of(np.stack(entered), np.stack(predicted), final)
 
     def _frames(self, generation: Generation) -> np.ndarray:
-        return self._run(generation, lambda done, total: None)[0]
-
-    def _run(self, generation: Generation, on_step: Any) -> tuple[np.ndarray, np.ndarray]:
-        self.made += 1
-        made = self._pipeline.run(generation, on_step=on_step)
-        return made.frames, made.latents
+        return self._pipeline.run(generation).frames
 
 
 def explicit(sigmas: np.ndarray, train: int) -> tuple[float, ...]:

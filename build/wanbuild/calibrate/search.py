@@ -66,7 +66,7 @@ def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -
     found = {runs.plain(line, steps): "the solver's own grid"}
     for factor in SHIFTS:
         found.setdefault(runs.plain(line, steps, factor), f"the shift times {factor:g}")
-    if steps > 1:
+    if steps <= recording.count:
         for weights in WEIGHTS:
             nodes = recording.steps(steps, weights)
             how = f"the graph with weights {weights.power:g} and {weights.predicted:g}"

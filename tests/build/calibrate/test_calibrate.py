@@ -111,6 +111,20 @@ def test_evaluations_out_of_range(request_of: Make, evaluations: list[int], erro
         told(request_of(evaluations=evaluations))
 
 
+def test_an_artifact_that_was_built_anew_meanwhile(request_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of(minutes=0)
+    resolved = Runs.resolved
+
+    def anew(runs: Runs, *given: Any, **options: Any) -> Any:
+        manifest = read_manifest(request.artifact)
+        with_model(manifest, {"fps": 8}).write(request.artifact)
+        return resolved(runs, *given, **options)
+
+    monkeypatch.setattr(Runs, "resolved", anew)
+    with pytest.raises(UsageError, match=r"has changed meanwhile; expected sha256:.* calibrate it again"):
+        told(request)
+
+
 def test_a_model_with_steps_of_its_own(request_of: Make) -> None:
     request = request_of()
     manifest = read_manifest(request.artifact)
