@@ -70,6 +70,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.defaults import Defaults
     from wanbuild.conversion.provenance import recognised_lines
+    from wanbuild.conversion.sampling import with_sampling
     from wanbuild.lora.merge import LoraRequest, parse_lora
     from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
@@ -96,7 +97,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         options.get("threads"),
         options.get("revision"),
         loras,
-        Defaults(**options.get("defaults", {})),
+        Defaults(**with_sampling(options.get("sampling"), options.get("defaults", {}))),
         parts,
         options.get("configs", {}),
     )

@@ -36,6 +36,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "lora_high": str,
             "lora_low": str,
             "config": str,
+            "sampling": str,
             **dict.fromkeys(OPTIONS, str),
         },
         "convert.defaults": {
@@ -207,6 +208,8 @@ def read_recipe(path: Path) -> Recipe:
             sections["convert"][name] = [str(path.parent / text) for text in sections["convert"][name]]
     if sections["convert.defaults"]:
         sections["convert"]["defaults"] = sections["convert.defaults"]
+    if sections["convert"].get("sampling", "").endswith(".toml"):
+        sections["convert"]["sampling"] = str(path.parent / sections["convert"]["sampling"])
     for name in OPTIONS:
         if name in sections["convert"]:
             sections["convert"][name] = _place(sections["convert"][name], path.parent)
@@ -254,6 +257,7 @@ def _files(recipe: Recipe) -> Iterator[Path]:
     if recipe.source is not None:
         yield Path(recipe.source)
     yield from (*recipe.parts.values(), *recipe.configs.values())
+    yield from (Path(text) for text in [recipe.convert.get("sampling", "")] if text.endswith(".toml"))
     for name in _LORAS:
         yield from (Path(parse_lora(text)[0]) for text in recipe.convert.get(name, ()))
 

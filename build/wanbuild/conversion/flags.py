@@ -64,6 +64,12 @@ _OPTIONS = (
     ),
     click.option("--negative-prompt", help="Default negative prompt of the artifact."),
     click.option(
+        "--sampling",
+        metavar="NAME|FILE",
+        help="Defaults of a distilled model: lightning-4, causvid-3, fastwan-3, self-forcing-4, or a file "
+        "(.toml).",
+    ),
+    click.option(
         "--default",
         "defaults",
         metavar="NAME=VALUE",

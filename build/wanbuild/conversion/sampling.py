@@ -1,0 +1,70 @@
+"""The published ways to sample distilled models, by name: their steps, solver, guidance and shift.
+
+| name | models | update |
+|---|---|---|
+| ``lightning-4`` | Wan2.2-Lightning, lightx2v's 4-step LoRAs of 2.1 and 2.2 | x += (sigma' - sigma) v |
+| ``causvid-3``, ``fastwan-3`` | CausVid (bidirectional), FastWan | x = (1 - sigma') m0 + sigma' noise |
+| ``self-forcing-4`` | Self-Forcing, without its causal loop | the same |
+
+sigma is timestep / 1000. CausVid and FastWan take the nearest level of their shift-8 grid, within 3e-4 of it.
+With two experts the boundary decides: of ``lightning-4`` each takes two steps.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from wanbuild.conversion.defaults import default_rows
+from wanrun.errors import UsageError, escaped, shortened
+from wanrun.files import read_bounded
+
+MAX_BYTES = 2**20
+
+_SHIFT_5 = (1000.0, 937.5, 2500 / 3, 625.0)
+"""Shift 5 of 1, 3/4, 1/2 and 1/4."""
+
+_DMD_3: Mapping[str, Any] = MappingProxyType(
+    {"timesteps": (1000.0, 757.0, 522.0), "solver": "lcm", "guidance_scale": 1.0, "flow_shift": 8.0}
+)
+
+SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "lightning-4": {"timesteps": _SHIFT_5, "solver": "euler", "guidance_scale": 1.0, "flow_shift": 5.0},
+        "causvid-3": _DMD_3,
+        "fastwan-3": _DMD_3,
+        "self-forcing-4": {"timesteps": _SHIFT_5, "solver": "lcm", "guidance_scale": 1.0, "flow_shift": 5.0},
+    }
+)
+"""By name, values for ``wanbuild.conversion.defaults.Defaults``."""
+
+
+def with_sampling(sampling: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns defaults with those of a way to sample, which given ones replace.
+
+    Args:
+        sampling: a name, or a .toml file of such defaults; None for none.
+        given: defaults by key.
+
+    Raises:
+        UsageError: for an unknown name, and a file that cannot be read or has another key.
+    """
+    if sampling is None:
+        return dict(given)
+    if (named := SAMPLINGS.get(sampling)) is not None:
+        return {**named, **given}
+    if not sampling.endswith(".toml"):
+        expected = f"one of {', '.join(SAMPLINGS)}, or a .toml file"
+        raise UsageError(f"there is no sampling {shortened(sampling)}", expected=expected)
+    what = f"the sampling {escaped(sampling)}"
+    try:
+        read = tomllib.loads(read_bounded(Path(sampling), MAX_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what} cannot be read", found=error) from None
+    if unknown := read.keys() - default_rows().keys():
+        expected = f"some of {', '.join(default_rows())}"
+        raise UsageError(f"{what} has an unknown key", expected=expected, found=shortened(min(unknown)))
+    return {**read, **given}

@@ -1,0 +1,133 @@
+"""The published ways to sample distilled models: beside their formulas, and how a conversion takes one."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wanbuild.cli import wanbuild
+from wanbuild.conversion.defaults import Defaults
+from wanbuild.conversion.sampling import SAMPLINGS, with_sampling
+from wanbuild.recipe import fingerprint, read_recipe
+from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.manifest import read_manifest
+from wanrun.denoising.noise import Noise
+from wanrun.denoising.schedule import expert_ranges
+from wanrun.denoising.solvers import COLUMNS, solver_table
+from wanrun.errors import UsageError
+from wanrun.terminal.console import run
+
+SHAPE = (1, 16, 2, 4, 6)
+OWN: dict[str, Any] = {
+    "num_steps": 50,
+    "guidance_scale": 5.0,
+    "flow_shift": 3.0,
+    "solver": "unipc",
+    "fps": 16,
+}
+
+
+def velocity(x: np.ndarray, timestep: float) -> np.ndarray:
+    """A model, with other values at each timestep."""
+    return np.sin(3 * x + timestep / 100) + 0.5 * x
+
+
+def made(name: str, noise: Noise) -> np.ndarray:
+    """What the table of a sampling makes, as the device and the sampler do it."""
+    given = Defaults(**SAMPLINGS[name]).applied(OWN)
+    table = solver_table(given["solver"], given["num_steps"], given["flow_shift"], 1000, given["timesteps"])
+    x = noise(SHAPE).astype(np.float64)
+    last = m1 = m2 = np.zeros_like(x)
+    for row, timestep, weight in zip(table.coefficients, table.timesteps, table.noise, strict=True):
+        step = dict(zip(COLUMNS, row.astype(np.float64), strict=True))
+        m0 = x - step["sigma"] * velocity(x, float(timestep))
+        last = (
+            step["c_x"] * x + step["c_last"] * last + step["c_0"] * m0 + step["c_1"] * m1 + step["c_2"] * m2
+        )
+        x = step["p_x"] * last + step["p_0"] * m0 + step["p_1"] * m1
+        if table.noise.any():
+            x = x + weight * noise(SHAPE)
+        m1, m2 = m0, m1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "sigmas"),
+    [
+        ("lightning-4", [1, 0.9375, 0.8333333, 0.625, 0]),
+        ("causvid-3", [1, 0.757, 0.522, 0]),
+        ("fastwan-3", [1, 0.757, 0.522, 0]),
+        ("self-forcing-4", [1, 0.9375, 0.8333333, 0.625, 0]),
+    ],
+)
+def test_beside_the_formula(name: str, sigmas: list[float]) -> None:
+    noise = Noise(7)
+    x = noise(SHAPE).astype(np.float64)
+    for sigma, following in itertools.pairwise(sigmas):
+        v = velocity(x, 1000 * sigma)
+        if name == "lightning-4":
+            x = x + (following - sigma) * v
+        else:
+            x = (1 - following) * (x - sigma * v) + following * noise(SHAPE)
+    assert np.abs(made(name, Noise(7)) - x).max() < 2e-6
+
+
+def test_two_experts_take_two_steps_each() -> None:
+    table = solver_table("euler", 4, 5.0, 1000, SAMPLINGS["lightning-4"]["timesteps"])
+    ranges = expert_ranges(table, ["transformer", "transformer_2"], 0.875, 1.0, 1.0, 1000)
+    assert [(part.first, part.last) for part in ranges] == [(0, 2), (2, 4)]
+
+
+def test_what_is_given_replaces_a_value(tmp_path: Path) -> None:
+    assert with_sampling(None, {"steps": 3}) == {"steps": 3}
+    assert with_sampling("lightning-4", {"flow_shift": 8.0})["flow_shift"] == 8.0
+    file = tmp_path / "mine.toml"
+    file.write_text('solver = "euler"\ntimesteps = [1000, 500]\n')
+    assert with_sampling(str(file), {"fps": 8}) == {"solver": "euler", "timesteps": [1000, 500], "fps": 8}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("steps = [", "cannot be read; found"),
+        ("guidance = 3", "has an unknown key; expected some of steps, .*; found 'guidance'"),
+        (None, "cannot be read; found .*No such file"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "mine.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=said):
+        with_sampling(str(file), {})
+    with pytest.raises(
+        UsageError, match=r"no sampling 'lightning'; expected one of lightning-4, .* a \.toml file"
+    ):
+        with_sampling("lightning", {})
+
+
+def test_the_commands_take_one(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy")
+    arguments = [
+        "convert",
+        str(tmp_path / "toy"),
+        "--artifact",
+        str(tmp_path / "a"),
+        "--sampling",
+        "causvid-3",
+    ]
+    assert run(wanbuild, arguments) == 0
+    expected = {**SAMPLINGS["causvid-3"], "num_steps": 3}
+    assert read_manifest(tmp_path / "a").model.default_options().items() >= expected.items()
+    recipe, file = tmp_path / "recipe.toml", tmp_path / "mine.toml"
+    file.write_text("flow_shift = 8")
+    recipe.write_text('source = "toy"\nartifact = "b"\n[convert]\nsampling = "mine.toml"\n')
+    read = read_recipe(recipe)
+    assert read.convert["sampling"] == str(file)
+    before = fingerprint(read)
+    file.write_text("flow_shift = 12.5")
+    assert fingerprint(read) != before
