@@ -71,7 +71,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     from wanbuild.conversion.defaults import Defaults
     from wanbuild.conversion.provenance import recognised_lines
     from wanbuild.conversion.sampling import with_sampling
-    from wanbuild.lora.merge import LoraRequest, parse_lora
+    from wanbuild.lora.merge import LoraRequest, exchanged, parse_lora
     from wanbuild.source.parts import OPTIONS
     from wanbuild.staging import leftover
 
@@ -88,6 +88,8 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         for option, component in experts.items()
         for text in options.get(option, ())
     ]
+    for warning in exchanged(loras):
+        warn(warning)
     request = ConvertRequest(
         source,
         artifact,

@@ -7,6 +7,7 @@ or the file is refused with a list of the tensors that do not (``lora.file``).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,6 +40,24 @@ class LoraRequest:
     path: Path
     scale: float = 1.0
     component: str | None = None
+
+
+_EXPERT = re.compile(r"(?<![a-z])(high|low)(?=[_-]?noise|[_-]?lora|\.|$)")
+"""The expert in the name of a published LoRA's file, such as ``wan2.2_i2v_A14b_high_noise_lora``."""
+
+
+def exchanged(loras: Sequence[LoraRequest]) -> list[str]:
+    """Returns a warning for each LoRA of one expert whose file, or its folder, is named after the other."""
+    named = {"high": "transformer", "low": "transformer_2"}
+    warnings = []
+    for lora in loras:
+        found = {*_EXPERT.findall(lora.path.name.lower())} or {
+            *_EXPERT.findall(lora.path.parent.name.lower())
+        }
+        if lora.component is not None and len(found) == 1 and named[word := found.pop()] != lora.component:
+            other = "low" if word == "high" else "high"
+            warnings.append(f"{lora.path} is given to the {other}-noise expert; its name says {word}")
+    return warnings
 
 
 def parse_lora(text: str) -> tuple[Path, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -21,7 +22,7 @@ from wanbuild.cli import wanbuild
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.conversion.writer import Delta
-from wanbuild.lora.merge import LoraRequest, Loras, open_loras, parse_lora
+from wanbuild.lora.merge import LoraRequest, Loras, exchanged, open_loras, parse_lora
 from wanbuild.toy.configs import TOY_TRANSFORMER
 from wanbuild.toy.shapes import transformer_shapes
 from wanrun.errors import SourceError, UsageError
@@ -608,6 +609,25 @@ def test_parse_lora(tmp_path: Path) -> None:
     for text in ("a:", ":1", "a:b", "a:nan", "a:inf", "a:1:x"):
         with pytest.raises(UsageError, match="FILE:SCALE"):
             parse_lora(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "component", "said"),
+    [
+        ("wan2.2_i2v_A14b_high_noise_lora_rank64.safetensors", "transformer_2", "low-noise .* says high"),
+        ("Seko-V1/low_noise_model.safetensors", "transformer", "high-noise .* says low"),
+        ("HighNoise/pytorch_lora_weights.safetensors", "transformer_2", "low-noise .* says high"),
+        ("wan22-low.safetensors", "transformer", "high-noise .* says low"),
+        ("high_noise_model.safetensors", "transformer", None),
+        ("high_noise_model.safetensors", None, None),
+        ("slow_motion.safetensors", "transformer", None),
+        ("low_rank_of_high_noise.safetensors", "transformer", None),
+    ],
+)
+def test_a_file_of_the_other_expert(name: str, component: str | None, said: str | None) -> None:
+    found = exchanged([LoraRequest(Path(name), 1.0, component)])
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, found[0])
 
 
 # --- converting -------------------------------------------------------------------------------------------
