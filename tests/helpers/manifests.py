@@ -14,6 +14,7 @@ from wanrun.artifact.manifest import NEEDED, Embedding, Manifest, Recorded, Toke
 from wanrun.artifact.model import Defaults, ImageProcessor, Model
 from wanrun.artifact.parameters import Component, DtypePolicy, Parameter
 from wanrun.artifact.programs import Kernels, Profile, ProfileOptions, Program, ProgramSet
+from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Executable, Requirements, Target
 from wanrun.artifact.task import HeldFrame, Input, Modes, Task, Windows
 
@@ -196,7 +197,16 @@ def full_manifest() -> Manifest:
         for name in ("text_encoder", "transformer", "transformer_2", "vae")
     }
     embedding = Embedding(file="embeddings/e.npy", sha256="0", prompt="blurry", dtype="float32", length=3)
+    schedule = Schedule(
+        solver="euler",
+        timesteps=(1000.0, 500.5),
+        guidance_scale=4.0,
+        guidance_scale_2=3.0,
+        boundary=0.9,
+        measured={"psnr": 40.5},
+    )
     return plain_manifest(
+        schedules={"2-steps": schedule},
         model=full_model(),
         configs={name: {"eps": 1e-6} for name in components},
         source={"repository": "r", "revision": "v", "files": {"config.json": "0"}},

@@ -191,8 +191,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         return _digest({name: getattr(self, name) for name in self.__struct_fields__ if name not in covered})
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the content of ``manifest.json``."""
-        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+        """Returns the content of ``manifest.json``; without schedules as if there were no such field."""
+        content: dict[str, Any] = msgspec.to_builtins(self)
+        return content if self.schedules else {name: content[name] for name in content if name != "schedules"}
 
     def changed(self, **fields: Any) -> Manifest:
         """Returns a copy with these fields replaced."""

@@ -37,4 +37,6 @@ def test_only_the_manifests_digest_covers_schedules(toy_artifact: Path, tmp_path
     assert changed.manifest_digest != manifest.manifest_digest
     changed.write(tmp_path)
     assert read_manifest(tmp_path) == changed
-    assert changed.changed(schedules={}).manifest_digest == manifest.manifest_digest
+    # Without schedules all is as it was before there were any.
+    assert changed.changed(schedules={}).encoded() == (toy_artifact / "manifest.json").read_bytes()
+    assert b"schedules" not in manifest.encoded() and b"schedules" in changed.encoded()
