@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -71,6 +72,8 @@ def test_schedules_are_chosen_once_and_run_with_what_is_built(
         result = pipeline.generate("a fox", schedule="4-steps")
         assert pipeline.timings.cache_misses == result.timings.cache_misses == 0
         assert tuple(result.options["timesteps"]) == four.timesteps
+        in_one_call = pipeline.generate("a fox", schedule="4-steps", loop="scan")
+        assert np.abs(in_one_call.latents - result.latents).max() < 1e-4
 
     # The same of a copy, ended in the middle: what it has measured is taken up, and the result is the same.
     made, compared = list[str](), Runs._compared
