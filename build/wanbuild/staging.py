@@ -12,6 +12,7 @@ import fcntl
 import functools
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +22,14 @@ from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import SourceError, UsageError, WanError, lacks_space
 from wanrun.files import fsync_directory
 from wanrun.terminal.temporary import remove_abandoned, remove_tree
-from wanrun.terminal.undo import undone_at_exit
+from wanrun.terminal.undo import begun, undone_at_exit
 from wanrun.units import in_bytes
 
 SYNC_THREADS = 8
 """An fsync waits for the device, so more of them than cores run at once."""
+
+WAIT_SECONDS = 0.05
+"""How often a builder that waits for another one looks again."""
 
 
 def _sibling(artifact: Path, role: str) -> Path:
@@ -37,18 +41,38 @@ def building_folder(artifact: Path) -> Path:
     return _sibling(artifact, "building")
 
 
-def _open_lock(path: Path) -> int:
-    """Opens the lock file, waits for another builder, and takes the lock."""
-    while True:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _take_lock(path: Path) -> int | None:
+    """Opens the lock file and takes the lock; returns None if another builder has it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The builder before us removes the file; a lock on a removed file excludes nobody.
-        try:
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
+        if os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+@contextlib.contextmanager
+def _locked(artifact: Path, path: Path) -> Iterator[None]:
+    """Waits for other builders, and holds the lock; the end of the process removes it, at any moment."""
+
+    def abandon(descriptor: int | None) -> None:
+        if descriptor is not None:
+            _abandon(artifact, path)
+
+    while True:
+        with begun(functools.partial(_take_lock, path), abandon) as descriptor:
+            if descriptor is not None:
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                    os.close(descriptor)
+                return
+        time.sleep(WAIT_SECONDS)
 
 
 @contextlib.contextmanager
@@ -64,29 +88,25 @@ def build_lock(artifact: Path) -> Iterator[None]:
     if not parent.is_dir():
         raise UsageError(f"the artifact's parent folder {parent} does not exist", remedy="create it first")
     path = _sibling(artifact, "lock")
-    try:
-        descriptor = _open_lock(path)
-    except OSError as error:
-        if lacks_space(error):
-            raise
-        raise UsageError(
-            f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
-        ) from None
-    try:
-        with undone_at_exit(functools.partial(_abandon, artifact, path)):
+    with contextlib.ExitStack() as locked:
+        try:
+            locked.enter_context(_locked(artifact, path))
+        except OSError as error:
+            if lacks_space(error):
+                raise
+            raise UsageError(
+                f"the artifact {artifact} cannot be built: {error.strerror}", remedy=f"make {parent} writable"
+            ) from None
+        try:
             _recover(artifact)
             yield
-    except BaseException as error:
-        _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one
-        if (refused := _refused(artifact, error)) is not None:
-            raise refused from error
-        if isinstance(error, OSError) and lacks_space(error) and error.filename is None:
-            error.filename = str(artifact)  # what writes to an open file does not know its name
-        raise
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        os.close(descriptor)
+        except BaseException as error:
+            _recover(artifact)  # an error or Ctrl-C between the renames of commit must not hide the old one
+            if (refused := _refused(artifact, error)) is not None:
+                raise refused from error
+            if isinstance(error, OSError) and lacks_space(error) and error.filename is None:
+                error.filename = str(artifact)  # what writes to an open file does not know its name
+            raise
 
 
 @contextlib.contextmanager

@@ -67,3 +67,50 @@ def test_an_error(artifact_copy: Path) -> None:
     with changing(artifact_copy):
         (artifact_copy / NEW[0]).write_bytes(b"new")
     assert left(artifact_copy) == []
+
+
+SLOW = """
+import fcntl, signal, sys, time
+from pathlib import Path
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+
+from wanrun.terminal.early import start
+
+start()
+from wanbuild import staging
+
+
+def slow(function):
+    def called(*arguments, **options):
+        print("here", flush=True)
+        time.sleep(0.4)
+        return function(*arguments, **options)
+
+    return called
+
+
+if sys.argv[2] == "taking":
+    fcntl.flock = slow(fcntl.flock)
+else:
+    Path.unlink = slow(Path.unlink)
+with staging.build_lock(Path(sys.argv[1])):
+    pass
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("moment", ["taking", "giving back"])
+def test_a_signal_while_the_lock_changes_hands(moment: str, tmp_path: Path) -> None:
+    """Between the making of its file and the lock, and between the work and the file's removal."""
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "artifact"), moment]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"here\n"
+        assert list(tmp_path.glob(".artifact.lock"))
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []

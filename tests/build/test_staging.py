@@ -181,7 +181,7 @@ def test_a_full_disk_is_left_to_the_command_line(
     def full(path: Path) -> int:
         raise OSError(number, "full", str(path))
 
-    monkeypatch.setattr(staging, "_open_lock", full)
+    monkeypatch.setattr(staging, "_take_lock", full)
     with pytest.raises(OSError, match="full"), build_lock(artifact):
         pass
 
