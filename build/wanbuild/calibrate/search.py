@@ -11,6 +11,7 @@ from wanbuild.calibrate.graph import Recording, Weights
 from wanbuild.calibrate.judge import Mean, mean_of
 from wanbuild.calibrate.prompts import Prompts
 from wanbuild.calibrate.runs import Runs
+from wanrun.jobs.requests import Line
 
 WEIGHTS = tuple(Weights(power, predicted) for power in (0.0, 0.25, 0.5, 1.0) for predicted in (0.0, 1.0))
 """Of the paths that are compared."""
@@ -121,5 +122,5 @@ def judged(
     )
 
 
-def _mean(runs: Runs, timesteps: Timesteps, lines: Sequence[object]) -> float:
-    return float(np.mean([runs.distance(line, timesteps) for line in lines]))  # type: ignore[arg-type]
+def _mean(runs: Runs, timesteps: Timesteps, lines: Sequence[Line]) -> float:
+    return float(np.mean([runs.distance(line, timesteps) for line in lines]))
