@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -53,14 +53,19 @@ class Runs:
         options = {"num_steps": steps or self._converged}
         return self._memo.array(_name(line, options), lambda: self._frames(self.resolved(line, **options)))
 
-    def distance(self, line: Line, timesteps: Sequence[float], steps: int | None = None) -> float:
-        """Returns the PSNR in dB of a run at these timesteps beside ``reference``; arguments as there."""
-        run = {"line": msgspec.to_builtins(line), "timesteps": list(timesteps), "steps": steps}
-        return self._memo.figure(run, lambda: self._compared(line, timesteps, steps))
+    def distances(
+        self, line: Line, timesteps: Sequence[float], references: Sequence[int | None] = (None,)
+    ) -> list[float]:
+        """Returns the PSNR in dB of one run at these timesteps beside each ``reference``."""
+        made = functools.cache(lambda: self._frames(self.resolved(line, timesteps=tuple(timesteps))))
+        run = {"line": msgspec.to_builtins(line), "timesteps": list(timesteps)}
+        return [
+            self._memo.figure({**run, "steps": steps}, functools.partial(self._compared, made, line, steps))
+            for steps in references
+        ]
 
-    def _compared(self, line: Line, timesteps: Sequence[float], steps: int | None) -> float:
-        expected = self.reference(line, steps)
-        return psnr(self._frames(self.resolved(line, timesteps=tuple(timesteps))), expected)
+    def _compared(self, made: Callable[[], np.ndarray], line: Line, steps: int | None) -> float:
+        return psnr(made(), self.reference(line, steps))
 
     def between(self, line: Line, steps: int) -> float:
         """Returns the PSNR of the run with the solver's own steps beside the converged one."""

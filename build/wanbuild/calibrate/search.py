@@ -104,23 +104,24 @@ def judged(
 ) -> Found:
     """Judges the best candidate by held-out prompts; within the noise the solver's own grid is taken."""
 
-    def distances(timesteps: Timesteps, steps: int | None = None) -> np.ndarray:
-        return np.array([runs.distance(line, timesteps, steps) for line in prompts.held_out])
+    def distances(timesteps: Timesteps) -> np.ndarray:
+        """Beside the converged runs, and beside those with the published steps."""
+        found = [runs.distances(line, timesteps, (None, published)) for line in prompts.held_out]
+        return np.array(found).T
 
-    own, best = distances(plain), distances(chosen)
-    gain = mean_of(best - own)
-    if gain.low <= 0:
-        chosen, best = plain, own
+    (own, own_published), (best, best_published) = distances(plain), distances(chosen)
+    if mean_of(best - own).low <= 0:
+        chosen, best, best_published = plain, own, own_published
     return Found(
         chosen,
         compared[chosen],
         mean_of(best),
         mean_of(own),
         mean_of(best - own),
-        mean_of(distances(chosen, published)),
-        mean_of(distances(plain, published)),
+        mean_of(best_published),
+        mean_of(own_published),
     )
 
 
 def _mean(runs: Runs, timesteps: Timesteps, lines: Sequence[Line]) -> float:
-    return float(np.mean([runs.distance(line, timesteps) for line in lines]))
+    return float(np.mean([runs.distances(line, timesteps) for line in lines]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,12 @@ class Videos:
     def __init__(self, gains: dict[tuple[float, ...], list[float]]) -> None:
         self.gains, self.asked = gains, list[tuple[tuple[float, ...], int]]()
 
-    def distance(self, line: Line, timesteps: tuple[float, ...], steps: int | None = None) -> float:
+    def distances(
+        self, line: Line, timesteps: tuple[float, ...], references: Sequence[int | None] = (None,)
+    ) -> list[float]:
         self.asked.append((timesteps, line.seed))
-        return 30.0 + line.seed + self.gains[timesteps][line.seed % len(self.gains[timesteps])]
+        gains = self.gains[timesteps]
+        return [30.0 + line.seed + gains[line.seed % len(gains)]] * len(references)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, videos: Videos) -> Found:
