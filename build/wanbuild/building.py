@@ -12,6 +12,9 @@ from wanrun.errors import UsageError
 BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
 
+DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+"""The option of every command, which ``wanrun.terminal.console`` looks for."""
+
 
 class Building(click.Command):
     """A command that needs the build extra, and checks that all of it is installed before it starts."""

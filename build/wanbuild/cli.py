@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wanbuild.building import Building
+from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from wanbuild.programs.compile import CompileRequest
 
 _ARTIFACT = takes_artifact()
-_DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
 _VARIANT, _VARIANTS = click.Choice(list(MODULES)), f"{', '.join(MODULES)}.  [default: wan2.1-t2v]"
 _STORED = click.Choice(["bfloat16", "float32"])
 
 
 @click.group(context_settings=dict(CONTEXT_SETTINGS))
-@click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+@DEBUG
 @click.version_option(__version__, prog_name="wanbuild")
 def wanbuild() -> None:
     """Turns a published Wan checkpoint into an artifact that wanrun executes."""
@@ -40,7 +39,7 @@ def wanbuild() -> None:
 
 @wanbuild.command(cls=Building)
 @convert_options
-@_DEBUG
+@DEBUG
 def convert(source: str | None, artifact: Path, **options: Any) -> None:
     """Converts a checkpoint into an artifact's weights.
 
@@ -180,7 +179,7 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     show_default=True,
     help="The most steps of the scan form.",
 )
-@_DEBUG
+@DEBUG
 def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> None:
     """Adds profiles: exports and compiles their programs. Executes nothing."""
     _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
@@ -188,7 +187,7 @@ def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> No
 
 @wanbuild.command(cls=Building)
 @plan_options
-@_DEBUG
+@DEBUG
 def plan(subject: str, as_json: bool, **options: Any) -> None:
     """Predicts memory and time on a chip that need not be here.
 
@@ -246,7 +245,7 @@ def _warn_of_age(artifact: Path) -> None:
 
 @wanbuild.command(cls=Building)
 @_ARTIFACT
-@_DEBUG
+@DEBUG
 def refresh(artifact: Path) -> None:
     """Exports and compiles every profile again, with this JAX."""
     from wanbuild.programs.refresh import refresh_artifact
@@ -261,7 +260,7 @@ def refresh(artifact: Path) -> None:
 @click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
 @click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
-@_DEBUG
+@DEBUG
 def verify(artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None) -> None:
     """Checks every file, and replays what was recorded."""
     import json
@@ -295,7 +294,7 @@ def verify(artifact: Path, record: bool, source: str | None, steps: int, json_fi
 @wanbuild.command()
 @_ARTIFACT
 @click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
-@_DEBUG
+@DEBUG
 def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
     """Adds prompt embeddings, which need no text encoder later."""
     from wanbuild.check.embed import embed_prompts
@@ -307,7 +306,7 @@ def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
 @wanbuild.command()
 @_ARTIFACT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_DEBUG
+@DEBUG
 def inspect(artifact: Path, as_json: bool) -> None:
     """Prints the contents of an artifact."""
     import json
@@ -331,7 +330,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
     help="Do nothing if the artifact was built from this recipe and the same files, with these versions of "
     "wanbuild and JAX; else replace it.",
 )
-@_DEBUG
+@DEBUG
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records as a recipe (.toml) says."""
     from wanbuild.check.verify import record
@@ -357,7 +356,7 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
 @click.option("--variant", type=_VARIANT, metavar="NAME", help=_VARIANTS, default="wan2.1-t2v")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--force", is_flag=True, help="Replace a folder that is not an earlier toy.")
-@_DEBUG
+@DEBUG
 def toy(directory: Path, variant: str, seed: int, force: bool) -> None:
     """Writes a small random checkpoint, and media if it takes any."""
     from wanbuild.toy.checkpoint import write_toy, writing

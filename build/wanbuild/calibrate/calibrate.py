@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from wanbuild.calibrate.judge import mean_of
 from wanbuild.calibrate.memo import Memo
 from wanbuild.calibrate.prompts import Prompts, read_prompts
 from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
@@ -91,14 +90,10 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
         most = min(published, request.reference_steps) - 1
         counts = _counts(request.evaluations, published, most, 2 if own.options["guidance_scale"] > 1 else 1)
         found = _searched(request, runs, prompts, counts, published, report)
-        figures = {
-            "steps": published,
-            "between": mean_of([runs.between(line, published) for line in prompts.held_out]),
-        }
-    schedules = {
-        f"{one.steps}-steps": made_for(own, one.timesteps, _measured(one, request, profile, prompts, figures))
-        for one in found
-    }
+    schedules = dict[str, Schedule]()
+    for one in found:
+        measured = _measured(one, request, profile, prompts, published)
+        schedules[f"{one.steps}-steps"] = made_for(own, one.timesteps, measured)
     changed = _written(artifact, manifest, schedules)
     memo.forget()
     return changed
@@ -181,17 +176,16 @@ def _counts(evaluations: Sequence[int], published: int, most: int, each: int) ->
 
 
 def _measured(
-    one: Found, request: CalibrateRequest, profile: Profile, prompts: Prompts, figures: dict[str, Any]
+    one: Found, request: CalibrateRequest, profile: Profile, prompts: Prompts, published: int
 ) -> dict[str, float | int | str]:
     """Returns the figures that the manifest keeps, dB of PSNR with intervals of 90 %."""
-    between = figures["between"]
     values = {
         "psnr": one.chosen,
         "plain_psnr": one.plain,
         "gain": one.gain,
         "psnr_published": one.published,
         "plain_psnr_published": one.plain_published,
-        "published_psnr": between,
+        "published_psnr": one.between,
     }
     measured: dict[str, float | int | str] = {}
     for name, mean in values.items():
@@ -205,7 +199,7 @@ def _measured(
         "how": one.how,
         "held_out": len(prompts.held_out),
         "converged_steps": request.reference_steps,
-        "published_steps": figures["steps"],
+        "published_steps": published,
         "profile": profile.name,
         "dtype": profile.options.dtype,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wanbuild.building import Building
+from wanbuild.building import DEBUG, Building
 from wanrun.command import Written, takes_artifact
 from wanrun.errors import UsageError, shortened
 from wanrun.terminal.lines import report
@@ -41,7 +41,7 @@ def _parse_counts(text: str) -> list[int]:
 )
 @click.option("--profile", metavar="NAME", help="A built profile.  [default: the first one]")
 @click.option("--minutes", type=click.FloatRange(min=0), help="After which no number of steps is begun.")
-@click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")
+@DEBUG
 def calibrate_command(artifact: Path, evaluations: Any, **options: Any) -> None:
     """Chooses few steps by converged runs, as schedules of wanrun."""
     from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -51,8 +52,6 @@ class Memo:
         except (OSError, ValueError, EOFError):
             made = make()
         with contextlib.suppress(OSError):
-            import io
-
             buffer = io.BytesIO()
             np.save(buffer, made)
             replace_file(path, buffer.getvalue())

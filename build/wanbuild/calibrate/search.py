@@ -40,6 +40,7 @@ class Found:
         gain: the difference, prompt by prompt.
         published: PSNR beside the runs with the published steps, held out.
         plain_published: the same of the solver's own grid.
+        between: PSNR of the runs with the published steps beside the converged ones.
     """
 
     timesteps: Timesteps
@@ -49,6 +50,7 @@ class Found:
     gain: Mean
     published: Mean
     plain_published: Mean
+    between: Mean
 
     @property
     def steps(self) -> int:
@@ -120,6 +122,7 @@ def judged(
         mean_of(best - own),
         mean_of(best_published),
         mean_of(own_published),
+        mean_of([runs.between(line, published) for line in prompts.held_out]),
     )
 
 
