@@ -203,6 +203,7 @@ def full_manifest() -> Manifest:
         guidance_scale=4.0,
         guidance_scale_2=3.0,
         boundary=0.9,
+        coefficients=((0.5, 0.5, 0.0, 0.0), (0.1, 0.9, 0.0, 0.25)),
         measured={"psnr": 40.5},
     )
     return plain_manifest(

@@ -20,6 +20,8 @@ class Schedule(Record, frozen=True, kw_only=True, omit_defaults=True):
         guidance_scale: at most 1 is no guidance; with two experts, that of the high-noise one.
         guidance_scale_2: of the low-noise expert; None with one transformer, as the boundary is.
         boundary: share of the training timesteps below which the low-noise expert runs.
+        coefficients: of each step, fitted to the model: a, b_0, b_1 and b_2 of x' = a x + b_0 m0 + b_1 m1 +
+            b_2 m2, where m0, m1 and m2 are the last predictions of the clean latents; None for the solver's.
         measured: figures of its distance to a converged run; empty if it was not measured on this model.
     """
 
@@ -28,7 +30,12 @@ class Schedule(Record, frozen=True, kw_only=True, omit_defaults=True):
     guidance_scale: Number
     guidance_scale_2: Number | None = None
     boundary: Annotated[float, Meta(ge=0, le=1)] | None = None
+    coefficients: tuple[tuple[Number, Number, Number, Number], ...] | None = None
     measured: Mapping[str, Number | str] = {}
+
+    def __post_init__(self) -> None:
+        if self.coefficients is not None and len(self.coefficients) != len(self.timesteps):
+            raise ValueError("expected coefficients for each of the timesteps")
 
     @property
     def evaluations(self) -> int:
@@ -40,4 +47,5 @@ class Schedule(Record, frozen=True, kw_only=True, omit_defaults=True):
         figures = self.measured
         near = f"{figures['psnr']} dB from converged videos" if "psnr" in figures else "not calibrated here"
         own = f", the solver's own {figures['plain_psnr']}" if "plain_psnr" in figures else ""
-        return f"{len(self.timesteps)} {self.solver} steps, {self.evaluations} evaluations, {near}{own}"
+        kind = self.solver if self.coefficients is None else "fitted"
+        return f"{len(self.timesteps)} {kind} steps, {self.evaluations} evaluations, {near}{own}"

@@ -77,7 +77,7 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
 
     Args:
         options: the steps are the explicit ``timesteps``; if those are absent or None, the solver's own grid
-            for ``num_steps`` and ``flow_shift``.
+            for ``num_steps`` and ``flow_shift``. Those of a fitted schedule have ``coefficients``.
         manifest: the artifact's manifest.
 
     Raises:
@@ -86,7 +86,8 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     num_train_timesteps = manifest.model.num_train_timesteps
     solver, steps, shift = options["solver"], options["num_steps"], options["flow_shift"]
     timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
-    table = _table(solver, steps, shift, num_train_timesteps, timesteps)
+    fitted = None if (given := options.get("coefficients")) is None else tuple(map(tuple, given))
+    table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted)
     parts = expert_ranges(
         table,
         transformers(manifest),

@@ -40,6 +40,7 @@ class SolverTable:
         coefficients: (N, 9) float32, C-contiguous, one row per step in the order of ``COLUMNS``.
         sigmas: (N + 1,) float64, noise levels, each a float32 value; the last is 0.
         noise: (N,) float32, weight of the standard normal noise added to the sample after each step.
+        start: weight of the initial noise, the first sample.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SolverTable:
     coefficients: np.ndarray
     sigmas: np.ndarray
     noise: np.ndarray
+    start: float = 1.0
 
 
 def solver_table(
@@ -55,14 +57,16 @@ def solver_table(
     flow_shift: float,
     num_train_timesteps: int = 1000,
     timesteps: Sequence[float] | None = None,
+    coefficients: Sequence[Sequence[float]] | None = None,
 ) -> SolverTable:
     """Computes a solver's table.
 
     Args:
         name: ``unipc`` (UniPCMultistepScheduler: order 2, bh2), ``dpm++`` (DPMSolverMultistepScheduler:
             dpmsolver++, order 2, midpoint), ``euler`` (FlowMatchEulerDiscreteScheduler) or ``lcm``
-            (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). Each uses its
-            class's grid of flow sigmas. ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
+            (FlowMatchLCMScheduler: every step predicts the clean sample and adds new noise). ``rcm-ode`` and
+            ``rcm-sde`` are euler and lcm that begin with noise of the first sigma's size (NVlabs/rcm). Grids
+            are those of the classes. ``unipc`` and ``dpm++`` round grid timesteps down to whole numbers.
         num_steps: denoising steps, at least 1.
         flow_shift: positive; a larger shift moves the grid towards high noise.
         num_train_timesteps: the timestep of pure noise, at least 2.
@@ -70,6 +74,8 @@ def solver_table(
             ``num_train_timesteps``. Their number is the number of steps, sigma is timestep /
             ``num_train_timesteps``, and ``num_steps`` and ``flow_shift`` are not used. ``unipc`` lowers a
             first sigma of 1 by 1e-6, as on its own grid.
+        coefficients: (N, 4), beside timesteps: those of x, m0, m1 and m2 of steps fitted to a model,
+            instead of the solver's.
 
     Raises:
         UsageError: if a value is out of range, or the grid is too fine for float32.
@@ -84,14 +90,12 @@ def solver_table(
     else:
         sigmas, given = _explicit_grid(timesteps, num_train_timesteps, solver.below_one)
     # float32 sigmas below 1 leave alpha exact and nonzero. Lambda is infinite at sigma 0 and at sigma 1.
-    coefficients = np.zeros((len(given), len(COLUMNS)))
-    coefficients[:, 0] = sigmas[:-1]
     with np.errstate(divide="ignore"):
-        coefficients[:, 1:] = solver.rows(sigmas)
+        rows = solver.rows(sigmas) if coefficients is None else fitted_rows(coefficients)
+    table = np.column_stack([sigmas[:-1], rows]).astype(np.float32)
     noise = sigmas[1:] if solver.adds_noise else np.zeros(len(given))
-    return SolverTable(
-        name, given.astype(np.float32), coefficients.astype(np.float32), sigmas, noise.astype(np.float32)
-    )
+    start = float(sigmas[0]) if solver.scales_start else 1.0
+    return SolverTable(name, given.astype(np.float32), table, sigmas, noise.astype(np.float32), start)
 
 
 def _own_grid(
@@ -256,6 +260,13 @@ def _euler_rows(sigmas: np.ndarray) -> np.ndarray:
     return np.array([(*_NO_CORRECTOR, *_first_order(sigmas, i)) for i in range(len(sigmas) - 1)])
 
 
+def fitted_rows(coefficients: Sequence[Sequence[float]]) -> np.ndarray:
+    """Returns the rows (N, 8) of x' = a x + b_0 m0 + b_1 m1 + b_2 m2, for (N, 4) of a, b_0, b_1 and b_2."""
+    x, m_0, m_1, m_2 = np.array(coefficients, np.float64).T
+    none = np.zeros_like(x)
+    return np.column_stack([x, none, none, none, m_2, none + 1, m_0, m_1])
+
+
 def _lcm_rows(sigmas: np.ndarray) -> np.ndarray:
     return np.array([(*_NO_CORRECTOR, 0.0, 1 - following, 0.0) for following in sigmas[1:]])
 
@@ -269,12 +280,14 @@ class Solver:
         rows: returns coefficients (N, 8), all columns but sigma, for sigmas (N + 1,).
         below_one: whether a first sigma of 1 is lowered.
         adds_noise: whether noise of the next sigma's size is added after each step.
+        scales_start: whether the initial noise has the first sigma's size, instead of 1.
     """
 
     grid: Callable[[int, float, int], tuple[np.ndarray, np.ndarray]]
     rows: Callable[[np.ndarray], np.ndarray]
     below_one: bool = False
     adds_noise: bool = False
+    scales_start: bool = False
 
 
 SOLVERS: Mapping[str, Solver] = MappingProxyType(
@@ -283,6 +296,8 @@ SOLVERS: Mapping[str, Solver] = MappingProxyType(
         "dpm++": Solver(_dpm_grid, _dpm_rows),
         "euler": Solver(_euler_grid, _euler_rows),
         "lcm": Solver(_euler_grid, _lcm_rows, adds_noise=True),  # both classes have the same grid
+        "rcm-ode": Solver(_euler_grid, _euler_rows, scales_start=True),
+        "rcm-sde": Solver(_euler_grid, _lcm_rows, adds_noise=True, scales_start=True),
     }
 )
 """By name."""

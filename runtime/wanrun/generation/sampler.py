@@ -108,7 +108,7 @@ class Sampler:
             WanError: if the latents are not finite.
         """
         (name,) = self.programs.with_role(run.loop)
-        state: State = start_state(noise, self.programs[name])
+        state: State = start_state(noise * np.float32(run.table.start), self.programs[name])
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
             constant = self._prepare(run, conditions, steps)

@@ -7,35 +7,19 @@ from pathlib import Path
 
 from wanrun.errors import WanError
 
-JAX_BYTES = 2**30
-BYTES_A_CORE = 2**28
+JAX_BYTES, BYTES_A_CORE, MOST_CORES = 2**30, 2**28, 8
 """On two cores, importing JAX, its CPU client of 12 threads and a small program take 1.3 GB (jax 0.10.2).
-
-A thread has a stack of 8 MiB, and an arena of the allocator of 64 MiB.
-"""
-
-MOST_CORES = 8
-"""The need of more cores was not measured, so a limit that may suffice there is not refused."""
+The need of more than ``MOST_CORES`` was not measured, so a limit that may suffice there is not refused."""
 
 
 def check_address_space(cores: int) -> None:
-    """Checks that JAX can start, before it is imported.
+    """Raises WanError if the limit leaves less than JAX needs on this number of cores, before it is imported.
 
-    Below it, JAX's C++ ends the process when a thread cannot start: limits of 500 to 1200 MB gave SIGABRT,
-    SIGSEGV or exit code 127.
-
-    Args:
-        cores: number of cores that the process may use.
-
-    Raises:
-        WanError: if the limit leaves less than JAX needs.
+    JAX's C++ ends the process when a thread cannot start: limits of 500 to 1200 MB gave SIGABRT, SIGSEGV or
+    exit code 127.
     """
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    limit = min((one for one in limits if one != resource.RLIM_INFINITY), default=None)
-    if limit is None:
-        return
-    needed = JAX_BYTES + BYTES_A_CORE * min(cores, MOST_CORES)
-    left = limit - _taken()
+    limit = min(resource.getrlimit(kind)[0] % 2**64 for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    needed, left = JAX_BYTES + BYTES_A_CORE * min(cores, MOST_CORES), limit - _taken()
     if left < needed:
         raise WanError(
             "the limit of this process's memory (ulimit -v or -d) leaves too little for JAX",

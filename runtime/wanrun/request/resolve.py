@@ -98,7 +98,7 @@ def resolve_request(
             missing, not taken, or given in two ways.
     """
     check_seed(request.seed)
-    request = scheduled(request, manifest)
+    request, fitted = scheduled(request, manifest)
     given, task = given_media(request, media, inputs), manifest.model.task
     check_effects(manifest, has_guidance(manifest, request.guidance_scale), request)
     if inputs is None:
@@ -110,7 +110,7 @@ def resolve_request(
     changes: dict[str, Any] = {"loop": request.loop or (loop if loop in loop_forms(profile) else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
-    options = resolve_options(manifest, profile, structs.replace(request, **changes))
+    options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted
     table, ranges = schedule(options, manifest)
     if inputs is not None or not task.inputs or (given is None and not task.always_encodes):
         reads = None

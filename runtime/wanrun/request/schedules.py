@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -21,14 +22,14 @@ _DECIDED = ("num_steps", "flow_shift", "solver", "timesteps")
 _MADE_FOR = ("guidance_scale", "guidance_scale_2", "boundary")
 
 
-def scheduled(request: Request, manifest: Manifest) -> Request:
-    """Returns a request with the options of its schedule, if it names one.
+def scheduled(request: Request, manifest: Manifest) -> tuple[Request, dict[str, Any]]:
+    """Returns a request with the options of its schedule, if it names one, and the fitted coefficients.
 
     Raises:
         UsageError: if there is no such schedule, or it does not fit the model or the request.
     """
     if request.schedule is None:
-        return request
+        return request, {}
     chosen, name = _find(request.schedule, manifest), field("schedule")
     for option in _DECIDED:
         if getattr(request, option) is not None:
@@ -45,7 +46,8 @@ def scheduled(request: Request, manifest: Manifest) -> Request:
             remedy=None if fitting else f"leave {name} out, or run wanbuild calibrate",
         )
     made_for = {option: getattr(chosen, option) for option in _MADE_FOR}
-    return structs.replace(request, solver=chosen.solver, timesteps=chosen.timesteps, **made_for)
+    fitted = {} if chosen.coefficients is None else {"coefficients": chosen.coefficients}
+    return structs.replace(request, solver=chosen.solver, timesteps=chosen.timesteps, **made_for), fitted
 
 
 def _misfits(chosen: Schedule, request: Request, manifest: Manifest) -> Iterator[str]:

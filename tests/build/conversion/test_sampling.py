@@ -40,7 +40,7 @@ def made(name: str, noise: Noise) -> np.ndarray:
     """What the table of a sampling makes, as the device and the sampler do it."""
     given = Defaults(**SAMPLINGS[name]).applied(OWN)
     table = solver_table(given["solver"], given["num_steps"], given["flow_shift"], 1000, given["timesteps"])
-    x = noise(SHAPE).astype(np.float64)
+    x = table.start * noise(SHAPE).astype(np.float64)
     last = m1 = m2 = np.zeros_like(x)
     for row, timestep, weight in zip(table.coefficients, table.timesteps, table.noise, strict=True):
         step = dict(zip(COLUMNS, row.astype(np.float64), strict=True))
@@ -62,14 +62,20 @@ def made(name: str, noise: Noise) -> np.ndarray:
         ("causvid-3", [1, 0.757, 0.522, 0]),
         ("fastwan-3", [1, 0.757, 0.522, 0]),
         ("self-forcing-4", [1, 0.9375, 0.8333333, 0.625, 0]),
+        ("rcm-4", [0.98765432, 0.93378, 0.85290, 0.60898, 0]),
+        ("rcm-4-ode", [0.98765432, 0.93378, 0.85290, 0.60898, 0]),
+        ("rcm-4-i2v", [0.99502488, 0.93378, 0.85290, 0.60898, 0]),
+        ("rcm-4-i2v-ode", [0.99502488, 0.93378, 0.85290, 0.60898, 0]),
     ],
 )
 def test_beside_the_formula(name: str, sigmas: list[float]) -> None:
     noise = Noise(7)
-    x = noise(SHAPE).astype(np.float64)
+    np.testing.assert_allclose(np.array(SAMPLINGS[name]["timesteps"]) / 1000, sigmas[:-1], atol=1e-5)
+    sigmas = [*(timestep / 1000 for timestep in SAMPLINGS[name]["timesteps"]), 0]
+    x = (sigmas[0] if name.startswith("rcm") else 1) * noise(SHAPE).astype(np.float64)
     for sigma, following in itertools.pairwise(sigmas):
         v = velocity(x, 1000 * sigma)
-        if name == "lightning-4":
+        if name == "lightning-4" or name.endswith("ode"):
             x = x + (following - sigma) * v
         else:
             x = (1 - following) * (x - sigma * v) + following * noise(SHAPE)

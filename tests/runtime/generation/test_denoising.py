@@ -59,7 +59,7 @@ def after_the_initial_noise() -> Noise:
 def in_numpy(table: SolverTable) -> np.ndarray:
     """The same in float64, with the recurrence of wanrun.denoising.solvers."""
     draw = after_the_initial_noise()
-    x = NOISE.astype(np.float64)
+    x = table.start * NOISE.astype(np.float64)
     last = m1 = m2 = np.zeros(SHAPE)
     for index, row in enumerate(table.coefficients.astype(np.float64)):
         c = dict(zip(COLUMNS, row, strict=True))
@@ -82,6 +82,20 @@ def test_one_program_takes_all_steps(loop: str, solver: str) -> None:
     np.testing.assert_allclose(found, in_numpy(table), rtol=0, atol=2e-6)
     names = [(name, steps.transformer) for steps in RANGES for name in ("prepare", FULL[loop])]
     assert programs.bound_names == names
+
+
+@pytest.mark.parametrize("loop", ["step", "scan"])
+def test_fitted_coefficients_and_a_scaled_start(loop: str) -> None:
+    timesteps = (900.0, 800.0, 650.0, 500.0, 350.0, 200.0, 100.0, 30.0)
+    fitted = np.random.default_rng(5).uniform(-0.5, 0.7, (8, 4))
+    table = solver_table("rcm-ode", 8, 1.0, 1000, timesteps, fitted.tolist())
+    assert table.start == table.sigmas[0] < 1
+    x, (m1, m2) = table.start * NOISE.astype(np.float64), np.zeros((2, *SHAPE))
+    for index, (a, b_0, b_1, b_2) in enumerate(fitted):
+        scale = SCALES["transformer" if index < RANGES[0].last else "transformer_2"]
+        m0 = x - table.sigmas[index] * (scale * np.tanh(x) + timesteps[index] / 1000)
+        x, m1, m2 = a * x + b_0 * m0 + b_1 * m1 + b_2 * m2, m0, m1
+    np.testing.assert_allclose(denoise(small_programs(), table, loop), x, rtol=0, atol=2e-6)
 
 
 def _note(done: list[int], step: int, *_: Any) -> None:

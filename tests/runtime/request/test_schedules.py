@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -52,6 +53,22 @@ def test_it_fills_in_what_it_was_made_for(manifest: Manifest) -> None:
     by_hand = of(manifest, solver="euler", timesteps=STEPS, guidance_scale=4)
     assert by_hand.options == found.options
     assert of(manifest, schedule="few").profile.guidance is False
+
+
+def test_fitted_coefficients_take_the_place_of_the_solver_s(manifest: Manifest, tmp_path: Path) -> None:
+    rows = tuple((0.5, 0.1 * step, -0.1, 0.02) for step in range(5))
+    fitted = structs.replace(FIVE, coefficients=rows)
+    found = of(manifest.changed(schedules={"fitted": fitted}), schedule="fitted")
+    assert found.options["coefficients"] == rows  # a video says them too
+    for given, row in zip(rows, found.table.coefficients, strict=True):
+        a, b_0, b_1, b_2 = given
+        np.testing.assert_allclose(row[1:], [a, 0, 0, 0, b_2, 1, b_0, b_1], rtol=1e-6)
+    assert "5 fitted steps, 10 evaluations" in fitted.describe()
+    file = tmp_path / "mine.json"
+    file.write_bytes(msgspec.json.encode(fitted))
+    assert of(manifest, schedule=str(file)).options == found.options
+    file.write_bytes(file.read_bytes().replace(b"[0.5,0.0,-0.1,0.02],", b""))
+    assert "expected coefficients for each of the timesteps" in refusal(manifest, schedule=str(file))
 
 
 def test_the_steps_of_each_expert(artifact: Path) -> None:
