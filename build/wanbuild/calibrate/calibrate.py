@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from wanbuild.calibrate.curve import AXIS, FILE, draw, of_schedules
 from wanbuild.calibrate.memo import Memo
 from wanbuild.calibrate.prompts import Prompts, read_prompts
 from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
@@ -22,7 +23,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.select import named_profile, select_target
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import digest_found
+from wanrun.files import digest_found, replace_file
 from wanrun.generation.load import load
 from wanrun.jobs.requests import Entry
 from wanrun.request.options import loop_forms
@@ -93,10 +94,23 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     schedules = dict[str, Schedule]()
     for one in found:
         measured = _measured(one, request, profile, prompts, published)
-        schedules[f"{one.steps}-steps"] = made_for(own, one.timesteps, measured)
+        schedules[f"{one.count}-steps"] = made_for(own, one.steps, measured)
     changed = _written(artifact, manifest, schedules)
     memo.forget()
+    if found:
+        _drawn(artifact, changed, report)
     return changed
+
+
+def _drawn(artifact: Path, manifest: Manifest, report: Report) -> None:
+    """Draws the curve of the artifact's schedules, where matplotlib is installed."""
+    try:
+        picture = draw({manifest.model.variant: of_schedules(manifest.schedules)}, AXIS)
+    except UsageError as error:
+        report(f"no picture: {error}")
+        return
+    replace_file(artifact / FILE, picture)
+    report(f"{artifact / FILE} shows quality over evaluations")
 
 
 def _written(artifact: Path, before: Manifest, schedules: Mapping[str, Schedule]) -> Manifest:
@@ -130,7 +144,7 @@ def _searched(
     runs.recorded(prompts.chosen_by[:1])
     seconds = (now() - began) / request.reference_steps
     most = len(WEIGHTS) + len(SHIFTS) + 1
-    each = most * min(FIRST, few) + (BEST + 1) * few + 2 * many
+    each = (most + BEST + 1) * min(FIRST, few) + 2 * (BEST + 1) * few + 2 * many
     steps = (few + many - 1) * request.reference_steps + many * published + each * sum(counts)
     report(f"about {in_minutes(seconds * steps)} for {', '.join(map(str, counts))} steps")
     recording = runs.recorded(prompts.chosen_by)

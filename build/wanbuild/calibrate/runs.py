@@ -1,18 +1,23 @@
-"""The runs of a calibration: converged ones, which are recorded, and those that are compared with them."""
+"""The runs of a calibration: converged ones, which are recorded, those compared with them, and fits."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from wanbuild.calibrate.fit import Steps, fit
 from wanbuild.calibrate.graph import Recording, products_of
 from wanbuild.calibrate.judge import psnr
 from wanbuild.calibrate.memo import Memo
 from wanrun.artifact.schedules import Schedule
+from wanrun.denoising.noise import initial_noise
+from wanrun.denoising.schedule import schedule
 from wanrun.errors import UsageError
 from wanrun.files import canonical_json, sha256_of
 from wanrun.generation.pipeline import Pipeline
@@ -25,8 +30,12 @@ from wanrun.request.resolve import resolve_request
 NODES = 50
 """Of a recording: every second step of a run of 100."""
 
-VALUES = 2**18
+VALUES = 2**16
 """The most values of latents that are recorded at a node; of larger latents every n-th value is."""
+
+
+class _PredictedError(Exception):
+    """Ends a run after its first step, before anything is decoded."""
 
 
 class Runs:
@@ -40,6 +49,7 @@ class Runs:
 
     def __init__(self, pipeline: Pipeline, memo: Memo, converged: int) -> None:
         self._pipeline, self._memo, self._converged = pipeline, memo, converged
+        self._train = pipeline.manifest.model.num_train_timesteps
 
     def resolved(self, line: Line, **options: Any) -> Generation:
         """Returns what a line makes with these options."""
@@ -53,15 +63,15 @@ class Runs:
         options = {"num_steps": steps or self._converged}
         return self._memo.array(_name(line, options), lambda: self._frames(self.resolved(line, **options)))
 
-    def distances(
-        self, line: Line, timesteps: Sequence[float], references: Sequence[int | None] = (None,)
-    ) -> list[float]:
-        """Returns the PSNR in dB of one run at these timesteps beside each ``reference``."""
-        made = functools.cache(lambda: self._frames(self.resolved(line, timesteps=tuple(timesteps))))
-        run = {"line": msgspec.to_builtins(line), "timesteps": list(timesteps)}
+    def distances(self, line: Line, steps: Steps, references: Sequence[int | None] = (None,)) -> list[float]:
+        """Returns the PSNR in dB of one run with these steps beside each ``reference``."""
+        made = functools.cache(lambda: self._frames(self._with(line, steps)))
+        run = {"line": msgspec.to_builtins(line), **_told(steps)}
         return [
-            self._memo.figure({**run, "steps": steps}, functools.partial(self._compared, made, line, steps))
-            for steps in references
+            self._memo.figure(
+                {**run, "beside": beside}, functools.partial(self._compared, made, line, beside)
+            )
+            for beside in references
         ]
 
     def _compared(self, made: Callable[[], np.ndarray], line: Line, steps: int | None) -> float:
@@ -81,16 +91,49 @@ class Runs:
         ]
         return Recording(table.sigmas[self._nodes()], table.name, np.mean(products, axis=0))
 
-    def timesteps(self, nodes: Sequence[int], line: Line) -> tuple[float, ...]:
-        """Returns the timesteps of nodes of a recording."""
-        sigmas = self.resolved(line, num_steps=self._converged).table.sigmas[self._nodes()]
-        return explicit(sigmas[list(nodes)], self._pipeline.manifest.model.num_train_timesteps)
+    def at(self, nodes: Sequence[int], line: Line) -> Steps:
+        """Returns the solver's steps at nodes of a recording."""
+        return Steps(explicit(self._sigmas(line)[list(nodes)], self._train))
 
-    def plain(self, line: Line, steps: int, shift: float | None = None) -> tuple[float, ...]:
-        """Returns the timesteps of the solver's own grid; ``shift`` is a factor of the model's own shift."""
+    def nearest(self, steps: Steps, line: Line) -> list[int]:
+        """Returns the node of a recording that is nearest to each of the steps."""
+        levels = np.array(steps.timesteps) / self._train
+        return [int(np.abs(self._sigmas(line) - level).argmin()) for level in levels]
+
+    def plain(self, line: Line, steps: int, shift: float | None = None) -> Steps:
+        """Returns the steps of the solver's own grid; ``shift`` is a factor of the model's own shift."""
         own = self._pipeline.manifest.model.defaults.flow_shift
         table = self.resolved(line, num_steps=steps, flow_shift=own * (shift or 1.0)).table
-        return explicit(table.sigmas[:-1], self._pipeline.manifest.model.num_train_timesteps)
+        return Steps(explicit(table.sigmas[:-1], self._train))
+
+    def fitted(self, lines: Sequence[Line], nodes: Sequence[int]) -> Steps:
+        """Returns steps at nodes of a recording, with coefficients that are fitted to the recorded runs."""
+        steps = self.at(nodes, lines[0])
+        run = {"lines": msgspec.to_builtins(lines), "nodes": [int(one) for one in nodes]}
+        name = f"fitted-{sha256_of(canonical_json(run))[:32]}"
+        found = self._memo.array(name, lambda: np.array(self._fit(lines, nodes, steps)))
+        return replace(steps, coefficients=tuple(tuple(row) for row in found.tolist()))
+
+    def _fit(self, lines: Sequence[Line], nodes: Sequence[int], steps: Steps) -> Any:
+        generations = [self._with(line, steps) for line in lines]
+        after = [*list(nodes)[1:], len(self._nodes())]
+
+        def predict(number: int, step: int, latents: np.ndarray) -> np.ndarray:
+            return predicted(self._pipeline, generations[number], step, latents)
+
+        starts = [initial_noise(line.seed, self._pipeline.latents_shape) for line in lines]
+        sigmas = generations[0].table.sigmas.tolist()
+        return fit(predict, starts, [self._levels(line)[after] for line in lines], sigmas, _thinned)
+
+    def _with(self, line: Line, steps: Steps) -> Generation:
+        """Returns what a line makes with steps."""
+        generation = self.resolved(line, timesteps=steps.timesteps)
+        options = {**generation.options, "coefficients": steps.coefficients}
+        return replace(generation, table=schedule(options, generation.manifest)[0])
+
+    def _sigmas(self, line: Line) -> np.ndarray:
+        """Returns the noise levels of the nodes."""
+        return self.resolved(line, num_steps=self._converged).table.sigmas[self._nodes()]
 
     def _nodes(self) -> list[int]:
         every = max(1, self._converged // NODES)
@@ -119,10 +162,50 @@ class Runs:
         options = {"num_steps": self._converged}
         frames = self._pipeline.run(generation, on_step=on_step).frames
         self._memo.array(_name(line, options), lambda: frames)
+        self._memo.array(_levels_name(line), lambda: np.stack([*entered, final]))
         return products_of(np.stack(entered), np.stack(predicted), final)
+
+    def _levels(self, line: Line) -> np.ndarray:
+        """Returns the recorded latents of a line, float32 (N + 1, D): at the N nodes, and in the end."""
+
+        def again() -> np.ndarray:
+            self._record(line)
+            return self._memo.array(_levels_name(line), lambda: np.empty(0))
+
+        return self._memo.array(_levels_name(line), again)
 
     def _frames(self, generation: Generation) -> np.ndarray:
         return self._pipeline.run(generation).frames
+
+
+def predicted(pipeline: Pipeline, generation: Generation, step: int, latents: np.ndarray) -> np.ndarray:
+    """Returns the clean latents that a model predicts.
+
+    Args:
+        pipeline: the loaded artifact.
+        generation: what is made, whose solver adds no noise.
+        step: number of the step at whose noise level the latents are.
+        latents: float32 (B, C, T, h, w).
+
+    Returns:
+        float32 of the same shape.
+    """
+    table, place = generation.table, slice(step, step + 1)
+    part = next(one for one in generation.ranges if one.first <= step < one.last)
+    alone = replace(
+        generation,
+        table=replace(table, timesteps=table.timesteps[place], coefficients=table.coefficients[place]),
+        ranges=(replace(part, first=0, last=1),),
+    )
+    found = list[np.ndarray]()
+
+    def on_step(done: int, total: int, step: Step) -> None:
+        found.append(step.clean)
+        raise _PredictedError
+
+    with contextlib.suppress(_PredictedError):
+        pipeline.run(alone, latents=latents, on_step=on_step)
+    return found[0]
 
 
 def explicit(sigmas: np.ndarray, train: int) -> tuple[float, ...]:
@@ -144,17 +227,26 @@ def check_calibratable(generation: Generation) -> None:
         )
 
 
-def made_for(generation: Generation, timesteps: Sequence[float], measured: dict[str, Any]) -> Schedule:
+def made_for(generation: Generation, steps: Steps, measured: dict[str, Any]) -> Schedule:
     """Returns the record of a schedule for the options of a generation."""
     options = generation.options
     return Schedule(
         solver=options["solver"],
-        timesteps=tuple(timesteps),
+        timesteps=steps.timesteps,
+        coefficients=steps.coefficients,
         guidance_scale=options["guidance_scale"],
         guidance_scale_2=options.get("guidance_scale_2"),
         boundary=options.get("boundary"),
         measured=measured,
     )
+
+
+def _told(steps: Steps) -> dict[str, Any]:
+    return {"timesteps": steps.timesteps, "coefficients": steps.coefficients}
+
+
+def _levels_name(line: Line) -> str:
+    return f"levels-{_name(line, {})}"
 
 
 def _name(line: Line, options: dict[str, Any]) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from msgspec import structs
 
+from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.graph import Recording, Weights
 from wanbuild.calibrate.judge import Mean, mean_of
 from wanbuild.calibrate.prompts import Prompts
@@ -25,15 +28,13 @@ FIRST = 4
 BEST = 3
 """Candidates that are run with all prompts."""
 
-Timesteps = tuple[float, ...]
-
 
 @dataclass(frozen=True)
 class Found:
     """The result for one number of steps.
 
     Args:
-        timesteps: the chosen ones.
+        steps: the chosen ones.
         how: where they come from, in words.
         chosen: PSNR in dB beside the converged runs, held out.
         plain: the same of the solver's own grid.
@@ -43,7 +44,7 @@ class Found:
         between: PSNR of the runs with the published steps beside the converged ones.
     """
 
-    timesteps: Timesteps
+    steps: Steps
     how: str
     chosen: Mean
     plain: Mean
@@ -53,9 +54,9 @@ class Found:
     between: Mean
 
     @property
-    def steps(self) -> int:
+    def count(self) -> int:
         """The number of steps."""
-        return len(self.timesteps)
+        return len(self.steps.timesteps)
 
     @property
     def better(self) -> bool:
@@ -63,8 +64,8 @@ class Found:
         return self.gain.low > 0
 
 
-def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Timesteps, str]:
-    """Returns different timesteps to compare, with where they come from; the solver's own grid first."""
+def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Steps, str]:
+    """Returns different steps to compare, with where they come from; the solver's own grid first."""
     line = prompts.chosen_by[0]
     found = {runs.plain(line, steps): "the solver's own grid"}
     for factor in SHIFTS:
@@ -73,7 +74,17 @@ def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -
         for weights in WEIGHTS:
             nodes = recording.steps(steps, weights)
             how = f"the graph with weights {weights.power:g} and {weights.predicted:g}"
-            found.setdefault(runs.timesteps(nodes, line), how)
+            found.setdefault(runs.at(nodes, line), how)
+    return found
+
+
+def fitted(runs: Runs, prompts: Prompts, compared: Mapping[Steps, str]) -> dict[Steps, str]:
+    """Returns the same steps, moved to the nearest nodes of the recording, with fitted coefficients."""
+    found = dict[Steps, str]()
+    for steps, how in compared.items():
+        nodes = runs.nearest(steps, prompts.chosen_by[0])
+        if len(set(nodes)) == len(nodes):
+            found.setdefault(runs.fitted(prompts.chosen_by, nodes), f"{how}, fitted")
     return found
 
 
@@ -91,27 +102,31 @@ def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, publi
     plain = next(iter(compared))
     few, all_of_them = prompts.chosen_by[:FIRST], prompts.chosen_by
     first = {one: _mean(runs, one, few) for one in compared}
-    best = sorted(compared, key=lambda one: -first[one])[:BEST]
-    means = {one: _mean(runs, one, all_of_them) for one in dict.fromkeys([plain, *best])}
+    best = dict.fromkeys([plain, *_best(first)])
+    added = fitted(runs, prompts, {one: compared[one] for one in best})
+    compared |= added
+    first |= {one: _mean(runs, one, few) for one in added}
+    means = {one: _mean(runs, one, all_of_them) for one in dict.fromkeys([plain, *_best(first)])}
     return judged(runs, prompts, plain, max(means, key=means.__getitem__), compared, published)
 
 
 def judged(
     runs: Runs,
     prompts: Prompts,
-    plain: Timesteps,
-    chosen: Timesteps,
-    compared: Mapping[Timesteps, str],
+    plain: Steps,
+    chosen: Steps,
+    compared: Mapping[Steps, str],
     published: int,
 ) -> Found:
     """Judges the best candidate by held-out prompts; within the noise the solver's own grid is taken."""
 
-    def distances(timesteps: Timesteps) -> np.ndarray:
+    def distances(steps: Steps) -> np.ndarray:
         """Beside the converged runs, and beside those with the published steps."""
-        found = [runs.distances(line, timesteps, (None, published)) for line in prompts.held_out]
-        return np.array(found).T
+        found = [runs.distances(line, steps, (None, published)) for line in prompts.held_out]
+        return by_prompt(prompts.held_out, np.array(found).T)
 
     (own, own_published), (best, best_published) = distances(plain), distances(chosen)
+    between = by_prompt(prompts.held_out, [[runs.between(line, published) for line in prompts.held_out]])
     if mean_of(best - own).low <= 0:
         chosen, best, best_published = plain, own, own_published
     return Found(
@@ -122,9 +137,22 @@ def judged(
         mean_of(best - own),
         mean_of(best_published),
         mean_of(own_published),
-        mean_of([runs.between(line, published) for line in prompts.held_out]),
+        mean_of(between[0]),
     )
 
 
-def _mean(runs: Runs, timesteps: Timesteps, lines: Sequence[Line]) -> float:
-    return float(np.mean([runs.distances(line, timesteps) for line in lines]))
+def by_prompt(lines: Sequence[Line], values: Any) -> np.ndarray:
+    """Returns the means (N, P) of values (N, L) of lines that differ in the seed alone: an interval is one of
+    other prompts, of which two seeds are not two."""
+    keys = [structs.replace(line, seed=0) for line in lines]
+    groups = [[place for place, key in enumerate(keys) if key == one] for one in keys]
+    first = [group for place, group in enumerate(groups) if group[0] == place]
+    return np.array([[np.mean([row[place] for place in group]) for group in first] for row in values])
+
+
+def _best(means: Mapping[Steps, float]) -> list[Steps]:
+    return sorted(means, key=lambda one: -means[one])[:BEST]
+
+
+def _mean(runs: Runs, steps: Steps, lines: Sequence[Line]) -> float:
+    return float(np.mean([runs.distances(line, steps) for line in lines]))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
+from PIL import Image
 
 from helpers.fake_pipeline import write_lines
 from helpers.manifests import with_model
@@ -57,8 +60,10 @@ def test_schedules_are_chosen_once_and_run_with_what_is_built(
     shutil.copytree(request.artifact, other := tmp_path / "other")
     lines = told(request)
     assert lines[0] == f"2 runs to choose by, 2 held out, beside {REFERENCE} steps"
-    assert lines[1].startswith("about 0:") and lines[1].endswith(" for 4 steps")
-    assert [line.split(":")[0] for line in lines[2:]] == ["4 steps"]
+    assert re.fullmatch(r"about \d:\d\d for 4 steps", lines[1])
+    assert [line.split(":")[0] for line in lines[2:-1]] == ["4 steps"]
+    assert lines[-1] == f"{request.artifact / 'schedules.png'} shows quality over evaluations"
+    assert Image.open(BytesIO((request.artifact / "schedules.png").read_bytes())).size[0] > 500
     manifest = read_manifest(request.artifact)
     check_intact(request.artifact, manifest, lines.append)
     four = manifest.schedules["4-steps"]

@@ -1,0 +1,89 @@
+"""Draws quality over evaluations, one line for each way to make a video."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wanrun.artifact.schedules import Schedule
+from wanrun.errors import UsageError
+
+FILE = "schedules.png"
+"""In an artifact's folder."""
+
+AXIS = "PSNR to the converged video, dB"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A figure.
+
+    Args:
+        evaluations: calls of the transformers.
+        value: the mean.
+        low: its interval's lower end; None for no interval.
+        high: the upper end.
+    """
+
+    evaluations: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+Lines = Mapping[str, Sequence[Point]]
+
+
+def of_schedules(schedules: Mapping[str, Schedule]) -> Lines:
+    """Returns the lines of an artifact's schedules: dB beside converged videos, by name."""
+    measured = [one for one in schedules.values() if "psnr" in one.measured]
+    named = {"chosen": "psnr", "the solver's own steps": "plain_psnr"}
+    return {
+        name: [_point(one, figure) for one in sorted(measured, key=lambda one: one.evaluations)]
+        for name, figure in named.items()
+        if measured
+    }
+
+
+def _point(schedule: Schedule, figure: str) -> Point:
+    found: Any = schedule.measured
+    low, high = (found.get(f"{figure}_{end}") for end in ("low", "high"))
+    return Point(schedule.evaluations, found[figure], low, high)
+
+
+def draw(panels: Mapping[str, Lines], axis: str) -> bytes:
+    """Draws one panel for each title, beside one another; returns a PNG.
+
+    Args:
+        panels: by title, the lines by their names.
+        axis: what is measured, with its unit.
+
+    Raises:
+        UsageError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("the curve needs matplotlib", remedy="pip install 'wanrun[plot]'") from None
+    figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
+    for place, (title, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for name, points in lines.items():
+            at = [point.evaluations for point in points]
+            values = [point.value for point in points]
+            axes.plot(at, values, marker="o", markersize=3, label=name)
+            ends = [(point.low, point.high) for point in points if point.low is not None]
+            if len(ends) == len(points):
+                axes.fill_between(at, *zip(*ends, strict=True), alpha=0.12)  # type: ignore[arg-type]
+        axes.set(title=title, xlabel="evaluations of the transformer", ylabel=axis, xscale="log")
+        ticks = sorted({round(point.evaluations) for points in lines.values() for point in points})
+        axes.set_xticks(ticks[:: max(1, len(ticks) // 8)])
+        axes.set_xticklabels([str(one) for one in ticks[:: max(1, len(ticks) // 8)]])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110, metadata={"Software": None})
+    return buffer.getvalue()
