@@ -11,6 +11,7 @@ import torch
 from diffusers import WanPipeline, WanTransformer3DModel
 from tinywan.captions import caption
 from tinywan.learning import (
+    adapter,
     autoencoder,
     course,
     export,
@@ -21,11 +22,14 @@ from tinywan.learning import (
     muon,
     optimizer,
     state,
+    student,
     text,
 )
 from tinywan.scenes import random_scene
 from tokenizers import Tokenizer
 from transformers import UMT5EncoderModel
+
+from wanbuild.lora.merge import LoraRequest, open_loras
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +246,41 @@ def test_checkpoints_share_what_several_variants_use(tmp_path: Path) -> None:
     assert pipe.scheduler.config.flow_shift == 12
     assert pipe.config.boundary_ratio == 0.875
     pipe.scheduler.set_timesteps(4)
+
+
+def test_a_student_s_file_is_the_student(tmp_path: Path) -> None:
+    """Merged by convert's own code, its LoRA makes the transformer that was trained, whatever it changes."""
+    torch.manual_seed(8)
+    model, changed = models.transformer().eval(), models.transformer().eval()
+    changed.load_state_dict(model.state_dict())
+    learned = adapter.Adapter(changed, rank=4)
+    with torch.no_grad():
+        for part in learned.parts.values():
+            part.add_(0.1 * torch.randn_like(part).half().float())
+    learned.save(learned.parts, tmp_path / "lora.safetensors")
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    shapes = {"transformer": {name: value.shape for name, value in weights.items()}}
+    with open_loras([LoraRequest(tmp_path / "lora.safetensors")], shapes) as loras:
+        deltas = loras.deltas["transformer"]
+        assert len(deltas) > 0.9 * len(weights)  # all but the convolution of patches
+        weights = {name: value.copy() for name, value in weights.items()}
+        for name, delta in deltas.items():
+            delta.add_to(weights[name].reshape(-1), 0)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    given = torch.randn(1, 16, 3, 6, 10), torch.tensor([700.0]), torch.randn(1, 512, models.TEXT_WIDTH)
+    with torch.no_grad():
+        found, expected = (one(*given, return_dict=False)[0] for one in (model, changed))
+    assert float((found - expected).abs().max() / expected.abs().max()) < 2e-3  # the file is float16
+
+
+def test_a_student_learns_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "EVERY", 10)
+    monkeypatch.setattr(student, "BATCH", 4)
+    rng = np.random.default_rng(9)
+    texts = [caption(random_scene(rng), rng) for _ in range(4)]
+    points = torch.randn(4, 1, 16, 5, 8, 12) * torch.tensor([*student.LEVELS, 0.1]).view(1, 5, 1, 1, 1, 1)
+    name, taught = "wan2.2-t2v-low-noise", student.Ways(texts, points)
+    student.learn(name, taught, tmp_path, seed=1, steps=20, compiled=False)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[1]["loss"] < 0.8 * lines[0]["loss"]
+    assert (tmp_path / f"{name}.safetensors").stat().st_size < 2**20

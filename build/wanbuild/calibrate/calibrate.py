@@ -13,7 +13,7 @@ from wanbuild.calibrate.curve import AXIS, FILE, draw, of_schedules
 from wanbuild.calibrate.memo import Memo
 from wanbuild.calibrate.prompts import Prompts, read_prompts
 from wanbuild.calibrate.runs import Runs, check_calibratable, made_for
-from wanbuild.calibrate.search import BEST, FIRST, SHIFTS, WEIGHTS, Found, search
+from wanbuild.calibrate.search import BEST, FIRST, FIT, POWERS, Found, search
 from wanbuild.check.embed import runnable_profiles
 from wanbuild.devices import open_exactly
 from wanbuild.staging import changing
@@ -143,8 +143,8 @@ def _searched(
     report(f"{few} runs to choose by, {many} held out, beside {request.reference_steps} steps")
     runs.recorded(prompts.chosen_by[:1])
     seconds = (now() - began) / request.reference_steps
-    most = len(WEIGHTS) + len(SHIFTS) + 1
-    each = (most + BEST + 1) * min(FIRST, few) + 2 * (BEST + 1) * few + 2 * many
+    fits = len(POWERS) + 1
+    each = fits * min(FIT, few) + (fits + 1) * min(FIRST, few) + (BEST + 1) * few + 2 * many
     steps = (few + many - 1) * request.reference_steps + many * published + each * sum(counts)
     report(f"about {in_minutes(seconds * steps)} for {', '.join(map(str, counts))} steps")
     recording = runs.recorded(prompts.chosen_by)

@@ -89,7 +89,7 @@ class Runs:
             self._memo.array(f"products-{_name(line, {})}", functools.partial(self._record, line))
             for line in lines
         ]
-        return Recording(table.sigmas[self._nodes()], table.name, np.mean(products, axis=0))
+        return Recording(table.sigmas[self._nodes()], np.mean(products, axis=0))
 
     def at(self, nodes: Sequence[int], line: Line) -> Steps:
         """Returns the solver's steps at nodes of a recording."""
@@ -100,10 +100,9 @@ class Runs:
         levels = np.array(steps.timesteps) / self._train
         return [int(np.abs(self._sigmas(line) - level).argmin()) for level in levels]
 
-    def plain(self, line: Line, steps: int, shift: float | None = None) -> Steps:
-        """Returns the steps of the solver's own grid; ``shift`` is a factor of the model's own shift."""
-        own = self._pipeline.manifest.model.defaults.flow_shift
-        table = self.resolved(line, num_steps=steps, flow_shift=own * (shift or 1.0)).table
+    def plain(self, line: Line, steps: int) -> Steps:
+        """Returns the steps of the solver's own grid."""
+        table = self.resolved(line, num_steps=steps).table
         return Steps(explicit(table.sigmas[:-1], self._train))
 
     def fitted(self, lines: Sequence[Line], nodes: Sequence[int]) -> Steps:

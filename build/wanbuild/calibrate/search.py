@@ -10,17 +10,17 @@ import numpy as np
 from msgspec import structs
 
 from wanbuild.calibrate.fit import Steps
-from wanbuild.calibrate.graph import Recording, Weights
+from wanbuild.calibrate.graph import Recording
 from wanbuild.calibrate.judge import Mean, mean_of
 from wanbuild.calibrate.prompts import Prompts
 from wanbuild.calibrate.runs import Runs
 from wanrun.jobs.requests import Line
 
-WEIGHTS = tuple(Weights(power, predicted) for power in (0.0, 0.25, 0.5, 1.0) for predicted in (0.0, 1.0))
-"""Of the paths that are compared."""
+POWERS = (0.0, 0.25, 0.5, 1.0, 1.5)
+"""Of the noise level, by which errors count in the paths that are compared."""
 
-SHIFTS = (0.7, 1.4)
-"""Factors of the model's own shift, whose grids are compared too."""
+FIT = 8
+"""The most prompts that coefficients are fitted to. They are four numbers a step, and vectors are long."""
 
 FIRST = 4
 """Prompts that every candidate is run with; the best go on."""
@@ -65,26 +65,17 @@ class Found:
 
 
 def candidates(runs: Runs, recording: Recording, prompts: Prompts, steps: int) -> dict[Steps, str]:
-    """Returns different steps to compare, with where they come from; the solver's own grid first."""
-    line = prompts.chosen_by[0]
-    found = {runs.plain(line, steps): "the solver's own grid"}
-    for factor in SHIFTS:
-        found.setdefault(runs.plain(line, steps, factor), f"the shift times {factor:g}")
+    """Returns different steps to compare, with where they come from; the solver's own first."""
+    line, fitted_to = prompts.chosen_by[0], prompts.chosen_by[:FIT]
+    plain = runs.plain(line, steps)
+    found = {plain: "the solver's own steps"}
+    nodes = runs.nearest(plain, line)
+    if len(set(nodes)) == len(nodes):
+        found[runs.fitted(fitted_to, nodes)] = "fitted to the solver's own levels"
     if steps <= recording.count:
-        for weights in WEIGHTS:
-            nodes = recording.steps(steps, weights)
-            how = f"the graph with weights {weights.power:g} and {weights.predicted:g}"
-            found.setdefault(runs.at(nodes, line), how)
-    return found
-
-
-def fitted(runs: Runs, prompts: Prompts, compared: Mapping[Steps, str]) -> dict[Steps, str]:
-    """Returns the same steps, moved to the nearest nodes of the recording, with fitted coefficients."""
-    found = dict[Steps, str]()
-    for steps, how in compared.items():
-        nodes = runs.nearest(steps, prompts.chosen_by[0])
-        if len(set(nodes)) == len(nodes):
-            found.setdefault(runs.fitted(prompts.chosen_by, nodes), f"{how}, fitted")
+        for power in POWERS:
+            how = f"fitted to the levels of the graph with power {power:g}"
+            found.setdefault(runs.fitted(fitted_to, recording.steps(steps, power)), how)
     return found
 
 
@@ -102,11 +93,8 @@ def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, publi
     plain = next(iter(compared))
     few, all_of_them = prompts.chosen_by[:FIRST], prompts.chosen_by
     first = {one: _mean(runs, one, few) for one in compared}
-    best = dict.fromkeys([plain, *_best(first)])
-    added = fitted(runs, prompts, {one: compared[one] for one in best})
-    compared |= added
-    first |= {one: _mean(runs, one, few) for one in added}
-    means = {one: _mean(runs, one, all_of_them) for one in dict.fromkeys([plain, *_best(first)])}
+    best = sorted(compared, key=lambda one: -first[one])[:BEST]
+    means = {one: _mean(runs, one, all_of_them) for one in dict.fromkeys([plain, *best])}
     return judged(runs, prompts, plain, max(means, key=means.__getitem__), compared, published)
 
 
@@ -148,10 +136,6 @@ def by_prompt(lines: Sequence[Line], values: Any) -> np.ndarray:
     groups = [[place for place, key in enumerate(keys) if key == one] for one in keys]
     first = [group for place, group in enumerate(groups) if group[0] == place]
     return np.array([[np.mean([row[place] for place in group]) for group in first] for row in values])
-
-
-def _best(means: Mapping[Steps, float]) -> list[Steps]:
-    return sorted(means, key=lambda one: -means[one])[:BEST]
 
 
 def _mean(runs: Runs, steps: Steps, lines: Sequence[Line]) -> float:

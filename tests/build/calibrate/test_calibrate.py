@@ -55,7 +55,7 @@ def told(request: CalibrateRequest) -> list[str]:
 def test_schedules_are_chosen_once_and_run_with_what_is_built(
     request_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "WEIGHTS", search.WEIGHTS[:2])
+    monkeypatch.setattr(search, "POWERS", search.POWERS[:2])
     request = request_of()
     shutil.copytree(request.artifact, other := tmp_path / "other")
     lines = told(request)

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from helpers.known_flow import SPREAD, exact, predicted, starts
 from wanbuild.calibrate.fit import Coefficients, fit
 from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
 
-SPREAD = np.geomspace(3.0, 0.03, 64)
-"""Standard deviations of the data, whose flow is known: its clean prediction is linear in x."""
-
 LEVELS = (1000.0, 936.0, 833.0, 625.0, 300.0)
-
-
-def predicted(x: np.ndarray, sigma: float) -> np.ndarray:
-    """The mean of the clean data at x, of data and noise that are normal."""
-    return (1 - sigma) * SPREAD**2 / ((1 - sigma) ** 2 * SPREAD**2 + sigma**2) * x
-
-
-def exact(start: np.ndarray, sigmas: np.ndarray) -> np.ndarray:
-    """The latents (K, D) at these levels: the flow keeps x in units of its deviation."""
-    deviation = np.sqrt((1 - sigmas[:, None]) ** 2 * SPREAD**2 + sigmas[:, None] ** 2)
-    return (start * deviation).astype(np.float32)
 
 
 def run(table: SolverTable, x: np.ndarray) -> np.ndarray:
@@ -32,11 +19,6 @@ def run(table: SolverTable, x: np.ndarray) -> np.ndarray:
         last = c["c_x"] * x + c["c_last"] * last + c["c_0"] * m0 + c["c_1"] * m1 + c["c_2"] * m2
         x, m1, m2 = c["p_x"] * last + c["p_0"] * m0 + c["p_1"] * m1, m0, m1
     return x
-
-
-def starts(first: int, count: int) -> list[np.ndarray]:
-    drawn = [np.random.default_rng(seed).standard_normal(len(SPREAD)) for seed in range(first, first + count)]
-    return [one.astype(np.float32) for one in drawn]
 
 
 def fitted(count: int) -> Coefficients:

@@ -11,7 +11,7 @@ import pytest
 from wanbuild.calibrate import search as searching
 from wanbuild.calibrate.fit import Steps
 from wanbuild.calibrate.prompts import Prompts
-from wanbuild.calibrate.search import BEST, FIRST, Found, by_prompt, search
+from wanbuild.calibrate.search import BEST, FIRST, FIT, Found, by_prompt, search
 from wanrun.jobs.requests import Line
 
 PLAIN, GOOD, BAD = (Steps((1000.0, level)) for level in (500.0, 400.0, 300.0))
@@ -22,15 +22,6 @@ class Videos:
 
     def __init__(self, gains: dict[Steps, list[float]]) -> None:
         self.gains, self.asked = gains, list[tuple[Steps, int]]()
-
-    def nearest(self, steps: Steps, line: Line) -> list[int]:
-        return [int(one) for one in steps.timesteps]
-
-    def fitted(self, lines: Sequence[Line], nodes: Sequence[int]) -> Steps:
-        assert [line.seed for line in lines] == [*range(8)]
-        found = Steps(tuple(map(float, nodes)), ((0.5, 0.5, 0.0, 0.0),) * len(nodes))
-        self.gains.setdefault(found, [-4.0])
-        return found
 
     def distances(self, line: Line, steps: Steps, references: Sequence[int | None] = (None,)) -> list[float]:
         self.asked.append((steps, line.seed))
@@ -61,15 +52,24 @@ def test_the_best_is_taken_and_judged_by_others(monkeypatch: pytest.MonkeyPatch)
     assert sum(len(some) > FIRST for some in seeds.values()) == BEST
 
 
-def test_fitted_coefficients_are_one_more_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted = Steps(GOOD.timesteps, ((0.5, 0.5, 0.0, 0.0),) * 2)
-    videos = Videos({PLAIN: [0.0], GOOD: [2.0], fitted: [4.0, 5.0]})
-    monkeypatch.setattr(
-        searching, "candidates", lambda *given: {PLAIN: "the solver's own grid", GOOD: "a graph"}
-    )
-    lines = [Line(prompt=f"prompt {seed}", seed=seed) for seed in range(14)]
-    one = search(videos, Any, Prompts(lines[:8], lines[8:]), 2, 30)  # type: ignore[arg-type]
-    assert one.steps == fitted and one.how == "a graph, fitted" and one.gain.value == pytest.approx(4.5)
+def test_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver's own steps, and fits to their levels and to those of every power, each once."""
+    lines = [Line(prompt=f"prompt {seed}", seed=seed) for seed in range(12)]
+
+    def fitted(given: Sequence[Line], nodes: Sequence[int]) -> Steps:
+        assert given == lines[:FIT]
+        return Steps(tuple(map(float, nodes)), ((0.5, 0.5, 0.0, 0.0),) * len(nodes))
+
+    paths = {power: [0, 5 + min(2, place)] for place, power in enumerate(searching.POWERS)}
+    runs: Any = SimpleNamespace(plain=lambda line, steps: PLAIN, nearest=lambda *given: [0, 4], fitted=fitted)
+    recording: Any = SimpleNamespace(count=10, steps=lambda steps, power: paths[power])
+    found = searching.candidates(runs, recording, Prompts(lines, lines), 2)
+    assert [one.timesteps for one in found] == [PLAIN.timesteps, (0, 4), (0, 5), (0, 6), (0, 7)]
+    assert [one.coefficients is None for one in found] == [True, False, False, False, False]
+    assert found[PLAIN] == "the solver's own steps" and "the graph with power 0" in [*found.values()][2]
+    runs.nearest = lambda *given: [4, 4]  # more steps than nodes there
+    recording.count = 1
+    assert [*searching.candidates(runs, recording, Prompts(lines, lines), 2)] == [PLAIN]
 
 
 def test_what_is_better_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
