@@ -2,12 +2,13 @@
 # `make test-all` is what CI runs.
 # PYTHON chooses the interpreter (3.11 or newer), PIP_ARGS adds pip options, e.g. a package index; VARIANT is the
 # demo's model: one of artifacts/tiny, which have learned from drawn videos, or a toy with random weights, one that
-# `wanbuild toy --help` lists.
+# `wanbuild toy --help` lists. SAMPLING=four-steps takes the distilled student of a tiny text to video.
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV ?= .venv
 DEMO ?= artifacts/demo
 VARIANT ?= wan2.1-t2v
+SAMPLING ?=
 
 BIN := $(VENV)/bin
 TINYWAN := PYTHONPATH=training $(BIN)/python -m tinywan
@@ -29,6 +30,22 @@ MEDIA_wan2.1-i2v := --image $(SAMPLES)/image.png
 SIZE := 192x128
 SHOW := --no-score
 NOTE := $(VARIANT) has no trained checkpoint: its weights are random, and the video is noise.
+endif
+
+STEPS := --steps 30
+ifneq ($(SAMPLING),)
+ifneq ($(SAMPLING),four-steps)
+$(error SAMPLING is four-steps or empty, not $(SAMPLING))
+endif
+STUDENTS := artifacts/tiny/four-steps
+STUDENT_wan2.1-t2v := --lora $(STUDENTS)/wan2.1-t2v.safetensors
+STUDENT_wan2.2-t2v := --lora-high $(STUDENTS)/wan2.2-t2v-high-noise.safetensors \
+	--lora-low $(STUDENTS)/wan2.2-t2v-low-noise.safetensors
+ifeq ($(STUDENT_$(VARIANT)),)
+$(error only wan2.1-t2v and wan2.2-t2v have a student of four steps)
+endif
+DISTILLED := $(STUDENT_$(VARIANT)) --sampling lightning-4
+STEPS :=
 endif
 
 MEDIA_wan2.1-flf2v := --image $(SAMPLES)/image.png --last-image $(SAMPLES)/last_image.png
@@ -54,11 +71,11 @@ demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
 	mkdir -p $(DEMO)
 	$(PREPARE)
-	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/artifact
+	$(BIN)/wanbuild convert $(CHECKPOINT) --artifact $(DEMO)/artifact $(DISTILLED)
 	$(BIN)/wanbuild compile --artifact $(DEMO)/artifact --target cpu --size $(SIZE) --frames 17
 	$(BIN)/wanbuild verify --artifact $(DEMO)/artifact --record
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
-		--steps 30 --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
+		$(STEPS) --output $(DEMO)/demo.mp4 --timing --timing-json $(DEMO)/timing.json
 	$(TINYWAN) show $(DEMO)/demo.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/demo.png $(SHOW)
 	@echo "The video is $(DEMO)/demo.mp4, the timings are $(DEMO)/timing.json.$(if $(NOTE), $(NOTE))"
 
@@ -69,7 +86,7 @@ again:
 		{ echo "the demo is of another variant than $(VARIANT): give make again its VARIANT=..."; exit 2; }
 	$(PREPARE)
 	$(BIN)/wanrun --artifact $(DEMO)/artifact --prompt "$(PROMPT)" $(MEDIA_$(VARIANT)) \
-		--steps 30 --output $(DEMO)/again.mp4 --overwrite --timing
+		$(STEPS) --output $(DEMO)/again.mp4 --overwrite --timing
 	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
 	@echo "The video is $(DEMO)/again.mp4.$(if $(NOTE), $(NOTE))"
 

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from wanbuild.programs.export_age import readable_until
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.mesh import device_bytes, jax_sizes, mesh_text, num_devices
+from wanrun.artifact.model import Model
 from wanrun.artifact.programs import ProgramSet
+from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Target
 from wanrun.units import in_bytes, scaled
 
@@ -144,7 +147,16 @@ def _model_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
         f"shift {defaults['flow_shift']:g}, {defaults['fps']:g} fps"
     )
     for name, schedule in sorted(manifest.schedules.items(), key=lambda one: -one[1].evaluations):
-        yield f"schedule        {name}: {schedule.describe()}"
+        yield f"schedule        {name}: {schedule.describe()}{_experts_steps(schedule, model)}"
+
+
+def _experts_steps(schedule: Schedule, model: Model) -> str:
+    """Says which steps of a schedule each of two experts takes; nothing of one transformer."""
+    if schedule.boundary is None:
+        return ""
+    least = np.float32(schedule.boundary * model.num_train_timesteps)
+    high = sum(np.float32(timestep) >= least for timestep in schedule.timesteps)
+    return f"; {high} by the high-noise expert, {len(schedule.timesteps) - high} by the other"
 
 
 def _component_lines(manifest: Manifest, data: dict[str, Any]) -> Iterator[str]:
