@@ -144,7 +144,7 @@ def _searched(
     runs.recorded(prompts.chosen_by[:1])
     seconds = (now() - began) / request.reference_steps
     fits = len(POWERS) + 1
-    each = fits * min(FIT, few) + (fits + 1) * min(FIRST, few) + (BEST + 1) * few + 2 * many
+    each = fits * min(FIT, few) + (fits + 1) * min(FIRST, few) + BEST * few + 2 * many
     steps = (few + many - 1) * request.reference_steps + many * published + each * sum(counts)
     report(f"about {in_minutes(seconds * steps)} for {', '.join(map(str, counts))} steps")
     recording = runs.recorded(prompts.chosen_by)

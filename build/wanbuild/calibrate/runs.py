@@ -85,10 +85,7 @@ class Runs:
     def recorded(self, lines: Sequence[Line]) -> Recording:
         """Makes the converged runs of some lines, and returns what was recorded of all of them together."""
         table = self.resolved(lines[0], num_steps=self._converged).table
-        products = [
-            self._memo.array(f"products-{_name(line, {})}", functools.partial(self._record, line))
-            for line in lines
-        ]
+        products = [self._recorded(line, "products") for line in lines]
         return Recording(table.sigmas[self._nodes()], np.mean(products, axis=0))
 
     def at(self, nodes: Sequence[int], line: Line) -> Steps:
@@ -122,7 +119,9 @@ class Runs:
 
         starts = [initial_noise(line.seed, self._pipeline.latents_shape) for line in lines]
         sigmas = generations[0].table.sigmas.tolist()
-        return fit(predict, starts, [self._levels(line)[after] for line in lines], sigmas, _thinned)
+        return fit(
+            predict, starts, [self._recorded(line, "levels")[after] for line in lines], sigmas, _thinned
+        )
 
     def _with(self, line: Line, steps: Steps) -> Generation:
         """Returns what a line makes with steps."""
@@ -138,8 +137,17 @@ class Runs:
         every = max(1, self._converged // NODES)
         return sorted({*range(0, self._converged, every), self._converged - 1})
 
-    def _record(self, line: Line) -> np.ndarray:
-        """Makes a line's converged run; keeps its frames, and returns its products."""
+    def _recorded(self, line: Line, what: str) -> np.ndarray:
+        """Returns what was recorded of a line's converged run: one of the arrays of ``_record``."""
+        return self._memo.array(f"{what}-{_name(line, {})}", lambda: self._record(line)[what])
+
+    def _record(self, line: Line) -> dict[str, np.ndarray]:
+        """Makes a line's converged run, and keeps its frames and what is returned.
+
+        Returns:
+            ``products`` (2N + 1, 2N + 1), as of ``Recording``, and ``levels``, float32 (N + 1, D): latents
+            at the N nodes and in the end.
+        """
         generation = self.resolved(line, num_steps=self._converged)
         nodes = set(self._nodes())
         entered, predicted = list[np.ndarray](), list[np.ndarray]()
@@ -161,17 +169,13 @@ class Runs:
         options = {"num_steps": self._converged}
         frames = self._pipeline.run(generation, on_step=on_step).frames
         self._memo.array(_name(line, options), lambda: frames)
-        self._memo.array(_levels_name(line), lambda: np.stack([*entered, final]))
-        return products_of(np.stack(entered), np.stack(predicted), final)
-
-    def _levels(self, line: Line) -> np.ndarray:
-        """Returns the recorded latents of a line, float32 (N + 1, D): at the N nodes, and in the end."""
-
-        def again() -> np.ndarray:
-            self._record(line)
-            return self._memo.array(_levels_name(line), lambda: np.empty(0))
-
-        return self._memo.array(_levels_name(line), again)
+        recorded = {
+            "products": products_of(np.stack(entered), np.stack(predicted), final),
+            "levels": np.stack([*entered, final]),
+        }
+        for what, array in recorded.items():
+            self._memo.array(f"{what}-{_name(line, {})}", functools.partial(np.asarray, array))
+        return recorded
 
     def _frames(self, generation: Generation) -> np.ndarray:
         return self._pipeline.run(generation).frames
@@ -242,10 +246,6 @@ def made_for(generation: Generation, steps: Steps, measured: dict[str, Any]) -> 
 
 def _told(steps: Steps) -> dict[str, Any]:
     return {"timesteps": steps.timesteps, "coefficients": steps.coefficients}
-
-
-def _levels_name(line: Line) -> str:
-    return f"levels-{_name(line, {})}"
 
 
 def _name(line: Line, options: dict[str, Any]) -> str:

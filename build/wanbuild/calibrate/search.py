@@ -94,7 +94,7 @@ def search(runs: Runs, recording: Recording, prompts: Prompts, steps: int, publi
     few, all_of_them = prompts.chosen_by[:FIRST], prompts.chosen_by
     first = {one: _mean(runs, one, few) for one in compared}
     best = sorted(compared, key=lambda one: -first[one])[:BEST]
-    means = {one: _mean(runs, one, all_of_them) for one in dict.fromkeys([plain, *best])}
+    means = {one: _mean(runs, one, all_of_them) for one in best}
     return judged(runs, prompts, plain, max(means, key=means.__getitem__), compared, published)
 
 
