@@ -9,7 +9,8 @@ chosen or trained; the intervals hold 90 % of the means of captions drawn again.
     PYTHONPATH=training python benchmarks/steps.py ARTIFACT... [--student ARTIFACT...] [--captions 16]
         [--psnr docs/steps.png] [--score docs/steps-score.png] [--json FILE]
 
-An artifact is one of a tiny checkpoint. Needs matplotlib.
+An artifact is one of a tiny checkpoint; the file of an earlier run's --json may stand for one. Needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Made:
 
     psnr: Point
     score: Point
+
+
+Figures = dict[str, dict[str, list[Made]]]
+"""By variant and method."""
 
 
 class Bench:
@@ -158,8 +163,19 @@ def _silu(x: np.ndarray) -> np.ndarray:
     return np.asarray(x / (1 + np.exp(-x)))
 
 
-def measure(artifact: Path, count: int) -> dict[str, list[Made]]:
-    """Measures every method of an artifact, and prints each figure; the first line has the variant."""
+def read(file: Path) -> Figures:
+    """Reads the figures of an earlier run."""
+    return {
+        variant: {
+            method: [Made(Point(**one["psnr"]), Point(**one["score"])) for one in made]
+            for method, made in methods.items()
+        }
+        for variant, methods in json.loads(file.read_text()).items()
+    }
+
+
+def measure(artifact: Path, count: int) -> Figures:
+    """Measures every method of an artifact, and prints each figure."""
     with wanrun.load(artifact, loop="step", embeddings="none") as pipeline:
         begun = time.monotonic()
         bench = Bench(pipeline, count)
@@ -188,7 +204,10 @@ def measure(artifact: Path, count: int) -> dict[str, list[Made]]:
         for name, thresholds in THRESHOLDS.items():
             for threshold in thresholds:
                 note(name, threshold, bench.of_rule(name, threshold, signals))
-        return {method: sorted(made, key=lambda one: one.psnr.evaluations) for method, made in found.items()}
+        in_order = {
+            method: sorted(made, key=lambda one: one.psnr.evaluations) for method, made in found.items()
+        }
+        return {bench.variant: in_order}
 
 
 def student(artifact: Path, teacher: Path, count: int) -> tuple[str, Made]:
@@ -214,12 +233,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    found = {}
+    found: Figures = {}
     for artifact in options.artifacts:
-        made = measure(artifact, options.captions)
-        found[artifact.name] = made
+        found |= read(artifact) if artifact.suffix == ".json" else measure(artifact, options.captions)
     for artifact, teacher in zip(options.student, options.artifacts, strict=False):
-        found[teacher.name]["four-step student"] = [student(artifact, teacher, options.captions)[1]]
+        name, made = student(artifact, teacher, options.captions)
+        found[name]["four-step student"] = [made]
     for file, figure, axis in (
         (options.psnr, "psnr", AXIS),
         (options.score, "score", "score"),

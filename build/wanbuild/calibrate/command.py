@@ -41,10 +41,27 @@ def _parse_counts(text: str) -> list[int]:
 )
 @click.option("--profile", metavar="NAME", help="A built profile.  [default: the first one]")
 @click.option("--minutes", type=click.FloatRange(min=0), help="After which no number of steps is begun.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    help="Another artifact, whose schedules are taken as they are; nothing is measured.",
+)
 @DEBUG
-def calibrate_command(artifact: Path, evaluations: Any, **options: Any) -> None:
+def calibrate_command(artifact: Path, evaluations: Any, source: Path | None, **options: Any) -> None:
     """Chooses few steps by converged runs, as schedules of wanrun."""
-    from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate
+    from wanbuild.calibrate.calibrate import CONVERGED_STEPS, CalibrateRequest, calibrate
+    from wanbuild.calibrate.taken import take
+
+    if source is not None:
+        measuring = {**options, "evaluations": evaluations, "reference_steps": None}
+        if options["reference_steps"] != CONVERGED_STEPS or any(
+            one is not None for one in measuring.values()
+        ):
+            raise UsageError("--from measures nothing", remedy="leave the other options out")
+        taken = take(artifact.resolve(), source).schedules
+        report(f"{artifact} has the schedules {', '.join(taken)}; those of {source} are not calibrated on it")
+        return
 
     calibrate(CalibrateRequest(artifact, evaluations=evaluations or (), **options), report)
     report(f"calibrated {artifact}")

@@ -13,6 +13,9 @@ from wanrun.errors import UsageError
 FILE = "schedules.png"
 """In an artifact's folder."""
 
+TICKS = (2, 4, 6, 8, 12, 16, 20, 30, 40, 60, 80, 100, 150, 200)
+"""Numbers of evaluations that the axis names."""
+
 AXIS = "PSNR to the converged video, dB"
 
 
@@ -74,13 +77,13 @@ def draw(panels: Mapping[str, Lines], axis: str) -> bytes:
             at = [point.evaluations for point in points]
             values = [point.value for point in points]
             axes.plot(at, values, marker="o", markersize=3, label=name)
-            ends = [(point.low, point.high) for point in points if point.low is not None]
-            if len(ends) == len(points):
-                axes.fill_between(at, *zip(*ends, strict=True), alpha=0.12)  # type: ignore[arg-type]
+            bands = [(point.low, point.high) for point in points if point.low is not None]
+            if len(bands) == len(points):
+                axes.fill_between(at, *zip(*bands, strict=True), alpha=0.12)  # type: ignore[arg-type]
         axes.set(title=title, xlabel="evaluations of the transformer", ylabel=axis, xscale="log")
-        ticks = sorted({round(point.evaluations) for points in lines.values() for point in points})
-        axes.set_xticks(ticks[:: max(1, len(ticks) // 8)])
-        axes.set_xticklabels([str(one) for one in ticks[:: max(1, len(ticks) // 8)]])
+        ends = [point.evaluations for points in lines.values() for point in points]
+        ticks = [tick for tick in TICKS if min(ends) <= tick <= max(ends)]
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)

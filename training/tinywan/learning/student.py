@@ -167,8 +167,8 @@ def learn(
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--student", "names", type=click.Choice(list(STUDENTS)), multiple=True, help="Default: all.")
-@click.option("--videos", default=384, show_default=True, help="Of the teacher.")
-@click.option("--steps", default=600, show_default=True, help="Of training.")
+@click.option("--videos", default=800, show_default=True, help="Of the teacher.")
+@click.option("--steps", default=1100, show_default=True, help="Of training.")
 @click.option("--rank", default=RANK, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 def main(folder: Path, names: tuple[str, ...], videos: int, steps: int, rank: int, seed: int) -> None:
