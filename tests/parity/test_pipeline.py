@@ -12,12 +12,12 @@ import torch
 
 from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.reference_models import relative_error
+from helpers.solvers import WITH_REFERENCE
 from helpers.whole_path import LATENTS, NEGATIVE, PROMPT, generate, within_one_level
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
-from wanrun.denoising.solvers import SOLVERS
 
 # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
@@ -53,7 +53,7 @@ def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", WITH_REFERENCE)
 def test_whole_path(
     reference: Reference, toy_artifact: Path, cli: Any, commands: Any, tmp_path: Path, solver: str
 ) -> None:

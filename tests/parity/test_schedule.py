@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.solvers import WITH_REFERENCE
 from wanrun.denoising.schedule import expert_ranges
-from wanrun.denoising.solvers import SOLVERS, solver_table
+from wanrun.denoising.solvers import solver_table
 
 NAMES = ("transformer", "transformer_2")
 
@@ -22,7 +23,7 @@ def by_the_reference(solver: str, steps: int, shift: float, boundary: float) -> 
 
 @settings(deadline=None, max_examples=200)
 @given(
-    solver=st.sampled_from(list(SOLVERS)),
+    solver=st.sampled_from(WITH_REFERENCE),
     steps=st.integers(1, 60),
     shift=st.floats(1, 20),
     boundary=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.875, 0.9, 0.999, 1.0])),

@@ -72,6 +72,16 @@ def test_the_command_line_offers_every_solver() -> None:
     assert isinstance(option.type, click.Choice) and list(option.type.choices) == list(SOLVERS)
 
 
+@pytest.mark.parametrize(("name", "same"), [("rcm-ode", "euler"), ("rcm-sde", "lcm")])
+def test_rcm_differs_in_its_start(name: str, same: str) -> None:
+    """diffusers has no class for them: their tables are those of solvers that it has."""
+    for timesteps in (None, (987.65, 933.78, 852.9, 608.98)):
+        found, other = (solver_table(one, 4, 5.0, timesteps=timesteps) for one in (name, same))
+        for values in ("timesteps", "coefficients", "sigmas", "noise"):
+            np.testing.assert_array_equal(getattr(found, values), getattr(other, values))
+        assert other.start == 1 and found.start == found.sigmas[0]
+
+
 def test_lcm_is_a_prediction_and_noise() -> None:
     table = solver_table("lcm", 4, 5.0)
     np.testing.assert_array_equal(table.noise, table.sigmas[1:].astype(np.float32))

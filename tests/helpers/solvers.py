@@ -1,0 +1,8 @@
+"""The solvers that diffusers has too."""
+
+from __future__ import annotations
+
+from wanrun.denoising.solvers import SOLVERS
+
+WITH_REFERENCE = tuple(sorted(name for name, solver in SOLVERS.items() if not solver.scales_start))
+"""rCM's two have no class there: their tables are those of euler and lcm, and their noise is scaled."""
