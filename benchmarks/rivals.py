@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wanrun.denoising.solvers import COLUMNS
+
 Velocity = Callable[[int, np.ndarray], np.ndarray]
 """Evaluates the model: of a step's number and the latents there."""
 
@@ -207,8 +209,6 @@ def run(table: Any, start: np.ndarray, velocity: Velocity, rule: Rule | None, pa
         rule: a new one.
         past: an empty one, which is filled.
     """
-    from wanrun.denoising.solvers import COLUMNS
-
     x = start
     last = m1 = m2 = np.zeros_like(x)
     count = len(table.timesteps)

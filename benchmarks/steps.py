@@ -71,7 +71,7 @@ class Bench:
     """
 
     def __init__(self, pipeline: wanrun.Pipeline, count: int) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self.variant = pipeline.manifest.model.variant
         texts = [text for text, _ in captions()]
         self._texts, self._others = texts[:count], texts[-SIGNAL_PROMPTS:]
@@ -91,7 +91,7 @@ class Bench:
             generation = self._resolved(text)
             past = Past(generation.table.sigmas, signals.embeddings)
             latents = self._run(generation, RULES[name](threshold, signals), past)
-            videos.append(self._pipeline.decode(latents)[0])
+            videos.append(self.pipeline.decode(latents)[0])
             asked.append(len(past.asked))
         return self._figures(2 * float(np.mean(asked)), videos)
 
@@ -115,17 +115,17 @@ class Bench:
 
     def _run(self, generation: Generation, rule: Rule | None, past: Past) -> np.ndarray:
         def velocity(step: int, x: np.ndarray) -> np.ndarray:
-            clean = predicted(self._pipeline, generation, step, x)
+            clean = predicted(self.pipeline, generation, step, x)
             return (x - clean) / np.float32(generation.table.sigmas[step])
 
-        noise = initial_noise(generation.options["seed"], self._pipeline.latents_shape)
+        noise = initial_noise(generation.options["seed"], self.pipeline.latents_shape)
         return run(generation.table, noise, velocity, rule, past)
 
     def _resolved(self, text: str, **options: Any) -> Generation:
-        return self._pipeline.resolve(text, media=checkpoint.media(self.variant, text), **options)
+        return self.pipeline.resolve(text, media=checkpoint.media(self.variant, text), **options)
 
     def _frames(self, generation: Generation) -> np.ndarray:
-        return self._pipeline.run(generation).frames[0]
+        return self.pipeline.run(generation).frames[0]
 
     def _figures(self, evaluations: float, videos: Sequence[np.ndarray]) -> Made:
         distances = [psnr(made, best) for made, best in zip(videos, self._converged, strict=True)]
@@ -215,7 +215,7 @@ def student(artifact: Path, teacher: Path, count: int) -> tuple[str, Made]:
     with wanrun.load(teacher, loop="step", embeddings="none") as pipeline:
         bench = Bench(pipeline, count)
     with wanrun.load(artifact, loop="step", embeddings="none") as pipeline:
-        bench._pipeline = pipeline
+        bench.pipeline = pipeline
         made = bench.of_options()
     print(f"student of {bench.variant}: {made.psnr.value:.1f} dB, {made.score.value:.3f}", flush=True)
     return bench.variant, made

@@ -95,7 +95,7 @@ def calibrate(request: CalibrateRequest, report: Report) -> Manifest:
     for one in found:
         measured = _measured(one, request, profile, prompts, published)
         schedules[f"{one.count}-steps"] = made_for(own, one.steps, measured)
-    changed = _written(artifact, manifest, schedules)
+    changed = written(artifact, manifest, schedules)
     memo.forget()
     if found:
         _drawn(artifact, changed, report)
@@ -113,7 +113,7 @@ def _drawn(artifact: Path, manifest: Manifest, report: Report) -> None:
     report(f"{artifact / FILE} shows quality over evaluations")
 
 
-def _written(artifact: Path, before: Manifest, schedules: Mapping[str, Schedule]) -> Manifest:
+def written(artifact: Path, before: Manifest, schedules: Mapping[str, Schedule]) -> Manifest:
     """Adds schedules to the manifest; raises UsageError if the artifact is another one by now."""
     with changing(artifact):
         manifest = read_manifest(artifact)

@@ -35,9 +35,7 @@ def _parse_counts(text: str) -> list[int]:
 @click.option(
     "--reference-steps",
     type=click.IntRange(min=10, max=1000),
-    default=100,
-    show_default=True,
-    help="Steps of the runs that count as converged.",
+    help="Steps of the runs that count as converged.  [default: 100]",
 )
 @click.option("--profile", metavar="NAME", help="A built profile.  [default: the first one]")
 @click.option("--minutes", type=click.FloatRange(min=0), help="After which no number of steps is begun.")
@@ -48,20 +46,18 @@ def _parse_counts(text: str) -> list[int]:
     help="Another artifact, whose schedules are taken as they are; nothing is measured.",
 )
 @DEBUG
-def calibrate_command(artifact: Path, evaluations: Any, source: Path | None, **options: Any) -> None:
+def calibrate_command(artifact: Path, source: Path | None, **options: Any) -> None:
     """Chooses few steps by converged runs, as schedules of wanrun."""
-    from wanbuild.calibrate.calibrate import CONVERGED_STEPS, CalibrateRequest, calibrate
+    from wanbuild.calibrate.calibrate import CalibrateRequest, calibrate
     from wanbuild.calibrate.taken import take
 
+    given = {name: value for name, value in options.items() if value is not None}
     if source is not None:
-        measuring = {**options, "evaluations": evaluations, "reference_steps": None}
-        if options["reference_steps"] != CONVERGED_STEPS or any(
-            one is not None for one in measuring.values()
-        ):
+        if given:
             raise UsageError("--from measures nothing", remedy="leave the other options out")
         taken = take(artifact.resolve(), source).schedules
         report(f"{artifact} has the schedules {', '.join(taken)}; those of {source} are not calibrated on it")
         return
 
-    calibrate(CalibrateRequest(artifact, evaluations=evaluations or (), **options), report)
+    calibrate(CalibrateRequest(artifact, **given), report)
     report(f"calibrated {artifact}")

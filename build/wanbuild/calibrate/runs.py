@@ -84,9 +84,8 @@ class Runs:
 
     def recorded(self, lines: Sequence[Line]) -> Recording:
         """Makes the converged runs of some lines, and returns what was recorded of all of them together."""
-        table = self.resolved(lines[0], num_steps=self._converged).table
         products = [self._recorded(line, "products") for line in lines]
-        return Recording(table.sigmas[self._nodes()], np.mean(products, axis=0))
+        return Recording(self._sigmas(lines[0]), np.mean(products, axis=0))
 
     def at(self, nodes: Sequence[int], line: Line) -> Steps:
         """Returns the solver's steps at nodes of a recording."""
@@ -94,8 +93,8 @@ class Runs:
 
     def nearest(self, steps: Steps, line: Line) -> list[int]:
         """Returns the node of a recording that is nearest to each of the steps."""
-        levels = np.array(steps.timesteps) / self._train
-        return [int(np.abs(self._sigmas(line) - level).argmin()) for level in levels]
+        nodes, levels = self._sigmas(line), np.array(steps.timesteps) / self._train
+        return [int(np.abs(nodes - level).argmin()) for level in levels]
 
     def plain(self, line: Line, steps: int) -> Steps:
         """Returns the steps of the solver's own grid."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from wanbuild.staging import changing
+from wanbuild.calibrate.calibrate import written
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError
 
@@ -27,21 +27,17 @@ def take(artifact: Path, source: Path) -> Manifest:
         UsageError: if the other has no schedules, or was made for another solver, shift, guidance or
             boundary, and for an artifact that cannot be written.
     """
-    given = read_manifest(source)
-    with changing(artifact):
-        manifest = read_manifest(artifact)
-        if not given.schedules:
-            raise UsageError(f"{source} has no schedules", remedy="calibrate it first")
-        if others := list(_others(given, manifest)):
-            raise UsageError(
-                f"the schedules of {source} are for another model",
-                expected=", ".join(f"{name} {own}" for name, own, _ in others),
-                found=", ".join(f"{name} {other}" for name, _, other in others),
-            )
-        taken = {name: structs.replace(one, measured={}) for name, one in given.schedules.items()}
-        manifest = manifest.changed(schedules={**manifest.schedules, **taken})
-        manifest.write(artifact)
-    return manifest
+    given, manifest = read_manifest(source), read_manifest(artifact)
+    if not given.schedules:
+        raise UsageError(f"{source} has no schedules", remedy="calibrate it first")
+    if others := list(_others(given, manifest)):
+        raise UsageError(
+            f"the schedules of {source} are for another model",
+            expected=", ".join(f"{name} {own}" for name, own, _ in others),
+            found=", ".join(f"{name} {other}" for name, _, other in others),
+        )
+    taken = {name: structs.replace(one, measured={}) for name, one in given.schedules.items()}
+    return written(artifact, manifest, taken)
 
 
 def _others(given: Manifest, manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:

@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.known_flow import SPREAD, exact, predicted, starts
+from helpers.known_flow import SPREAD, error, fitted, starts
 from wanbuild.calibrate.fit import Coefficients, fit
-from wanrun.denoising.solvers import COLUMNS, SolverTable, solver_table
+from wanrun.denoising.solvers import solver_table
 
 LEVELS = (1000.0, 936.0, 833.0, 625.0, 300.0)
 
 
-def run(table: SolverTable, x: np.ndarray) -> np.ndarray:
-    last = m1 = m2 = np.zeros_like(x)
-    for row in table.coefficients.astype(np.float64):
-        c = dict(zip(COLUMNS, row, strict=True))
-        m0 = predicted(x, c["sigma"])
-        last = c["c_x"] * x + c["c_last"] * last + c["c_0"] * m0 + c["c_1"] * m1 + c["c_2"] * m2
-        x, m1, m2 = c["p_x"] * last + c["p_0"] * m0 + c["p_1"] * m1, m0, m1
-    return x
-
-
-def fitted(count: int) -> Coefficients:
-    sigmas = np.append(np.array(LEVELS) / 1000, 0.0)
-    given = starts(0, count)
-
-    def predict(number: int, step: int, x: np.ndarray) -> np.ndarray:
-        return predicted(x, float(sigmas[step])).astype(np.float32)
-
-    targets = [exact(one, sigmas[1:])[:, ::2] for one in given]
-    return fit(predict, given, targets, sigmas.tolist(), lambda x: x[::2])
+def few(count: int) -> Coefficients:
+    return fitted(np.array(LEVELS) / 1000, count, lambda x: x[::2])
 
 
 def test_nearer_than_every_solver_to_videos_that_were_not_seen() -> None:
     """Five steps of this flow, from other noise: at most a third of the error of the best solver."""
 
-    def error(name: str, coefficients: Coefficients | None) -> float:
-        table = solver_table(name, 1, 1.0, timesteps=LEVELS, coefficients=coefficients)
-        ends = [(run(table, one), exact(one, np.zeros(1))[0]) for one in starts(500, 20)]
-        return float(np.mean([(found - expected) ** 2 for found, expected in ends]))
+    def of(name: str, coefficients: Coefficients | None = None) -> float:
+        return error(solver_table(name, 1, 1.0, timesteps=LEVELS, coefficients=coefficients))
 
-    best = min(error(name, None) for name in ("unipc", "dpm++", "euler"))
-    assert error("unipc", fitted(12)) < best / 3
+    best = min(of(name) for name in ("unipc", "dpm++", "euler"))
+    assert of("unipc", few(12)) < best / 3
 
 
 def test_steps_have_as_many_vectors_as_there_are() -> None:
-    found = np.array(fitted(2))
+    found = np.array(few(2))
     assert found.shape == (len(LEVELS), 4)
     assert (found[0, 2:] == 0).all() and found[1, 3] == 0 and found[3:].all()
-    assert fitted(2) == fitted(2)
+    assert few(2) == few(2)
 
 
 def test_a_step_that_is_exact_is_found() -> None:

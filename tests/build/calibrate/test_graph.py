@@ -7,8 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from helpers.known_flow import exact, predicted, starts
-from wanbuild.calibrate.fit import fit
+from helpers.known_flow import error, exact, fitted, predicted, starts
 from wanbuild.calibrate.graph import Recording, products_of
 from wanrun.denoising.solvers import solver_table
 
@@ -64,26 +63,13 @@ def test_levels_for_a_known_flow() -> None:
     """Steps fitted to a grid of shift 12, far from good for this data, lose at least twice as much."""
     levels = solver_table("unipc", 50, 12.0).sigmas[:-1]
 
-    def error(nodes: list[int]) -> float:
-        sigmas = np.append(levels[nodes], 0.0)
-        given, others = starts(0, 6), starts(100, 20)
-        targets = [exact(one, sigmas[1:]) for one in given]
-
-        def predict(number: int, step: int, x: np.ndarray) -> np.ndarray:
-            return predicted(x, float(sigmas[step])).astype(np.float32)
-
-        rows = fit(predict, given, targets, sigmas.tolist(), lambda x: x)
-        lost = []
-        for start in others:
-            x, before = start.astype(np.float64), list[np.ndarray]()
-            for row, sigma in zip(rows, sigmas, strict=False):
-                before = [predicted(x, float(sigma)), *before][:3]
-                x = row[0] * x + sum(w * m for w, m in zip(row[1:], before, strict=False))
-            lost.append(np.mean((x - exact(start, np.zeros(1))[0]) ** 2))
-        return float(np.mean(lost))
+    def lost(nodes: list[int]) -> float:
+        timesteps = tuple(levels[nodes] * 1000)
+        rows = fitted(levels[nodes], 6, lambda x: x)
+        return error(solver_table("unipc", 1, 1.0, timesteps=timesteps, coefficients=rows))
 
     found = recording(levels, 6)
     for count in (5, 8):
         path = found.steps(count, 0.0)
         assert len(path) == count and path[0] == 0 and (np.diff(path) > 0).all()
-        assert error(path) < 0.5 * error([*np.linspace(0, 49, count).round().astype(int)])
+        assert lost(path) < 0.5 * lost([*np.linspace(0, 49, count).round().astype(int)])

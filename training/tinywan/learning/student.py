@@ -43,7 +43,7 @@ LEVELS = tuple(timestep / 1000 for timestep in SAMPLINGS["lightning-4"]["timeste
 WITHIN = 6
 """The teacher's steps between two of them."""
 
-SHIFT = 5.0
+SHIFT = SAMPLINGS["lightning-4"]["flow_shift"]
 RANK = 16
 BATCH = 32
 
@@ -102,8 +102,7 @@ def ways(variant: str, count: int, seed: int) -> Ways:
 
 
 def _way(pipeline: wanrun.Pipeline, text: str, seed: int, timesteps: Sequence[float]) -> np.ndarray:
-    shape = (1, 16, (FRAMES - 1) // 4 + 1, HEIGHT // 8, WIDTH // 8)
-    reached = [initial_noise(seed, shape)]
+    reached = [initial_noise(seed, pipeline.latents_shape)]
 
     def on_step(done: int, total: int, step: wanrun.Step) -> None:
         if done % WITHIN == 0:
