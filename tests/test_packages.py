@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import pytest
 
+import wanrun
+
 REPOSITORY = Path(__file__).parents[1]
 
 LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -31,6 +33,16 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "command intact jobs replay",
             "cli",
             "__main__",
+        ),
+        "runtime/wanserve": (
+            "devices job names process refusal retention settings",
+            "catalog estimate folders forms hub keys messages metrics pipelines protocol store uploads",
+            "fields worker",
+            "desk openapi",
+            "device intake",
+            "guard routes",
+            "service",
+            "cli",
         ),
         "build/wanbuild": (
             "building config devices listed progress published",
@@ -89,7 +101,7 @@ def test_every_package_and_module_has_a_layer(folder: str) -> None:
     there = {
         path.name.removesuffix(".py") for path in root.iterdir() if path.is_dir() or path.suffix == ".py"
     }
-    assert there - {"__init__", "__pycache__"} == places(folder).keys()
+    assert there - {"__init__", "__pycache__", "page"} == places(folder).keys()
 
 
 def test_modules_of_a_package_make_no_circle() -> None:
@@ -125,6 +137,14 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
         for name in done:
             del left[name]
     return sorted(left)
+
+
+def test_the_server_uses_what_the_runtime_exports() -> None:
+    """It could be a package of somebody else's; only its command is made as the others are."""
+    root = REPOSITORY / "runtime/wanserve"
+    for file in root.rglob("*.py"):
+        command = {"command", "terminal"} if file.name == "cli.py" else set()
+        assert set(imported(file, "wanrun")) <= {"errors", *wanrun.__all__} | command, file.name
 
 
 def test_a_circle_is_found() -> None:

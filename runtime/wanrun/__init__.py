@@ -15,15 +15,20 @@ __all__ = [
     "Pipeline",
     "Result",
     "Step",
+    "Timings",
     "__version__",
     "join",
     "load",
+    "options",
+    "read_manifest",
     "resolve",
+    "schema",
 ]
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from wanrun.artifact.manifest import read_manifest
     from wanrun.cluster.join import join
     from wanrun.generation.load import load
     from wanrun.generation.pipeline import Pipeline
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
     from wanrun.opened.cancel import CancelToken
     from wanrun.request.generation import Generation
     from wanrun.request.resolve import resolve
+    from wanrun.request.rows import rows as options
+    from wanrun.request.rows import schema
+    from wanrun.timing.timings import Timings
 
 
 def __getattr__(name: str) -> Any:
@@ -43,14 +51,18 @@ def __getattr__(name: str) -> Any:
         "Pipeline": "wanrun.generation.pipeline",
         "Result": "wanrun.generation.result",
         "Step": "wanrun.generation.step",
+        "Timings": "wanrun.timing.timings",
         "join": "wanrun.cluster.join",
         "load": "wanrun.generation.load",
+        "options": "wanrun.request.rows",
+        "read_manifest": "wanrun.artifact.manifest",
         "resolve": "wanrun.request.resolve",
+        "schema": "wanrun.request.rows",
     }
     if name in modules:
         import importlib
 
-        return getattr(importlib.import_module(modules[name]), name)
+        return getattr(importlib.import_module(modules[name]), "rows" if name == "options" else name)
     raise AttributeError(f"module 'wanrun' has no attribute {name!r}")
 
 

@@ -189,7 +189,7 @@ def _make(
 
 
 def _write_timings(how: RunOptions, timings: Timings) -> None:
-    from wanrun.jobs.timing_files import write_timings
+    from wanrun.jobs.outputs import write_timings
 
     write_timings(timings, how.timing_json)
 

@@ -12,7 +12,7 @@ import datetime
 from pathlib import Path
 
 from wanrun.artifact.programs import ProgramSet
-from wanrun.executables.unreadable import refresh_command
+from wanrun.executables.store import refresh_command
 
 READABLE_MONTHS = 6
 WARNED_MONTHS = 5

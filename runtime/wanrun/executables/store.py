@@ -7,6 +7,7 @@ entry's bytes (``wanrun.executables.seam``): those that were checked are those t
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wanrun.artifact.programs import Profile, Program
+from wanrun.artifact.programs import Profile, Program, ProgramSet
 from wanrun.artifact.targets import Executable
 from wanrun.errors import ArtifactError, shortened
 from wanrun.executables.entries import overlay_folder, overlay_path, read_entry, read_program
@@ -22,7 +23,6 @@ from wanrun.executables.kept import keep, kept_file, read_kept
 from wanrun.executables.lowering import UnreadableProgramError, lower
 from wanrun.executables.seam import compile_here, load
 from wanrun.executables.tuning import Contest, Outcome, is_tuned, tolerance_of, tuned_options
-from wanrun.executables.unreadable import unreadable
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.clock import now
@@ -287,3 +287,19 @@ class Executables:
         here = LoadedProgram(compiled, built.inputs)
         weights, tolerance = self._opened.manifest.components.keys(), tolerance_of(profile)
         return LoadedProgram(Contest(built, here, weights, tolerance, decided), built.inputs)
+
+
+def refresh_command(artifact: Path) -> str:
+    """Returns the command that exports and compiles an artifact's programs again."""
+    return f"wanbuild refresh --artifact {shlex.quote(str(artifact))}"
+
+
+def unreadable(artifact: Path, programs: ProgramSet, name: str, reader: str, reason: object) -> ArtifactError:
+    """Returns the error for a program of a set that the JAX of version ``reader`` cannot read."""
+    oldest = min(programs.exported.values(), default=None)
+    return ArtifactError(
+        f"program {name} of {artifact}, which jax {programs.jax} exported on {oldest}, cannot be read",
+        expected=f"one that jax {reader} reads",
+        found=reason,
+        remedy=f"run {refresh_command(artifact)}",
+    )

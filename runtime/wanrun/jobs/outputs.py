@@ -12,15 +12,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, unwritable
+from wanrun.files import replace_file
 from wanrun.media.ffmpeg import check_encodes
 from wanrun.media.video_paths import CODECS
+from wanrun.timing.timings import Timings
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _FIELD = re.compile(r"(index|seed)(?::0([1-9][0-9]?))?|(slug)")
@@ -115,3 +118,17 @@ def check_file(path: Path | None, option: str, overwrite: bool) -> None:
         raise UsageError(f"{option} {path} cannot be written", remedy="name a file in a writable folder")
     if path.exists() and not overwrite:
         raise UsageError(f"{option} {path} exists", remedy="pass --overwrite to replace it")
+
+
+def write_timings(timings: Timings, path: Path | None) -> None:
+    """Writes ``Timings.as_json``, indented and atomically; None means no file.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        replace_file(path, (json.dumps(timings.as_json(), indent=2) + "\n").encode())
+    except OSError as error:
+        raise unwritable(f"the timing file {path}", error, "choose another --timing-json") from error

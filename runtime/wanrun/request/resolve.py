@@ -33,6 +33,7 @@ def resolve(
     negative_prompt: str | None = None,
     *,
     media: Media | None = None,
+    manifest: Manifest | None = None,
     **options: Unpack[Options],
 ) -> Generation:
     """Checks a request, and returns what it would make and cost, without running anything.
@@ -45,6 +46,7 @@ def resolve(
         prompt: description of the video.
         negative_prompt: description of what the video must not show; None for the manifest's default.
         media: the images and videos that the model takes, as files or in memory.
+        manifest: the artifact's manifest, if ``read_manifest`` has read it already.
         options: fields of ``Request`` by name, such as ``seed`` and ``num_steps``; None for the default.
 
     Raises:
@@ -55,7 +57,7 @@ def resolve(
     check_objects(media)
     folder = folder_of(artifact)
     request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
-    return resolve_request(request, read_manifest(folder), folder, media)
+    return resolve_request(request, manifest or read_manifest(folder), folder, media)
 
 
 def request_of(options: Mapping[str, Any]) -> Request:

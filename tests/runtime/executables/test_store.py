@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import errno
 import os
 import re
@@ -17,12 +18,12 @@ import numpy as np
 import pytest
 
 from helpers.damage import PROFILE, PROGRAMS, executable, flip, own
-from helpers.manifests import programs_of
+from helpers.manifests import plain_program, program_set, programs_of
 from helpers.opened import Opened
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
 from wanrun.executables.entries import overlay_folder
-from wanrun.executables.store import Executables, LoadedProgram
+from wanrun.executables.store import Executables, LoadedProgram, unreadable
 
 
 def test_what_was_checked_is_what_is_loaded(artifact: Path) -> None:
@@ -137,4 +138,17 @@ def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
         rf"compiled prepare in \d+\.\d s, which cannot be kept in {folder}: {os.strerror(errno.EFBIG)}: "
         "it is another CPU",
         line,
+    )
+
+
+def test_an_unreadable_program_names_the_versions_and_the_command() -> None:
+    day = "2026-05-31"
+    programs = program_set({day: {"prepare": plain_program()}})
+    programs = msgspec.structs.replace(programs, exported={day: datetime.date.fromisoformat(day)})
+    error = unreadable(Path("my artifact"), programs, "prepare", "0.11.1", "it is too old")
+    assert error.exit_code == 3
+    assert str(error) == (
+        "program prepare of my artifact, which jax 0 exported on 2026-05-31, cannot be read; "
+        "expected one that jax 0.11.1 reads; found it is too old; "
+        "run wanbuild refresh --artifact 'my artifact'"
     )

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wanrun.errors import UsageError
-from wanrun.jobs.outputs import check_folder, expand, numbered, slug
+from wanrun.jobs.outputs import check_folder, expand, numbered, slug, write_timings
 from wanrun.media.video_paths import video_paths
 from wanrun.media.write_video import check_free
+from wanrun.timing.timings import Timings
 
 
 def fill(pattern: str, index: int = 3, total: int = 12, seed: int = 7, prompt: str = "A red fox!") -> str:
@@ -152,3 +153,9 @@ def test_names_are_checked_without_what_writes_them() -> None:
     code = "import sys, wanrun.jobs.worklist, wanrun.media.write_video; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"PIL", "imageio_ffmpeg", "tokenizers", "ftfy", "jax"} & set(loaded.split())
+
+
+def test_a_file_of_timings_that_cannot_be_written(tmp_path: Path) -> None:
+    write_timings(Timings(), None)
+    with pytest.raises(UsageError, match=r"cannot be written; found No such file.*--timing-json"):
+        write_timings(Timings(), tmp_path / "missing" / "t.json")

@@ -1,0 +1,163 @@
+"""The artifacts that are served: what each is built for, and which options its model has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import wanrun
+from wanrun.errors import UsageError
+from wanserve.refusal import RefusedError
+
+if TYPE_CHECKING:
+    from wanrun import Generation
+
+PYTHON_ONLY = ("profile",)
+"""Options that a client has no use for, beside those of its shape; they are understood."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One artifact.
+
+    Attributes:
+        name: the model's name for clients.
+        folder: the artifact.
+        manifest: its manifest, as it was at the start.
+    """
+
+    name: str
+    folder: Path
+    manifest: Any
+
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """The rows of the options that have an effect with this model, by Python name."""
+        task, own = self.manifest.model.task, self.manifest.model.default_options()
+        media = {row.name for row in wanrun.options() if row.value in ("FILE", "DIR|FILE")}
+        shown = dict.fromkeys(own, True)
+        shown |= {"mode": task.modes is not None, "segment_overlap": task.windows is not None}
+        shown |= {name: name in task.inputs for name in media}
+        return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}
+
+    @property
+    def inputs(self) -> Iterator[tuple[str, str, bool, bool]]:
+        """The images and videos that it takes: option, image or video, whether it must, whether several."""
+        for name, row in self.options.items():
+            item = self.manifest.model.task.inputs.get(name)
+            if item is not None:
+                yield name, "video" if item.kind == "video" else "image", item.required, row.many
+
+    def shapes(self) -> list[dict[str, Any]]:
+        """The built profiles in the order of building, as clients see them."""
+        fps = float(self.manifest.model.defaults.fps)
+        built = sorted(self.manifest.profiles.values(), key=lambda profile: profile.index)
+        return [
+            {
+                "profile": one.name,
+                "size": f"{one.width}x{one.height}",
+                "num_frames": one.num_frames,
+                "fps": fps,
+                "seconds": round(one.num_frames / fps, 2),
+                "num_videos": one.num_videos,
+                "num_references": one.num_references,
+                "guidance": one.guidance,
+            }
+            for one in built
+        ]
+
+    def resolve(self, options: Mapping[str, Any], spell: Callable[[str], str]) -> Generation:
+        """Checks a request against the artifact; reads no file.
+
+        Args:
+            options: the options by Python name, with the paths of images and videos.
+            spell: the client's name of an option, for messages.
+
+        Raises:
+            WanError: as ``wanrun.resolve``.
+            RefusedError: for a schedule in a file: no file of the server is read for a request.
+        """
+        schedule = options.get("schedule")
+        if schedule is not None and schedule not in self.manifest.schedules:
+            names = ", ".join(self.manifest.schedules) or "none: the artifact has no schedules"
+            raise RefusedError(
+                f"there is no {spell('schedule')} {schedule!r}; expected one of {names}",
+                param=spell("schedule"),
+            )
+        given = dict(options)
+        prompt = given.pop("prompt", None)
+        if prompt is None:
+            raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
+        negative = given.pop("negative_prompt", None)
+        return wanrun.resolve(self.folder, prompt, negative, manifest=self.manifest, **given)
+
+    def shown(self, created: float) -> dict[str, Any]:
+        """Returns the model as the API answers it."""
+        model = self.manifest.model
+        defaults = {name: value for name, value in model.default_options().items() if value is not None}
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": int(created),
+            "owned_by": "wanrun",
+            "variant": model.variant,
+            "content_digest": self.manifest.content_digest,
+            "shapes": self.shapes(),
+            "defaults": defaults,
+            "presets": [
+                {"name": name, "description": schedule.describe()}
+                for name, schedule in sorted(
+                    self.manifest.schedules.items(), key=lambda one: -one[1].evaluations
+                )
+            ],
+            "inputs": [
+                {
+                    "name": name,
+                    "kind": kind,
+                    "required": required,
+                    "many": many,
+                    "description": self.options[name].help,
+                }
+                for name, kind, required, many in self.inputs
+            ],
+            "options": [name for name in self.options if name not in (*PYTHON_ONLY, "prompt")],
+        }
+
+
+class Catalog:
+    """The models of a server, by name.
+
+    Args:
+        folders: the artifact of each model; the first is the default.
+
+    Raises:
+        ArtifactError: if a manifest cannot be read, or an artifact has no profile.
+    """
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self.created = time.time()
+        self.models = {
+            name: Model(name, folder, wanrun.read_manifest(folder)) for name, folder in folders.items()
+        }
+
+    def find(self, name: str | None) -> Model:
+        """Returns a model; None is the only one.
+
+        Raises:
+            RefusedError: if there is none of this name, or several and none is named.
+        """
+        names = ", ".join(self.models)
+        if name is None and len(self.models) > 1:
+            raise RefusedError(f"there is no model in the request; expected one of {names}", param="model")
+        model = next(iter(self.models.values())) if name is None else self.models.get(name)
+        if model is None:
+            raise RefusedError(
+                f"there is no model {name[:60]!r}; expected one of {names}",  # type: ignore[index]
+                param="model",
+                code="model_not_found",
+            )
+        return model

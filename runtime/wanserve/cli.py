@@ -1,0 +1,214 @@
+"""``wanrun serve``: reads the options, starts the first worker, and only then imports the server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from wanrun.command import Command, options_of
+from wanrun.errors import UsageError, WanError
+from wanrun.terminal.console import leave, run
+from wanserve.process import WorkerProcess
+from wanserve.settings import Settings
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+KEYS = "WANRUN_API_KEYS"
+
+_network, _limits = options_of("Network"), options_of("Limits")
+_jobs, _loading = options_of("Jobs"), options_of("Loading")
+_path = click.Path(path_type=Path)
+_positive = click.IntRange(min=1)
+
+
+class ServeError(WanError):
+    """The first artifact cannot be loaded; the exit code is that of its error."""
+
+
+def named(words: tuple[str, ...]) -> dict[str, Path]:
+    """Returns the folder of each artifact by the model's name: ``NAME=DIR``, or the folder's own name.
+
+    Raises:
+        UsageError: for two of one name, or a folder that is none.
+    """
+    found = dict[str, Path]()
+    for word in words:
+        name, equals, folder = word.rpartition("=")
+        path = Path(folder)
+        if equals and not name:
+            raise UsageError(f"{word} has no name", expected="NAME=DIR")
+        name = name or Path(os.path.realpath(path)).name
+        if not path.is_dir():
+            raise UsageError(f"there is no artifact {path}", expected="a folder that wanbuild has made")
+        if name in found:
+            raise UsageError(f"two artifacts are called {name}", remedy="name them: NAME=DIR")
+        found[name] = path
+    return found
+
+
+@click.command(
+    "serve",
+    cls=Command,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.argument("artifacts", nargs=-1, required=True, metavar="[NAME=]ARTIFACT...")
+@_network("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@_network(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: a free one."
+)
+@_network(
+    "--keys", type=_path, help=f"File with a line NAME KEY [JOBS THAT MAY WAIT] per client; also {KEYS}."
+)
+@_network(
+    "--allow-host", multiple=True, metavar="NAME", help="Name of this server, behind a proxy; repeatable."
+)
+@_network("--cors", multiple=True, metavar="ORIGIN", help="Site whose pages may call the API; repeatable.")
+@_network("--tls-certificate", type=_path, help="Certificate, PEM.")
+@_network("--tls-key", type=_path, help="Its key, PEM.")
+@_network("--open", "open_page", is_flag=True, help="Open the page in a browser.")
+@_jobs(
+    "--data", type=_path, default=Path("wanrun-videos"), show_default=True, help="Folder of jobs and videos."
+)
+@_jobs("--max-waiting", type=_positive, default=100, show_default=True, help="Jobs that may wait.")
+@_jobs(
+    "--attempts",
+    type=_positive,
+    default=3,
+    show_default=True,
+    help="Times that a job is begun if its process is killed.",
+)
+@_jobs(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds that a running job has to end after SIGTERM.",
+)
+@_jobs("--keep-days", type=click.FloatRange(min=0, min_open=True), help="Days that ended jobs are kept.")
+@_jobs("--keep-gb", type=click.FloatRange(min=0, min_open=True), help="Gigabytes of videos that are kept.")
+@_limits(
+    "--max-upload", type=_positive, default=64, show_default=True, metavar="MB", help="Size of a request."
+)
+@_limits("--max-pixels", type=_positive, default=50_000_000, show_default=True, help="Pixels of an image.")
+@_limits(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    help="Seconds for a slow client.",
+)
+@_loading(
+    "--workers", type=_positive, help="Processes with a device.  [default: one for each, or for a mesh]"
+)
+@_loading("--target", help="A built target.  [default: the one that matches this machine]")
+@_loading(
+    "--memory", type=click.Choice(["auto", "low"]), default="auto", help="As of wanrun.  [default: auto]"
+)
+@_loading(
+    "--verify", type=click.Choice(["fast", "sha256"]), default="fast", help="As of wanrun.  [default: fast]"
+)
+@_loading("--allow-compile", is_flag=True, help="As of wanrun.")
+@click.option("--debug", is_flag=True, help="Print tracebacks.")
+def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
+    """Serves artifacts: OpenAI's video API, and a page at its root."""
+    folders = named(artifacts)
+    loading = {name: given[name] for name in ("target", "memory", "verify", "allow_compile")}
+    settings = _settings(folders, {name: value for name, value in loading.items() if value}, given)
+    first = _started(settings)
+    try:
+        return _serve(settings, given, first)
+    finally:
+        if first is not None:
+            first.kill()
+
+
+def _settings(folders: dict[str, Path], loading: dict[str, Any], given: dict[str, Any]) -> Settings:
+    certificate = given["tls_certificate"], given["tls_key"]
+    if (certificate[0] is None) != (certificate[1] is None):
+        raise UsageError("--tls-certificate and --tls-key go together")
+    days, gigabytes = given["keep_days"], given["keep_gb"]
+    return Settings(
+        artifacts=folders,
+        data=given["data"],
+        loading=loading,
+        workers=given["workers"],
+        host=given["host"],
+        port=given["port"],
+        origins=tuple(origin.rstrip("/") for origin in given["cors"]),
+        hosts=tuple(name.lower() for name in given["allow_host"]),
+        certificate=None if certificate[0] is None else certificate,
+        max_waiting=given["max_waiting"],
+        max_upload=given["max_upload"] << 20,
+        max_pixels=given["max_pixels"],
+        body_seconds=given["timeout"],
+        grace_seconds=given["grace"],
+        attempts=given["attempts"],
+        keep_seconds=None if days is None else days * 86400,
+        keep_bytes=None if gigabytes is None else int(gigabytes * 1e9),
+    )
+
+
+def _started(settings: Settings) -> WorkerProcess | None:
+    """Starts the first worker, which imports JAX and loads while this process imports the server.
+
+    Of several devices, the manifests decide which one it has: then it is not started yet.
+    """
+    from wanserve.devices import environments
+    from wanserve.messages import begin_line
+
+    places = environments((), settings.workers)
+    if len(places) > 1:
+        return None
+    return WorkerProcess(places[0], begin_line(settings.artifacts, settings.loading))
+
+
+def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | None) -> int:
+    import asyncio
+    import logging
+    from dataclasses import replace
+
+    try:
+        from wanserve.device import BrokenError
+        from wanserve.keys import read_keys
+        from wanserve.service import Service
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"wanrun serve needs {error.name}", remedy="pip install '.[serve]' in the checkout"
+        ) from None
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    keys = read_keys(given["keys"], os.environ.pop(KEYS, None))
+    local = settings.host in LOOPBACK
+    if not keys and (local or settings.hosts):
+        settings = replace(settings, hosts=(*settings.hosts, *LOOPBACK))
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def opened(url: str) -> None:
+        if given["open_page"]:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    async def main() -> None:
+        service = Service(settings, keys, first)
+        if not keys and not local:
+            say(f"warning: everybody who reaches {service.url} may use it; --keys FILE changes that")
+        await service.run(say, opened)
+
+    try:
+        asyncio.run(main())
+    except BrokenError as error:
+        broken = ServeError(str(error))
+        broken.exit_code = error.exit_code  # type: ignore[misc]
+        raise broken from None
+    return 0
+
+
+def main() -> NoReturn:
+    """Runs the command and ends the process."""
+    leave(run(serve, sys.argv[2:]))

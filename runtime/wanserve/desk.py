@@ -1,0 +1,403 @@
+"""The jobs of a server: takes, orders, changes, cancels and forgets them, and hands them to workers.
+
+What is stored is the truth at a start. While the server runs, the jobs that wait or run are in memory too. A
+change of theirs is made there first, in one step of the event loop, and then stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wanserve import store as stored
+from wanserve.estimate import Estimates
+from wanserve.folders import Folders
+from wanserve.hub import Hub
+from wanserve.job import Failure, Job, Live, shown
+from wanserve.messages import Done, Failed, Now
+from wanserve.metrics import Metrics
+from wanserve.refusal import RefusedError
+from wanserve.settings import Settings
+from wanserve.store import Store
+
+LOG = logging.getLogger("wanserve")
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""Signals by which a worker is ended from outside, for want of memory too; others are its own crash."""
+
+
+@dataclass
+class Running:
+    """A job that a worker has.
+
+    Attributes:
+        job: the job.
+        live: what is known of it.
+        cancel: tells the worker to end it.
+        removed: whether it is forgotten once it ends.
+    """
+
+    job: Job
+    live: Live
+    cancel: Callable[[], None] = lambda: None
+    removed: bool = False
+    _phase_began: float = field(default_factory=time.monotonic)
+    _steps_began: float | None = None
+
+    def now(self, message: Now) -> None:
+        """Takes what the worker does."""
+        if message.phase != self.live.phase:
+            self._phase_began = time.monotonic()
+            if message.phase == "steps" and self._steps_began is None:
+                self._steps_began = self._phase_began
+        if message.step != self.live.step:
+            self._phase_began = time.monotonic()
+        if self.live.phase != "cancelling":
+            self.live.phase = message.phase
+        self.live.step, self.live.steps = message.step, message.steps or self.live.steps
+
+    @property
+    def clock(self) -> dict[str, float | None]:
+        """Seconds of the phase, or since the last step, and the mean of the steps so far."""
+        now, began = time.monotonic(), self._steps_began
+        step = None
+        if began is not None and self.live.step:
+            step = (self._phase_began - began) / self.live.step if self.live.phase == "steps" else None
+        return {"phase": now - self._phase_began, "step": step or None}
+
+
+class Desk:
+    """The jobs.
+
+    Args:
+        settings: the limits.
+        folders: the files.
+        store: the stored jobs.
+        hub: who is told of changes.
+        metrics: what is counted.
+    """
+
+    def __init__(
+        self, settings: Settings, folders: Folders, store: Store, hub: Hub, metrics: Metrics
+    ) -> None:
+        self._settings, self._folders, self._store = settings, folders, store
+        self.hub, self._metrics = hub, metrics
+        self.estimates = Estimates(store.times())
+        self._waiting: list[Job] = []
+        self._running: dict[str, Running] = {}
+        self._wake = asyncio.Event()
+        self.closing = False
+        self.workers = 1
+
+    async def restore(self) -> None:
+        """Takes what is stored: what was running waits again, and files without a job are removed."""
+
+        def again(connection: sqlite3.Connection) -> list[str]:
+            for job in stored.jobs_with(connection, "in_progress"):
+                job.status = "cancelled" if job.unwanted else "queued"
+                job.ended = time.time() if job.unwanted else None
+                stored.put(connection, job)
+            return [id for (id,) in connection.execute("SELECT id FROM videos")]
+
+        known = await self._store.change(again)
+        await asyncio.to_thread(self._folders.clean, set(known))
+        self._waiting = self._store.waiting()
+        self._wake.set()
+
+    # What clients ask for.
+
+    async def accept(self, job: Job, keep: Callable[[], None], owner_limit: int | None = None) -> Job:
+        """Stores a new job at the end of the queue; returns it, or the one that its idempotency key has.
+
+        Args:
+            job: the job.
+            keep: puts its files in place; they stay where they are if another job is returned.
+            owner_limit: the most jobs of its owner that may wait; None for no such limit.
+
+        Raises:
+            RefusedError: if the queue is full, or the key is that of another request.
+        """
+        if self.closing:
+            raise RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})
+
+        def put(connection: sqlite3.Connection) -> Job:
+            if job.idempotency is not None:
+                other = stored.with_key(connection, job.owner, job.idempotency)
+                if other is not None and other.fingerprint != job.fingerprint:
+                    raise RefusedError(
+                        "the Idempotency-Key was used for another request; choose a new one",
+                        409,
+                        code="idempotency_conflict",
+                    )
+                if other is not None:
+                    return other
+            for owner, limit in ((None, self._settings.max_waiting), (job.owner, owner_limit)):
+                if limit is not None and stored.count(connection, "queued", owner) >= limit:
+                    whose = "the queue is full" if owner is None else "too many jobs of this key wait"
+                    raise RefusedError(
+                        f"{whose}; expected at most {limit}; try again later",
+                        429,
+                        code="queue_full",
+                        headers={"Retry-After": str(self._retry_seconds())},
+                    )
+            job.rank = stored.last_rank(connection) + 1.0
+            keep()
+            stored.put(connection, job)
+            return job
+
+        kept = await self._store.change(put)
+        if kept is job:
+            bisect.insort(self._waiting, job, key=lambda one: one.rank)
+            self._wake.set()
+            self.publish(job)
+        return self._known(kept)
+
+    def find(self, id: str, owner: str | None) -> Job:
+        """Returns a job of an owner; None is everybody.
+
+        Raises:
+            RefusedError: if there is none.
+        """
+        if (running := self._running.get(id)) is not None:
+            job = None if running.removed else running.job
+        else:
+            job = next((one for one in self._waiting if one.id == id), None) or self._store.find(id)
+        if job is None or owner not in (None, job.owner):
+            raise RefusedError(f"there is no video {id[:60]!r}", 404, code="not_found", param="id")
+        return job
+
+    def _known(self, job: Job) -> Job:
+        """Returns a stored job as it is in memory, if it waits or runs."""
+        if (running := self._running.get(job.id)) is not None:
+            return running.job
+        return next((one for one in self._waiting if one.id == job.id), job)
+
+    def current(self, jobs: list[Job]) -> list[Job]:
+        """Returns stored jobs as they are in memory."""
+        waiting = {job.id: job for job in self._waiting}
+        waiting |= {id: running.job for id, running in self._running.items()}
+        return [waiting.get(job.id, job) for job in jobs]
+
+    async def cancel(self, job: Job) -> None:
+        """Cancels a job: one that waits at once, one that runs as soon as its worker looks.
+
+        Raises:
+            RefusedError: if it has ended already.
+        """
+        if job.over:
+            raise RefusedError(f"the video is {job.status} already", 409, code="already_ended")
+        if (running := self._running.get(job.id)) is not None:
+            job.unwanted, running.live.phase = True, "cancelling"
+            running.cancel()
+            self.publish(job)
+            await self._store.change(lambda connection: stored.put(connection, job))
+            return
+        self._waiting.remove(job)
+        await self._end(job, "cancelled")
+
+    async def delete(self, job: Job) -> None:
+        """Forgets a job and its files; one that runs is cancelled, and its files go when it has ended."""
+        running = self._running.get(job.id)
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if running is not None:
+            running.removed, job.unwanted = True, True
+            running.cancel()
+        await self._store.change(lambda connection: stored.remove(connection, job.id))
+        if running is None:
+            await asyncio.to_thread(self._folders.remove, job.id)
+        self.hub.publish(job.owner, job.id, "deleted", {"id": job.id})
+        self._publish_waiting()
+
+    def check_waiting(self, job: Job) -> None:
+        """Raises RefusedError unless a job waits."""
+        if job not in self._waiting:
+            state = "running" if job.status == "in_progress" else job.status
+            raise RefusedError(
+                f"the video is {state}, and only waiting ones can be changed", 409, code="not_waiting"
+            )
+
+    async def change(self, job: Job) -> None:
+        """Stores a waiting job whose options or files have changed."""
+        await self._store.change(lambda connection: stored.put(connection, job))
+        self.publish(job)
+
+    async def move(self, job: Job, position: int) -> None:
+        """Moves a waiting job to a position among its owner's, which keep their places among all.
+
+        Args:
+            job: the job.
+            position: from 1; a larger one than there are jobs is the last.
+        """
+        own = [one for one in self._waiting if one.owner == job.owner]
+        ranks = [one.rank for one in own]
+        own.remove(job)
+        own.insert(position - 1, job)
+        for one, rank in zip(own, ranks, strict=True):
+            one.rank = rank
+        self._waiting.sort(key=lambda one: one.rank)
+
+        def put(connection: sqlite3.Connection) -> None:
+            for one in own:
+                stored.put(connection, one)
+
+        await self._store.change(put)
+        self._publish_waiting()
+
+    # What workers ask for.
+
+    async def next(self) -> Job:
+        """Waits for a job, and returns the next one, which runs from now on."""
+        while self.closing or not self._waiting:
+            self._wake.clear()
+            await self._wake.wait()
+        job = self._waiting.pop(0)
+        job.status, job.started, job.attempts = "in_progress", time.time(), job.attempts + 1
+        self._running[job.id] = Running(job, Live(phase="loading", steps=job.shape["num_steps"]))
+        return job
+
+    async def begin(self, job: Job, cancel: Callable[[], None]) -> None:
+        """Stores that a job runs; ``cancel`` tells its worker to end it."""
+        self._running[job.id].cancel = cancel
+        await self._store.change(lambda connection: stored.put(connection, job))
+        self.publish(job)
+        self._publish_waiting()
+
+    def now(self, message: Now) -> None:
+        """Takes what a worker does for a job."""
+        if (running := self._running.get(message.id)) is not None:
+            running.now(message)
+            self.publish(running.job)
+
+    async def done(self, message: Done) -> None:
+        """Takes the end of a job that has its videos."""
+        job = self._running[message.id].job
+        job.resolved, job.seconds, job.warnings = message.resolved, message.seconds, message.warnings
+        job.bytes = await asyncio.to_thread(self._folders.size, job.id)
+        times = self.estimates.learn(job, message.seconds, message.steps)
+        self._metrics.phases(message.seconds)
+        await self._end(job, "completed", lambda connection: stored.put_times(connection, times))
+
+    async def failed(self, id: str, code: str, message: str) -> None:
+        """Takes the failure of a job."""
+        job = self._running[id].job
+        job.error = Failure(code, message)
+        await self._end(job, "failed")
+
+    async def failed_by(self, message: Failed) -> None:
+        """Takes the failure of a job from its worker."""
+        await self.failed(message.id, message.code, message.message)
+
+    async def cancelled(self, id: str) -> None:
+        """Takes that a job was cancelled, and its device is free."""
+        await self._end(self._running[id].job, "cancelled")
+
+    async def lost(self, job: Job, code: int, reason: str) -> None:
+        """Takes that the worker of a job has ended.
+
+        Args:
+            job: the job.
+            code: the exit code, negative for a signal.
+            reason: the same in words.
+        """
+        if job.unwanted:
+            await self._end(job, "cancelled")
+        elif -code in _FROM_OUTSIDE and job.attempts < self._settings.attempts:
+            LOG.warning("%s runs again: %s", job.id, reason)
+            await self.put_back(job)
+        else:
+            times = f" (attempt {job.attempts})" if job.attempts > 1 else ""
+            await self.failed(
+                job.id, "worker_died", f"the process that made the video has ended: {reason}{times}"
+            )
+
+    async def put_back(self, job: Job) -> None:
+        """Lets a running job wait again, at its place."""
+        job.status, job.started = "queued", None
+        self._running.pop(job.id, None)
+        bisect.insort(self._waiting, job, key=lambda one: one.rank)
+        await self._store.change(lambda connection: stored.put(connection, job))
+        self._wake.set()
+        self.publish(job)
+
+    async def _end(
+        self, job: Job, status: Any, also: Callable[[sqlite3.Connection], None] = lambda connection: None
+    ) -> None:
+        """Stores that a job has ended, and tells of it."""
+        running = self._running.get(job.id)
+        removed = running is not None and running.removed
+
+        def put(connection: sqlite3.Connection) -> None:
+            also(connection)
+            if not removed:
+                stored.put(connection, job)
+
+        job.status, job.ended = status, time.time()
+        try:
+            await self._store.change(put)
+        finally:  # of an end that could not be stored, the job runs again after the next start
+            self._running.pop(job.id, None)
+        self._metrics.ended(job)
+        if removed:
+            await asyncio.to_thread(self._folders.remove, job.id)
+        else:
+            self.publish(job)
+        self._publish_waiting()
+
+    # What is known.
+
+    @property
+    def waiting(self) -> list[Job]:
+        """The waiting jobs, the next one first."""
+        return self._waiting
+
+    @property
+    def running(self) -> int:
+        """The number of jobs that run."""
+        return len(self._running)
+
+    def live(self, job: Job) -> Live | None:
+        """Returns what is known of a job that waits or runs; None for others."""
+        if (running := self._running.get(job.id)) is not None:
+            self.estimates.follow(job, running.live, running.clock)
+            return running.live
+        if job not in self._waiting:
+            return None
+        position = self._waiting.index(job) + 1
+        return Live(phase="queued", position=position, remaining=self._wait(position))
+
+    def _wait(self, position: int) -> float | None:
+        """Returns the seconds until the end of the waiting job at a position; None if that is not known."""
+        lefts = [self.live(running.job) for running in self._running.values()]
+        seconds = [None if left is None else left.remaining for left in lefts]
+        seconds += [self.estimates.total(one) for one in self._waiting[: position - 1]]
+        own = self.estimates.total(self._waiting[position - 1])
+        if own is None or None in seconds:
+            return None
+        return own + sum(one for one in seconds if one is not None) / max(self.workers, 1)
+
+    def shown(self, job: Job) -> dict[str, Any]:
+        """Returns a job as the API answers it."""
+        return shown(job, self.live(job), self._settings.keep_seconds)
+
+    def publish(self, job: Job) -> None:
+        """Tells those who listen of a job."""
+        if self.hub.wanted:
+            self.hub.publish(job.owner, job.id, "video", self.shown(job))
+
+    def _publish_waiting(self) -> None:
+        for job in self._waiting if self.hub.wanted else ():
+            self.publish(job)
+
+    def _retry_seconds(self) -> int:
+        """Seconds after which there may be room in the queue."""
+        left = [self.live(running.job) for running in self._running.values()]
+        known = [one.remaining for one in left if one is not None and one.remaining is not None]
+        return max(1, int(min(known, default=5.0)) + 1)

@@ -1,0 +1,291 @@
+"""Reads the fields of a request as options of the record: every server's names, sizes, seconds and files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+import wanrun
+from wanrun.errors import quoted
+from wanserve.catalog import Catalog, Model
+from wanserve.forms import Form, check_depth
+from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, options_by_name
+from wanserve.refusal import RefusedError
+from wanserve.uploads import Sent, kind_of, sent_file, sent_text
+
+FORMATS = ("mp4", "webm", "gif", "webp", "mov")
+OWN = ("model", "seconds", "width", "height", "format", "output_format")
+"""Fields beside the options of the record."""
+
+_FILES = {row.name: row for row in wanrun.options() if row.value in ("FILE", "DIR|FILE")}
+
+
+@dataclass
+class Wish:
+    """What a client asks for.
+
+    Attributes:
+        model: the model.
+        options: values by the options' Python names, without images and videos.
+        sent: the images and videos.
+        format: suffix of the videos.
+        spelled: the client's name of each option that was given.
+    """
+
+    model: Model
+    options: dict[str, Any] = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
+    format: str = "mp4"
+    spelled: dict[str, str] = field(default_factory=dict)
+
+    def spell(self, option: str) -> str:
+        """Returns the client's name of an option."""
+        return self.spelled.get(option, option)
+
+
+async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> Wish:
+    """Reads what a client asks for; whether the artifact can make it is for ``Model.resolve``.
+
+    Args:
+        form: the fields and files.
+        catalog: the models.
+        model: the model if none is named; None for the only one.
+
+    Raises:
+        RefusedError: for a field that is unknown, mistyped, given twice or without a meaning here.
+    """
+    given = dict(_flat(form.fields))
+    named = given.pop("model", model)
+    if not isinstance(named, str | None):
+        raise _mistyped("model", "a string", named)
+    wish = Wish(catalog.find(named))
+    wish.format = _format(given)
+    seconds = given.pop("seconds", None)
+    _take_size(given, wish)
+    files = [(name, sent_file(_option_of(name), file, name)) for name, file in form.files]
+    for name, value in given.items():
+        if name in MEDIA or options_by_name().get(name) in _FILES:
+            if value not in (None, ""):
+                files += ((name, one) for one in _sent_texts(name, value))
+        else:
+            _take_option(name, value, name in form.fields, wish)
+    if seconds is not None:
+        _take_seconds(seconds, wish)
+    for name, sent in files:
+        await _take_file(name, sent, wish)
+    return wish
+
+
+def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the fields, with the entries of ``MERGED`` objects as fields of their own.
+
+    Raises:
+        RefusedError: for a field that is given twice, or an object that is none.
+    """
+    seen = set[str]()
+    for name, value in fields.items():
+        inner = [(name, value)]
+        if name in MERGED:
+            inner = list(_flat(_object(name, value)))
+        for key, item in inner:
+            if key in seen:
+                raise RefusedError(f"{key} is given twice", param=key)
+            seen.add(key)
+            yield key, item
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    """Returns a field that is an object, or the JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value) if value else {}
+        except (msgspec.DecodeError, RecursionError):
+            raise RefusedError(f"{name} is not JSON", param=name) from None
+        check_depth(value)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _mistyped(name, "an object", value)
+    return value
+
+
+def _mistyped(name: str, expected: str, value: Any) -> RefusedError:
+    return RefusedError(f"{name} has the wrong type; expected {expected}; found {quoted(value)}", param=name)
+
+
+def _format(given: dict[str, Any]) -> str:
+    """Takes the suffix of the videos out of the fields."""
+    values = [given.pop(name) for name in ("format", "output_format") if name in given]
+    value = next((one for one in values if one is not None), "mp4")
+    if value not in FORMATS:
+        raise RefusedError(
+            f"format cannot be {quoted(value)}; expected one of {', '.join(FORMATS)}", param="format"
+        )
+    return str(value)
+
+
+def _take_size(given: dict[str, Any], wish: Wish) -> None:
+    """Makes a size of width and height."""
+    width, height = given.pop("width", None), given.pop("height", None)
+    if width is None and height is None:
+        return
+    for name, value in (("width", width), ("height", height)):
+        if value is None:
+            raise RefusedError(f"{name} is missing: width and height go together", param=name)
+        if type(value) not in (int, str) or not str(value).isascii() or not str(value).isdigit():
+            raise _mistyped(name, "an integer", value)
+    if any(options_by_name().get(name) == "size" for name in given):
+        raise RefusedError("size is given twice: as size, and as width and height", param="size")
+    wish.options["size"], wish.spelled["size"] = f"{int(width)}x{int(height)}", "size"
+
+
+def _take_option(name: str, value: Any, text: bool, wish: Wish) -> None:
+    """Takes the value of an option; ``text`` says that it may be a form's string for another type."""
+    if name in NO_EFFECT:
+        if NO_EFFECT[name] and value is not None and value not in NO_EFFECT[name]:
+            allowed = " or ".join(dict.fromkeys(str(one) for one in NO_EFFECT[name]))
+            raise RefusedError(f"{name} cannot be {quoted(value)}; expected {allowed}", param=name)
+        return
+    option = options_by_name().get(name)
+    if option is None:
+        raise _unknown(name, wish)
+    if value is None:
+        return
+    if option in wish.options:
+        other = wish.spell(option)
+        raise RefusedError(f"{name} is given twice" + (f", also as {other}" * (other != name)), param=name)
+    row = next(row for row in wanrun.options() if row.name == option)
+    wish.options[option], wish.spelled[option] = _typed(row, value, text, name), name
+
+
+def _unknown(name: str, wish: Wish) -> RefusedError:
+    """Returns the error of a field that has no meaning here."""
+    if (remedy := INSTEAD.get(name)) is not None:
+        return RefusedError(f"there is no field {name}: {remedy}", param=name, code="unknown_parameter")
+    known = [*wish.model.options, *OWN]
+    near = difflib.get_close_matches(name, [*options_by_name(), *OWN, *MEDIA], 1, 0.75)
+    hint = f"use {near[0]}" if near else f"expected one of {', '.join(known)}"
+    return RefusedError(f"unknown field {name[:60]!r}; {hint}", param=name[:60], code="unknown_parameter")
+
+
+def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
+    """Returns the value of a form's string where the option is a number, or a list of numbers."""
+    if row.name == "seed" and isinstance(value, list) and len(value) == 1:
+        value = value[0]  # SGLang's clients send a list
+    if not text:
+        return tuple(value) if row.numbers and isinstance(value, list) else value
+    if row.numbers:
+        items = value if isinstance(value, list) else str(value).strip("[] ").split(",")
+        return tuple(_number(item, float) for item in items)
+    if isinstance(value, list):
+        raise RefusedError(f"{name} is given {len(value)} times", param=name)
+    if row.base in (int, float) and value != "random":
+        return _number(value, row.base)
+    return value
+
+
+def _number(value: Any, kind: type[int] | type[float]) -> Any:
+    """Returns a text as a number if it is one; the record's check tells of others."""
+    if not isinstance(value, str) or len(value) > 40:
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if kind is int and number.is_integer() else number
+
+
+def _take_seconds(value: Any, wish: Wish) -> None:
+    """Chooses the built number of frames that makes so many seconds.
+
+    A video of Wan has one frame more than seconds times frames per second, and published ones are a little
+    shorter or longer: a built one counts if it is at most one frame off.
+    """
+    number = _number(value, float)
+    if type(number) not in (int, float) or not 0 < number < 1e5:
+        raise _mistyped("seconds", "a positive number", value)
+    if "num_frames" in wish.options:
+        raise RefusedError(
+            f"seconds and {wish.spell('num_frames')} are both given; leave one out", param="seconds"
+        )
+    fps = wish.options.get("fps", wish.model.manifest.model.defaults.fps)
+    rate = float(fps) if type(fps) in (int, float) and fps > 0 else 16.0
+    built = sorted({shape["num_frames"] for shape in wish.model.shapes()})
+    fitting = [frames for frames in built if abs(frames - number * rate) <= 1]
+    if not fitting:
+        lengths = ", ".join(f"{frames / rate:.4g} ({frames} frames)" for frames in built)
+        raise RefusedError(
+            f"no video of {number:g} seconds is built; expected one of {lengths}; a size or length is added "
+            "by wanbuild compile",
+            param="seconds",
+            code="not_built",
+        )
+    wish.options["num_frames"] = min(fitting, key=lambda frames: abs(frames - number * rate))
+    wish.spelled["num_frames"] = "seconds"
+
+
+def _option_of(name: str) -> str:
+    """Returns the option of a field with a file; empty where its content decides.
+
+    Raises:
+        RefusedError: if the field takes no file.
+    """
+    bare = name.removesuffix("[]")
+    option = options_by_name().get(bare, MEDIA.get(bare))
+    if option is None or (option and option not in _FILES):
+        what = f"the field {bare[:60]!r} takes no file"
+        raise RefusedError(
+            f"{what}; expected one of {', '.join([*_FILES, *MEDIA])}",
+            param=bare[:60],
+            code="unknown_parameter",
+        )
+    return option
+
+
+def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
+    """Yields the images or videos of a field without a file."""
+    if isinstance(value, str) and value[:1] in "[{":
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise RefusedError(f"{name} is not JSON", param=name) from None
+        check_depth(value)
+    for one in value if isinstance(value, list) else [value]:
+        option = _option_of(name)
+        if isinstance(one, dict) and (role := one.get("role")) is not None:
+            if role not in ROLES:
+                raise RefusedError(
+                    f"{name} has the role {quoted(role)}; expected one of {', '.join(ROLES)}", param=name
+                )
+            option = ROLES[role]
+        yield sent_text(option, one, name)
+
+
+async def _take_file(name: str, sent: Sent, wish: Wish) -> None:
+    """Takes an image or a video for the option that it belongs to.
+
+    Raises:
+        RefusedError: if the model takes none, or it is given twice.
+    """
+    inputs = {option: (kind, many) for option, kind, _, many in wish.model.inputs}
+    if not sent.option or (sent.option == "image" and "image" not in inputs and name in MEDIA):
+        _, kind = kind_of(await sent.head())
+        sent.option = next((option for option, (takes, _) in inputs.items() if takes == kind), "")
+        if not sent.option:
+            what = f"{kind}s" if inputs else "no images or videos"
+            takes = f"takes {', '.join(inputs)}" if inputs else "takes a prompt alone"
+            raise RefusedError(
+                f"{name}: {wish.model.name} takes no {what.removeprefix('no ')}; it {takes}", param=name
+            )
+    many = inputs.get(sent.option, ("", False))[1]
+    if not many and any(other.option == sent.option for other in wish.sent):
+        raise RefusedError(f"{sent.option} is given twice", param=name)
+    wish.spelled.setdefault(sent.option, name.removesuffix("[]"))
+    wish.sent.append(sent)

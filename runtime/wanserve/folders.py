@@ -1,0 +1,111 @@
+"""The files of a server: the database, and a folder for each job with what came and what was made."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from wanrun.errors import UsageError
+from wanserve.job import Job, Upload
+
+THUMBNAIL: Final = "thumbnail.webp"
+LAST_FRAME: Final = "last.png"
+"""Ends of the names of a video's pictures."""
+
+_ID = re.compile(r"video_[0-9a-f]{32}")
+
+
+class Folders:
+    """The folder of a server's data, which one server has at a time.
+
+    Args:
+        root: the folder; it is made if it is missing.
+
+    Raises:
+        UsageError: if it cannot be used, or another server has it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._jobs, self._incoming = root / "videos", root / "incoming"
+        try:
+            for folder in (root, self._jobs, self._incoming):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another server uses the folder {root}", remedy="end it, or give --data another folder"
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"the folder {root} cannot be used", found=error.strerror, remedy="give --data another one"
+            ) from None
+
+    @property
+    def database(self) -> Path:
+        """The file of the jobs."""
+        return self.root / "jobs.sqlite3"
+
+    def clean(self, known: Collection[str]) -> None:
+        """Removes what belongs to no job: of requests that were not accepted, and of removed jobs."""
+        for folder in self._incoming.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._jobs.iterdir():
+            if _ID.fullmatch(folder.name) and folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def incoming(self) -> Path:
+        """Makes an empty folder for the files of a request."""
+        return Path(tempfile.mkdtemp(dir=self._incoming))
+
+    def drop(self, folder: Path) -> None:
+        """Removes the folder of a request that was not accepted."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, folder: Path, id: str) -> None:
+        """Makes the folder of a request that of a job."""
+        folder.rename(self.of(id))
+
+    def of(self, id: str) -> Path:
+        """The folder of a job."""
+        return self._jobs / id
+
+    def upload(self, job: Job, upload: Upload) -> Path:
+        """The stored file of an upload."""
+        return self.of(job.id) / upload.file
+
+    def out(self, id: str) -> Path:
+        """Makes an empty folder for a job's results; those of an attempt before are removed."""
+        folder = self.of(id) / "out"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def result(self, job: Job, index: int, variant: str) -> Path | None:
+        """The file of one of a job's videos, or of its picture; None if there is none."""
+        count = job.shape["num_videos"]
+        if not 0 <= index < count:
+            return None
+        stem = "video" if count == 1 else f"video-{index}"
+        ends = {"video": job.format, "thumbnail": THUMBNAIL, "last_frame": LAST_FRAME}
+        path = self.of(job.id) / "out" / f"{stem}.{ends[variant]}"
+        return path if path.is_file() else None
+
+    def size(self, id: str) -> int:
+        """The bytes of a job's files."""
+        total = 0
+        with contextlib.suppress(OSError):
+            total = sum(file.stat().st_size for file in self.of(id).rglob("*") if file.is_file())
+        return total
+
+    def remove(self, id: str) -> None:
+        """Removes a job's files."""
+        shutil.rmtree(self.of(id), ignore_errors=True)

@@ -1,0 +1,184 @@
+"""Stands before every route: who asks, from where, how much may be sent and how slowly, and safe headers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wanserve.keys import Client, Keys
+from wanserve.metrics import Metrics
+from wanserve.refusal import RefusedError
+from wanserve.settings import Settings
+
+LOG = logging.getLogger("wanserve")
+
+OPEN: Final = ("/", "/session", "/healthz", "/readyz", "/favicon.ico")
+"""Paths without a key, beside those of the page's files."""
+
+PAGE: Final = "/page/"
+
+HEADERS: Final[Mapping[str, str]] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+        "media-src 'self' blob:; connect-src 'self'; manifest-src 'self'; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    Args:
+        app: the routes.
+        settings: the limits.
+        keys: the clients.
+        metrics: what is counted.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, metrics: Metrics) -> None:
+        self._app, self._settings, self._keys, self._metrics = app, settings, keys, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, begun = Headers(scope=scope), False
+        origin = headers.get("origin")
+
+        async def safe_send(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self._complete(MutableHeaders(scope=message), origin)
+                self._metrics.answered(scope["method"], message["status"])
+            async with asyncio.timeout(self._settings.body_seconds):  # of a client that does not read
+                await send(message)
+
+        try:
+            if scope["method"] == "OPTIONS" and origin in self._settings.origins:
+                await _preflight(scope, receive, safe_send)
+                return
+            scope.setdefault("state", {})["client"] = self._client(scope, headers)
+            await self._app(scope, self._bounded(receive, headers), safe_send)
+        except RefusedError as error:
+            await answer(error)(scope, receive, safe_send)
+        except TimeoutError:
+            if begun:
+                raise ConnectionError("the client does not read") from None
+            await answer(RefusedError("the request came too slowly", 408, code="timeout"))(
+                scope, receive, safe_send
+            )
+
+    def _client(self, scope: Scope, headers: Headers) -> Client | None:
+        """Returns who asks; None where nobody needs to be known.
+
+        Raises:
+            RefusedError: for a host or an origin that is not ours, a body that is too large, or a wrong key.
+        """
+        host = _name(headers.get("host", ""))
+        if self._settings.hosts and host not in self._settings.hosts:
+            raise RefusedError(
+                f"the host {host[:60]!r} is not served here; see --allow-host", 421, code="wrong_host"
+            )
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            self._check_origin(headers)
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()) or int(length) > self._settings.max_upload:
+            raise self._too_large()
+        path = scope["path"]
+        if path in OPEN or path.startswith(PAGE):
+            return None
+        if (client := self._keys.of(headers)) is None:
+            raise RefusedError(
+                "there is no valid key in the request; send Authorization: Bearer KEY",
+                401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return client
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuses a request that another site's page has made, unless that site is allowed."""
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is None or origin in self._settings.origins:
+            return
+        if origin.partition("://")[2] != host:
+            raise RefusedError(f"pages of {origin[:60]} may not call this server", 403, code="wrong_origin")
+
+    def _too_large(self) -> RefusedError:
+        limit = self._settings.max_upload >> 20
+        return RefusedError(f"the request is too large; expected at most {limit} MB", 413, code="too_large")
+
+    def _bounded(self, receive: Receive, headers: Headers) -> Receive:
+        """Returns what receives a body: within its bytes, and within its time."""
+        left = self._settings.max_upload
+        end: float | None = None
+
+        async def bounded() -> Message:
+            nonlocal left, end
+            loop = asyncio.get_running_loop()
+            if end is None:
+                end = loop.time() + self._settings.body_seconds
+            if end == float("inf"):  # the body has come: what follows is the end of the connection
+                return await receive()
+            async with asyncio.timeout_at(end):
+                message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                end = float("inf")
+            return message
+
+        return bounded
+
+    def _complete(self, headers: MutableHeaders, origin: str | None) -> None:
+        """Adds the headers that every answer has."""
+        for name, value in HEADERS.items():
+            headers.setdefault(name, value)
+        headers.setdefault("cache-control", "no-store")
+        if self._settings.certificate is not None:
+            headers.setdefault("strict-transport-security", "max-age=31536000")
+        if origin is not None and origin in self._settings.origins:
+            headers["access-control-allow-origin"] = origin
+            headers["access-control-expose-headers"] = "openai-poll-after-ms, retry-after, x-video-id"
+            headers["cross-origin-resource-policy"] = "cross-origin"
+            headers.add_vary_header("Origin")
+
+
+async def _preflight(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a browser that asks whether another site's page may call."""
+    allowed = {
+        "access-control-allow-methods": "GET, POST, PATCH, DELETE",
+        "access-control-allow-headers": "authorization, content-type, idempotency-key",
+        "access-control-max-age": "600",
+    }
+    await JSONResponse({}, headers=allowed)(scope, receive, send)
+
+
+def _name(host: str) -> str:
+    """Returns the header Host without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0][1:].lower()
+    return host.partition(":")[0].lower()
+
+
+def answer(error: RefusedError) -> JSONResponse:
+    """Returns the answer of a refused request; what is left of its body is not read."""
+    headers: dict[str, Any] = dict(error.headers)
+    if error.status in (408, 413):
+        headers["connection"] = "close"
+    return JSONResponse(error.body, error.status, headers=headers)

@@ -1,0 +1,123 @@
+"""Tells those who listen of every change of a job: server-sent events, and requests that wait for an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+HEARTBEAT_SECONDS: Final = 15.0
+"""After so long without an event a comment is sent: proxies close connections that are silent."""
+
+MAX_BEHIND: Final = 500
+"""Events that wait for a slow listener; then its oldest are dropped."""
+
+
+@dataclass(eq=False)
+class Listener:
+    """One who listens.
+
+    Attributes:
+        owner: whose jobs; None for those of all.
+        id: the only job; None for all.
+    """
+
+    owner: str | None
+    id: str | None
+    _waiting: asyncio.Queue[tuple[str, Mapping[str, Any]]] = field(
+        default_factory=lambda: asyncio.Queue(MAX_BEHIND)
+    )
+
+    def put(self, name: str, data: Mapping[str, Any]) -> None:
+        """Adds an event."""
+        if self._waiting.full():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait((name, data))
+
+    async def next(self, seconds: float | None = None) -> tuple[str, Mapping[str, Any]] | None:
+        """Returns the next event; None after so many seconds without one."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._waiting.get()
+        except TimeoutError:
+            return None
+
+
+class Hub:
+    """All who listen."""
+
+    def __init__(self) -> None:
+        self._listeners = set[Listener]()
+        self._closed = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def listen(self, owner: str | None, id: str | None = None) -> Listener:
+        """Adds a listener, which ``leave`` takes away."""
+        listener = Listener(owner, id)
+        self._listeners.add(listener)
+        if self._closed:
+            listener.put("closed", {})
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        """Takes a listener away."""
+        self._listeners.discard(listener)
+
+    def publish(self, owner: str, id: str, name: str, data: Mapping[str, Any]) -> None:
+        """Tells all who listen to a job."""
+        for listener in self._listeners:
+            if listener.owner in (None, owner) and listener.id in (None, id):
+                listener.put(name, data)
+
+    def close(self) -> None:
+        """Ends every stream: the server ends."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.put("closed", {})
+
+
+async def stream(hub: Hub, listener: Listener, first: Mapping[str, Any] | None) -> AsyncIterator[bytes]:
+    """Yields the events of a listener as text/event-stream.
+
+    Args:
+        hub: where it listens.
+        listener: the listener; it is taken away at the end.
+        first: the job as it is now, for a listener of one job. Its stream ends with the job.
+    """
+    number = 0
+    try:
+        yield b"retry: 1000\n\n"
+        event: tuple[str, Mapping[str, Any]] | None = None if first is None else ("video", first)
+        while True:
+            if event is None:
+                event = await listener.next(HEARTBEAT_SECONDS)
+            if event is None:
+                yield b": still here\n\n"
+                continue
+            name, data = event
+            if name == "closed":
+                return
+            number += 1
+            named = _name(data) if listener.id is not None and name == "video" else name
+            yield b"id: %d\nevent: %s\ndata: %s\n\n" % (number, named.encode(), msgspec.json.encode(data))
+            if listener.id is not None and (name == "deleted" or _over(data)):
+                return
+            event = None
+    finally:
+        hub.leave(listener)
+
+
+def _name(data: Mapping[str, Any]) -> str:
+    """The name of an event of one job: its phase while it waits or runs, else its state."""
+    return str(data["status"] if _over(data) else data["phase"])
+
+
+def _over(data: Mapping[str, Any]) -> bool:
+    return data.get("status") in ("completed", "failed", "cancelled")

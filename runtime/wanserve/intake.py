@@ -1,0 +1,197 @@
+"""From a request to a job: the fields are read, files stored, and everything is checked before it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+
+from wanrun.errors import ArtifactError, WanError
+from wanserve.catalog import Catalog
+from wanserve.desk import Desk
+from wanserve.fields import Wish, read_wish
+from wanserve.folders import Folders
+from wanserve.forms import read_form
+from wanserve.job import Job, Upload
+from wanserve.keys import Client
+from wanserve.messages import Run
+from wanserve.refusal import RefusedError, refused
+
+if TYPE_CHECKING:
+    from wanrun import Generation
+
+MAX_KEY = 255
+"""Characters of an idempotency key."""
+
+_SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
+
+
+class Intake:
+    """Makes jobs of requests.
+
+    Args:
+        catalog: the models.
+        desk: where jobs wait.
+        folders: where files are stored.
+    """
+
+    def __init__(self, catalog: Catalog, desk: Desk, folders: Folders) -> None:
+        self._catalog, self._desk, self._folders = catalog, desk, folders
+        self._reading = asyncio.Semaphore(2)  # media are decoded in memory
+
+    async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
+        """Takes a request; returns its job, and whether it is an earlier one of the same idempotency key.
+
+        Raises:
+            RefusedError: for a request that cannot be served.
+        """
+        wish = await read_wish(await read_form(request), self._catalog)
+        key = request.headers.get("idempotency-key")
+        if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
+            raise RefusedError(f"the Idempotency-Key is no text of at most {MAX_KEY} characters")
+        folder = self._folders.incoming() if wish.sent else None
+        try:
+            media = await _store(wish, folder)
+            generation = await self._resolve(wish, wish.options, _paths(wish.model, media, folder))
+            job = Job(
+                owner=client.name,
+                model=wish.model.name,
+                options={**wish.options, "seed": generation.options["seed"]},
+                media=media,
+                format=wish.format,
+                shape=_shape(generation),
+                created=time.time(),
+                idempotency=key,
+                fingerprint=_fingerprint(wish, wish.options, media),
+            )
+
+            def keep() -> None:
+                if folder is not None:
+                    self._folders.keep(folder, job.id)
+
+            kept = await self._desk.accept(job, keep, client.max_waiting)
+            return kept, kept is not job
+        finally:
+            if folder is not None and folder.exists():
+                await asyncio.to_thread(self._folders.drop, folder)
+
+    async def change(self, request: Request, job: Job) -> None:
+        """Changes the options, the files or the position of a waiting job.
+
+        What is not given stays; null, or an empty text of a form, takes an option or an input away.
+
+        Raises:
+            RefusedError: if it does not wait, or cannot be made so.
+        """
+        self._desk.check_waiting(job)
+        form = await read_form(request)
+        position = form.fields.pop("position", None)
+        gone = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
+        wish = await read_wish(form, self._catalog, job.model)
+        if wish.model.name != job.model:
+            raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
+        if position is not None and not (
+            str(position).isascii() and str(position).isdigit() and int(position)
+        ):
+            raise RefusedError("position is no number from 1", param="position")
+        if form.fields or form.files:
+            await self._remake(job, wish, gone)
+        if position is not None:
+            self._desk.check_waiting(job)
+            await self._desk.move(job, int(position))
+
+    async def _remake(self, job: Job, wish: Wish, gone: set[str]) -> None:
+        """Gives a waiting job other options and files."""
+        options = {name: value for name, value in job.options.items() if name not in gone} | wish.options
+        folder = self._folders.incoming()
+        try:
+            news = await _store(wish, folder)
+            replaced = {one.option for one in news} | gone
+            kept = [one for one in job.media if one.option not in replaced]
+            paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
+            generation = await self._resolve(wish, options, paths)
+            self._desk.check_waiting(job)
+            for one in news:
+                target = self._folders.upload(job, one)
+                target.parent.mkdir(exist_ok=True)
+                (folder / one.file).replace(target)
+            job.options = {**options, "seed": generation.options["seed"]}
+            job.media, job.shape = [*kept, *news], _shape(generation)
+            job.format = wish.format if "format" in wish.spelled else job.format
+            job.fingerprint = _fingerprint(wish, options, job.media)
+            await self._desk.change(job)
+        finally:
+            await asyncio.to_thread(self._folders.drop, folder)
+
+    async def _resolve(self, wish: Wish, options: dict[str, Any], paths: dict[str, Any]) -> Generation:
+        """Checks a request with its files, and returns what it makes.
+
+        Raises:
+            RefusedError: with the line of ``wanrun``.
+        """
+        try:
+            generation = wish.model.resolve({**options, **paths}, wish.spell)
+            if paths:
+                async with self._reading:
+                    await asyncio.to_thread(generation.read_media)
+        except ArtifactError as error:
+            answer = refused(error, wish.spell, "not_built")
+            asked = next((name for name in _SHAPE if name in wish.options), None)
+            raise RefusedError(
+                str(answer), code="not_built", param=None if asked is None else wish.spell(asked)
+            ) from None
+        except WanError as error:
+            raise refused(error, wish.spell) from None
+        return generation
+
+    def run(self, job: Job) -> Run:
+        """Returns what tells a worker to make a job, whose folder for results is empty then."""
+        paths = _paths(self._catalog.models[job.model], job.media, self._folders.of(job.id))
+        out = self._folders.out(job.id)
+        return Run(job.id, job.model, {**job.options, **paths}, str(out), job.format)
+
+
+async def _store(wish: Wish, folder: Path | None) -> list[Upload]:
+    """Stores the files of a request in a folder."""
+    media = list[Upload]()
+    for number, sent in enumerate(wish.sent):
+        assert folder is not None
+        media.append(await sent.store(folder, number))
+    return media
+
+
+def _paths(model: Any, media: list[Upload], folder: Path | None) -> dict[str, Any]:
+    """Returns the paths of stored files by option; a list where an option takes several."""
+    paths = dict[str, Any]()
+    for one in media:
+        assert folder is not None
+        path = str(folder / one.file)
+        if model.options[one.option].many:
+            paths.setdefault(one.option, []).append(path)
+        else:
+            paths[one.option] = path
+    return paths
+
+
+def _shape(generation: Generation) -> dict[str, Any]:
+    """Returns the facts of a job that are known before it runs."""
+    profile = generation.profile
+    return {
+        "profile": profile.name,
+        "size": f"{profile.width}x{profile.height}",
+        "num_frames": profile.num_frames,
+        "num_videos": profile.num_videos,
+        "fps": generation.fps,
+        "num_steps": len(generation.table.timesteps),
+    }
+
+
+def _fingerprint(wish: Wish, options: dict[str, Any], media: list[Upload]) -> str:
+    """Returns a digest that is equal for equal requests."""
+    facts = [wish.model.name, options, wish.format, [(one.option, one.digest) for one in media]]
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()

@@ -1,0 +1,117 @@
+"""The keys of clients: who a request is from, and how many of their jobs may wait."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Final
+
+from wanrun.errors import UsageError
+
+COOKIE: Final = "wanserve_key"
+"""The cookie that carries the key for the page, whose videos and events a browser asks for by itself."""
+
+LEAST: Final = 16
+"""Characters of a key: shorter ones can be guessed."""
+
+MAX_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Client:
+    """One who may use the server.
+
+    Attributes:
+        name: the name of the key, which the jobs are noted under.
+        digest: sha256 of the key.
+        max_waiting: the most jobs that may wait; None for no bound but the server's.
+    """
+
+    name: str
+    digest: bytes
+    max_waiting: int | None = None
+
+
+class Keys:
+    """The clients of a server; without any, everybody is the client without a name.
+
+    Args:
+        clients: the clients.
+    """
+
+    def __init__(self, clients: Iterable[Client] = ()) -> None:
+        self._clients = tuple(clients)
+
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
+    def find(self, key: str) -> Client | None:
+        """Returns the client of a key. All keys are compared, in a time that does not depend on them."""
+        digest, found = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest(), None
+        for client in self._clients:
+            if hmac.compare_digest(client.digest, digest):
+                found = client
+        return found
+
+    def of(self, headers: Mapping[str, str]) -> Client | None:
+        """Returns the client of a request; None if it has no key, or a wrong one."""
+        if not self._clients:
+            return Client("", b"")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and key.strip():
+            return self.find(key.strip())
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return None
+        return None if cookie is None else self.find(cookie.value)
+
+
+def read_keys(file: Path | None, variable: str | None) -> Keys:
+    """Reads the keys of a file and of a variable of the environment.
+
+    Each line has a name, a key, and perhaps the number of jobs that may wait: ``alice sk-4f... 10``. Empty
+    lines, and those that begin with ``#``, are left out. In the variable ``;`` may stand for a line's end.
+
+    Raises:
+        UsageError: for a line that is not understood, a name or a key that comes twice, and a short key.
+    """
+    clients = list[Client]()
+    if file is not None:
+        try:
+            text = file.read_bytes()[: MAX_BYTES + 1].decode("utf-8")
+            readable = file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the keys {file} cannot be read", found=error) from None
+        if readable:
+            raise UsageError(f"others can read the keys {file}", remedy=f"run chmod 600 {file}")
+        clients += _lines(text, str(file))
+        if not clients:
+            raise UsageError(f"there is no key in {file}", expected="lines of a name and a key")
+    if variable:
+        clients += _lines(variable.replace(";", "\n"), "WANRUN_API_KEYS")
+    for what in ("name", "digest"):
+        seen = [getattr(client, what) for client in clients]
+        if len(set(seen)) < len(seen):
+            raise UsageError(f"a {'key' if what == 'digest' else what} comes twice among the keys")
+    return Keys(clients)
+
+
+def _lines(text: str, where: str) -> list[Client]:
+    clients = list[Client]()
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) not in (2, 3) or (len(words) == 3 and not words[2].isdigit()):
+            raise UsageError(f"line {number} of {where} is no key", expected="NAME KEY [JOBS THAT MAY WAIT]")
+        if len(words[1]) < LEAST:
+            raise UsageError(f"the key in line {number} of {where} is short", expected=f"{LEAST} characters")
+        digest = hashlib.sha256(words[1].encode()).digest()
+        clients.append(Client(words[0], digest, int(words[2]) if len(words) == 3 else None))
+    return clients

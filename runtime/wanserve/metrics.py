@@ -1,0 +1,70 @@
+"""What is counted, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from wanserve.job import Job
+
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+
+class Metrics:
+    """The counters of a server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._videos = self._counter("videos", "Jobs that have ended.", "model", "status")
+        self._failures = self._counter("failures", "Jobs that have failed.", "code")
+        self._requests = self._counter("requests", "Answers over HTTP.", "method", "status")
+        self._restarts = self._counter("worker_restarts", "Workers that were started again.")
+        self._phases = Histogram(
+            "wanserve_phase_seconds",
+            "Seconds of a job's phases.",
+            ["phase"],
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self._wait = Histogram(
+            "wanserve_wait_seconds",
+            "Seconds that jobs have waited.",
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"wanserve_{name}", text, labels, registry=self._registry)
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Shows a value that is asked for whenever the metrics are."""
+        Gauge(f"wanserve_{name}", text, registry=self._registry).set_function(value)
+
+    def ended(self, job: Job) -> None:
+        """Counts a job that has ended."""
+        self._videos.labels(job.model, job.status).inc()
+        if job.error is not None:
+            self._failures.labels(job.error.code).inc()
+        if job.started is not None:
+            self._wait.observe(max(job.started - job.created, 0.0))
+
+    def phases(self, seconds: Mapping[str, float]) -> None:
+        """Takes what the phases of a job took."""
+        for phase, value in seconds.items():
+            self._phases.labels(phase).observe(value)
+
+    def answered(self, method: str, status: int) -> None:
+        """Counts an answer."""
+        known = method if method in ("GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS") else "other"
+        self._requests.labels(known, str(status)).inc()
+
+    def restarted(self) -> None:
+        """Counts a worker that was started again."""
+        self._restarts.inc()
+
+    def text(self) -> bytes:
+        """Returns all of them in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,77 @@
+"""The names of fields: those of other servers, what each means here, and what has no meaning here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+import wanrun
+
+MERGED = ("extra_body", "extra_params", "extra_json", "extra_args", "diffusers_kwargs", "nvext")
+"""Objects whose entries count as fields."""
+
+_ALSO: Mapping[str, str] = MappingProxyType(
+    {
+        "n": "num_videos",
+        "num_outputs_per_prompt": "num_videos",
+        "infer_steps": "num_steps",
+        "target_video_length": "num_frames",
+        "target_fps": "fps",
+        "preset": "schedule",
+    }
+)
+"""Names of options beside those that ``wanrun`` understands too."""
+
+MEDIA: Mapping[str, str] = MappingProxyType(
+    {"input_reference": "", "image_reference": "image", "video_reference": "video", "reference_url": "image"}
+)
+"""Fields with an image or a video beside the options themselves; without an option the content decides."""
+
+ROLES: Mapping[str, str] = MappingProxyType(
+    {"first_frame": "image", "last_frame": "last_image", "reference": "reference_image"}
+)
+"""Options by the role of an image in a list of references."""
+
+NO_EFFECT: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "user": (),
+        "max_sequence_length": (512, "512"),
+        "response_format": ("file", "url", "binary", "mp4"),
+        "stream": (False, "false"),
+    }
+)
+"""Fields that change nothing, with the values that they may have; any value if there is none."""
+
+_LORA = "a LoRA is merged when the artifact is converted; ask for that model"
+_NO_PATH = "no path of the server is read or written; send the file itself, and fetch the content"
+_GUIDED = "Wan has one kind of guidance: guidance_scale"
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "lora": _LORA,
+        "loras": _LORA,
+        "lora_name": _LORA,
+        "lora_path": _LORA,
+        "lora_strength": _LORA,
+        "output_path": _NO_PATH,
+        "video_path": _NO_PATH,
+        "image_path": _NO_PATH,
+        "last_frame_path": _NO_PATH,
+        "save_result_path": _NO_PATH,
+        "presigned_url": "nothing is sent elsewhere; fetch the content",
+        "true_cfg_scale": _GUIDED,
+        "audio_reference": "these models have no sound",
+        "generator": "give seed",
+        "characters": "there are no stored characters; send images",
+        "duration": "give seconds",
+        "strength": "a video is not made from another one by noising",
+    }
+)
+"""Fields of other servers that have no meaning here, with what to do instead."""
+
+
+@lru_cache
+def options_by_name() -> Mapping[str, str]:
+    """Returns the Python name of an option by every name that is understood."""
+    names = {name: row.name for row in wanrun.options() for name in (row.name, row.key, *row.also)}
+    return MappingProxyType({**names, **_ALSO})

@@ -1,0 +1,62 @@
+"""Starts a worker's process, and says how it ended. It is imported before all that takes time to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+
+
+class WorkerProcess:
+    """A started worker.
+
+    Attributes:
+        socket: the server's end of the socket pair.
+    """
+
+    def __init__(self, environment: Mapping[str, str], begin: bytes) -> None:
+        """Starts the process.
+
+        Args:
+            environment: what it has beside the server's environment.
+            begin: the first line for it.
+
+        Raises:
+            OSError: if the system gives no more processes.
+        """
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "wanserve.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C reaches the server alone, which ends its jobs in order
+            )
+        self.socket.sendall(begin)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Waits for the end, and returns the exit code, negative for a signal."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Ends it at once; its socket is closed, which ends it too."""
+        self._process.kill()
+
+
+def how(code: int) -> str:
+    """Returns an exit code in words."""
+    if code < 0:
+        name = signal.strsignal(-code) or "unknown"
+        perhaps = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
+        return f"signal {-code} ({name}{perhaps})"
+    return f"exit code {code}"

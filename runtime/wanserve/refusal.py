@@ -1,0 +1,70 @@
+"""What a client is told when a request cannot be served: a status and one line, in OpenAI's form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from wanrun.errors import WanError, escaped
+
+_PATH = re.compile(r"(?<![\w.~/-])(?:file://)?~?/(?:[^\s/;,'\")]+/)*([^\s/;,'\")]*)")
+
+
+def without_paths(text: str) -> str:
+    """Returns a text with the last name of each absolute path alone: no answer has a path of the server."""
+    return _PATH.sub(lambda match: match[1] or "/", text)
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        message: one line: what is wrong, what was expected, what was found, what to do.
+        status: the HTTP status.
+        code: the kind of error, for programs.
+        param: the field that is wrong; None for no single one.
+        headers: headers of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        code: str = "invalid_value",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON, which the openai client reads."""
+        message = escaped(without_paths(str(self)))
+        error = {"message": message, "type": kind(self.status), "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def kind(status: int) -> str:
+    """Returns OpenAI's type of an error."""
+    special = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    return special.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def refused(error: WanError, spell: Callable[[str], str], code: str = "invalid_value") -> RefusedError:
+    """Returns the answer for a request that ``wanrun`` refuses, with its own line.
+
+    Args:
+        error: its error.
+        spell: returns the name under which a client knows an option.
+        code: the kind of error.
+    """
+    named = error.fields
+    if error.what.startswith("unknown option"):
+        code = "unknown_parameter"
+    return RefusedError(error.spelled(spell), code=code, param=spell(named[0]) if named else None)

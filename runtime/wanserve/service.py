@@ -1,0 +1,270 @@
+"""The server as a whole: its parts are made, run beside one another, and end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from wanrun.errors import UsageError
+from wanserve import store as stored
+from wanserve.catalog import Catalog
+from wanserve.desk import Desk
+from wanserve.device import Device
+from wanserve.devices import environments
+from wanserve.folders import Folders
+from wanserve.guard import Guard, answer
+from wanserve.hub import Hub
+from wanserve.intake import Intake
+from wanserve.keys import Keys
+from wanserve.messages import begin_line
+from wanserve.metrics import Metrics
+from wanserve.openapi import openapi
+from wanserve.process import WorkerProcess
+from wanserve.protocol import BoundedProtocol
+from wanserve.refusal import RefusedError
+from wanserve.retention import outdated
+from wanserve.routes import Routes
+from wanserve.settings import Settings
+from wanserve.store import Store
+
+LOG = logging.getLogger("wanserve")
+
+PAGE: Final = Path(__file__).parent / "page"
+CLEAN_SECONDS: Final = 30.0
+MAX_CONNECTIONS: Final = 2000
+
+
+class Service:
+    """A server.
+
+    Args:
+        settings: what is served, where, and within which limits.
+        keys: the clients.
+        first: a worker that was started already, for the first device.
+
+    Raises:
+        WanError: if an artifact, the folder of data or the address cannot be used.
+    """
+
+    def __init__(self, settings: Settings, keys: Keys, first: WorkerProcess | None = None) -> None:
+        Image.MAX_IMAGE_PIXELS = settings.max_pixels  # this process only reads what clients send
+        self._settings, self.keys = settings, keys
+        self.catalog = Catalog(settings.artifacts)
+        self.socket = bound(settings)
+        self._folders = Folders(settings.data)
+        self._store = Store(self._folders.database)
+        self._metrics = Metrics()
+        self.desk = Desk(settings, self._folders, self._store, Hub(), self._metrics)
+        self.intake = Intake(self.catalog, self.desk, self._folders)
+        manifests = [model.manifest for model in self.catalog.models.values()]
+        places, begin = (
+            environments(manifests, settings.workers),
+            begin_line(settings.artifacts, settings.loading),
+        )
+        self.devices = [
+            Device(
+                self.desk,
+                partial(WorkerProcess, place, begin),
+                self.intake.run,
+                self._metrics,
+                first if number == 0 else None,
+            )
+            for number, place in enumerate(places)
+        ]
+        self.desk.workers = len(self.devices)
+        self._watch()
+        self._end = asyncio.Event()
+        self._grace = settings.grace_seconds
+
+    def _watch(self) -> None:
+        """Shows the states of the parts among the metrics."""
+        desk, devices, watch = self.desk, self.devices, self._metrics.watch
+        watch("waiting", "Jobs that wait.", lambda: len(desk.waiting))
+        watch("running", "Jobs that run.", lambda: desk.running)
+        watch("ready_workers", "Workers that are ready.", lambda: sum(one.ready.is_set() for one in devices))
+
+    def app(self) -> Guard:
+        """Returns the ASGI application."""
+        routes = Routes(
+            self.catalog,
+            self.desk,
+            self.intake,
+            self._folders,
+            self._store,
+            self.keys,
+            self._metrics,
+            self.devices,
+            openapi(self.catalog),
+        ).routes()
+        page = [
+            Route("/", lambda request: FileResponse(PAGE / "index.html"), methods=["GET"]),
+            Mount("/page", StaticFiles(directory=PAGE)),
+        ]
+        handlers: dict[Any, Callable[..., Any]] = {
+            RefusedError: _refuse,
+            HTTPException: _refuse_http,
+            ClientDisconnect: lambda request, error: Response(status_code=499),
+            Exception: _fail,
+        }
+        app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
+        return Guard(app, self._settings, self.keys, self._metrics)
+
+    async def run(self, say: Callable[[str], None], opened: Callable[[str], None] = lambda url: None) -> None:
+        """Serves until a signal comes.
+
+        Args:
+            say: prints a line.
+            opened: gets the page's URL once requests are answered.
+
+        Raises:
+            BrokenError: if the first artifact cannot be loaded.
+        """
+        await self.desk.restore()
+        server = _Server(self._config())
+        keeping = [asyncio.create_task(device.keep()) for device in self.devices]
+        cleaning = asyncio.create_task(self._clean())
+        answering = asyncio.create_task(server.serve(sockets=[self.socket]))
+        ending = asyncio.create_task(self._ending())
+        say(f"serving {', '.join(self.catalog.models)} at {self.url}")
+        opened(self.url)
+        try:
+            self._take_signals()
+            await asyncio.wait({*keeping, answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.desk.closing = True
+            await asyncio.gather(*(device.stop(self._grace) for device in self.devices))
+            self.desk.hub.close()
+            server.should_exit = True
+            ending.cancel()
+            cleaning.cancel()
+            await asyncio.gather(answering, ending, cleaning, return_exceptions=True)
+            await asyncio.to_thread(self._store.close)
+        results = await asyncio.gather(*keeping, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _config(self) -> uvicorn.Config:
+        tls = self._settings.certificate
+        BoundedProtocol.timeout_header = self._settings.body_seconds
+        config = uvicorn.Config(
+            self.app(),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=True,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=3,
+            ssl_certfile=None if tls is None else str(tls[0]),
+            ssl_keyfile=None if tls is None else str(tls[1]),
+        )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:
+            raise UsageError("the TLS certificate cannot be used", found=error) from None
+        return config
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        host, port = self.socket.getsockname()[:2]
+        scheme = "http" if self._settings.certificate is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    def _take_signals(self) -> None:
+        """Lets SIGTERM and Ctrl-C end the server; a second one does so at once."""
+
+        def come() -> None:
+            if self._end.is_set():
+                for device in self.devices:
+                    device.hurry()
+            self.desk.closing = True
+            self._end.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, come)
+
+    async def _ending(self) -> None:
+        """Returns when a signal has come."""
+        await self._end.wait()
+
+    async def _clean(self) -> None:
+        """Forgets old jobs, again and again."""
+        settings = self._settings
+        while True:
+            with contextlib.suppress(Exception):  # a full disk: later again
+                for id in outdated(
+                    await self._store.change(stored.ended_jobs),
+                    time.time(),
+                    settings.keep_seconds,
+                    settings.keep_bytes,
+                ):
+                    with contextlib.suppress(RefusedError):  # removed meanwhile
+                        await self.desk.delete(self.desk.find(id, None))
+            await asyncio.sleep(CLEAN_SECONDS)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, without its handlers of signals: jobs end first, and can be looked at meanwhile."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bound(settings: Settings) -> socket.socket:
+    """Returns a socket that listens.
+
+    Raises:
+        UsageError: if the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"cannot listen at {settings.host}:{settings.port}",
+            found=getattr(error, "strerror", None) or error,
+            remedy="choose another --port or --host",
+        ) from None
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return answer(error)
+
+
+def _refuse_http(request: Request, error: Exception) -> Response:
+    """Answers Starlette's own errors, of a path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    what = {404: "there is nothing at this address", 405: "this address does not take the method"}
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    code = codes.get(error.status_code, "invalid_value")
+    headers = dict(error.headers or {})
+    text = what.get(error.status_code, str(error.detail))
+    return answer(RefusedError(text, error.status_code, code=code, headers=headers))
+
+
+def _fail(request: Request, error: Exception) -> Response:
+    """Answers an error of our own: uvicorn writes its traceback into the log, and the client sees none."""
+    return answer(RefusedError("internal error; see the server's log", 500, code="internal_error"))

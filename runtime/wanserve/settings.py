@@ -1,0 +1,52 @@
+"""The settings of a server, as ``wanrun serve`` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is served, where, and within which limits.
+
+    Attributes:
+        artifacts: the folder of each artifact by the name of its model; the first is loaded at the start.
+        data: the folder of the jobs and their videos.
+        loading: keywords of ``wanrun.load`` for every artifact.
+        workers: processes with a device; None for one for each device, or one for a mesh.
+        host: address to listen on.
+        port: its port; 0 for a free one.
+        hosts: names in the header Host under which requests are taken; empty for any.
+        origins: other sites whose pages may call the API (CORS).
+        certificate: files of the TLS certificate and of its key; None for plain HTTP.
+        max_waiting: jobs that may wait, of all clients.
+        max_upload: bytes of a request's body.
+        max_pixels: pixels of an uploaded image or frame.
+        body_seconds: within which a request's header and then its body must come, and the longest pause of a
+            client that reads an answer.
+        grace_seconds: that a running job has to end after SIGTERM; after that it waits for the next start.
+        attempts: how often a job is begun before it fails because its worker is killed each time.
+        keep_seconds: how long ended jobs are kept; None for ever.
+        keep_bytes: bytes of videos that are kept, the newest first; None for no bound.
+    """
+
+    artifacts: Mapping[str, Path]
+    data: Path
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    workers: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    certificate: tuple[Path, Path] | None = None
+    max_waiting: int = 100
+    max_upload: int = 64 << 20
+    max_pixels: int = 50_000_000
+    body_seconds: float = 30.0
+    grace_seconds: float = 30.0
+    attempts: int = 3
+    keep_seconds: float | None = None
+    keep_bytes: int | None = None

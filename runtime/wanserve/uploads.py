@@ -1,0 +1,161 @@
+"""Images and videos that come with a request: as files, or as data: URLs; never by a path or a remote URL."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from starlette.datastructures import UploadFile
+
+from wanserve.job import Upload
+from wanserve.refusal import RefusedError
+
+_DATA = re.compile(r"data:([\w.+/-]*)(?:;[\w.+-]+=[^;,]*)*(;base64)?,", re.ASCII)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:")
+_BLOCK: Final = 1 << 20
+
+# The first bytes of what wanrun reads, with the suffix of the stored file.
+_BEGINNINGS: Mapping[bytes, str] = MappingProxyType(
+    {
+        b"\x89PNG": ".png",
+        b"\xff\xd8\xff": ".jpg",
+        b"GIF8": ".gif",
+        b"BM": ".bmp",
+        b"II*\0": ".tiff",
+        b"MM\0*": ".tiff",
+        b"\0\0\0\x0cjP": ".jp2",
+        b"P6": ".ppm",
+        b"P5": ".ppm",
+        b"\x1aE\xdf\xa3": ".mkv",
+    }
+)
+IMAGE_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        ".png": "image/png",
+        ".jpg": "image/jpeg",
+        ".gif": "image/gif",
+        ".bmp": "image/bmp",
+        ".webp": "image/webp",
+        ".avif": "image/avif",
+        ".mp4": "video/mp4",
+        ".mkv": "video/x-matroska",
+    }
+)
+"""The types under which stored files are answered; those that browsers do not show are bytes."""
+
+
+@dataclass
+class Sent:
+    """An image or a video that came with a request, before it is stored.
+
+    Attributes:
+        option: the option that it is given for; empty if its kind decides.
+        name: its name at the client.
+        source: a file of a form, or the bytes of a data: URL.
+    """
+
+    option: str
+    name: str
+    source: UploadFile | bytes
+
+    async def head(self) -> bytes:
+        """Returns the first bytes."""
+        if isinstance(self.source, bytes):
+            return self.source[:32]
+        await self.source.seek(0)
+        return await self.source.read(32)
+
+    async def store(self, folder: Path, number: int) -> Upload:
+        """Writes the bytes into a folder, and returns where."""
+        suffix, kind = kind_of(await self.head())
+        digest, file = hashlib.sha256(), f"{self.option}-{number}{suffix}"
+        with (folder / file).open("xb") as written:
+            if isinstance(self.source, bytes):
+                digest.update(self.source)
+                written.write(self.source)
+            else:
+                await self.source.seek(0)
+                while block := await self.source.read(_BLOCK):
+                    digest.update(block)
+                    written.write(block)
+        return Upload(self.option, file, self.name, kind, digest.hexdigest())
+
+
+def kind_of(head: bytes) -> tuple[str, Literal["image", "video"]]:
+    """Returns the suffix and the kind of a file by its first bytes; what is unknown is taken for a video."""
+    if head[:4] == b"RIFF":
+        return (".webp", "image") if head[8:12] == b"WEBP" else (".avi", "video")
+    if head[4:8] == b"ftyp":
+        return (".avif", "image") if head[8:12] in (b"avif", b"avis") else (".mp4", "video")
+    for beginning, suffix in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            return suffix, "video" if suffix == ".mkv" else "image"
+    return ".bin", "video"
+
+
+def safe_name(name: str | None) -> str:
+    """Returns a client's file name without folders and control characters, for display."""
+    last = re.split(r"[/\\]", name or "")[-1]
+    return "".join(character for character in last if character.isprintable())[:100] or "file"
+
+
+def sent_file(option: str, file: UploadFile, param: str) -> Sent:
+    """Returns a file of a form.
+
+    Raises:
+        RefusedError: if it is empty.
+    """
+    if not file.size:
+        raise RefusedError(f"{param} is an empty file", param=param)
+    return Sent(option, safe_name(file.filename), file)
+
+
+def sent_text(option: str, value: Any, param: str) -> Sent:
+    """Returns an image or a video that is written in a field: a data: URL, or an object with one.
+
+    Raises:
+        RefusedError: for a remote URL, a path, or what is not base64.
+    """
+    if isinstance(value, dict):
+        return sent_text(option, _inner(value, param), param)
+    if not isinstance(value, str) or not value:
+        raise RefusedError(f"{param} has the wrong type; expected a file or a data: URL", param=param)
+    match = _DATA.match(value)
+    if match is None:
+        if isinstance(value, str) and len(value) > 256 and not _URL.match(value):  # bare base64
+            return Sent(option, "data", _decoded(value, param))
+        what = "a URL, and URLs are not fetched" if _URL.match(value) else "no file, and no path is read"
+        raise RefusedError(f"{param} is {what}; send the file itself, or a data: URL of it", param=param)
+    if match[2] is None:
+        raise RefusedError(f"{param} is a data: URL without base64; encode it", param=param)
+    return Sent(option, "data", _decoded(value[match.end() :], param))
+
+
+def _decoded(text: str, param: str) -> bytes:
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise RefusedError(f"{param} is not valid base64", param=param) from None
+    if not data:
+        raise RefusedError(f"{param} is an empty file", param=param)
+    return data
+
+
+def _inner(value: Mapping[str, Any], param: str) -> Any:
+    """Returns the URL or the base64 of an object: ``image_url``, itself perhaps an object, and its like."""
+    for key in ("image_url", "video_url", "url", "b64_json", "content", "data"):
+        if key in value:
+            inner = value[key]
+            return inner.get("url") if isinstance(inner, dict) else inner
+    if "file_id" in value:
+        raise RefusedError(
+            f"{param} names a stored file, and none is stored here; send the file", param=param
+        )
+    raise RefusedError(f"{param} has no image_url", param=param)
