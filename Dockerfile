@@ -4,6 +4,11 @@
 #   docker run --rm --user "$(id -u)" -v "$PWD/videos:/videos" -v wan-cache:/cache wan \
 #     --prompt "A cat walks on the grass" --output cat.mp4
 #
+# As a server, with a page at http://localhost:8000/ (docs/serving.md):
+#
+#   docker run --rm -p 8000:8000 -e WANRUN_API_KEYS="me $(openssl rand -hex 16)" -v wan-videos:/videos wan \
+#     serve /artifact --host 0.0.0.0 --data /videos
+#
 # It runs as any user id. /cache keeps embeddings of prompts, and programs that were compiled there.
 # For NVIDIA GPUs: --build-arg EXTRA=cuda13, and `docker run --gpus all`.
 ARG PYTHON=3.12.11-slim-bookworm
@@ -15,6 +20,7 @@ WORKDIR /src
 COPY pyproject.toml README.md constraints.txt ./
 COPY build/wanbuild build/wanbuild
 COPY runtime/wanrun runtime/wanrun
+COPY runtime/wanserve runtime/wanserve
 
 FROM base AS build
 RUN pip install --constraint constraints.txt '.[build]'
@@ -31,7 +37,7 @@ COPY ${ARTIFACT}/requirements.txt /artifact/requirements.txt
 RUN sed -nE 's/^([A-Za-z0-9_.-]+)==.*/^\1/p' /artifact/requirements.txt > /own \
   && grep --invert-match --ignore-case --file=/own constraints.txt > /others \
   && pip wheel --constraint /others --requirement /artifact/requirements.txt --wheel-dir /wheels \
-    ".${EXTRA:+[${EXTRA}]}"
+    ".[serve${EXTRA:+,${EXTRA}}]"
 
 FROM python:${PYTHON} AS serve
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 \
@@ -41,6 +47,7 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels pip install --no
 ARG ARTIFACT=artifacts/demo/artifact
 COPY --chown=root:root ${ARTIFACT} /artifact
 VOLUME /cache
+EXPOSE 8000
 USER 10001
 WORKDIR /videos
 ENTRYPOINT ["wanrun"]

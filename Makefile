@@ -65,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What tests compile is kept here for the next time.
 PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo again test test-all test-fast compilers lint format clean
+.PHONY: demo again serve test test-all test-fast compilers lint format clean
 
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
@@ -89,6 +89,11 @@ again:
 		$(STEPS) --output $(DEMO)/again.mp4 --overwrite --timing
 	$(TINYWAN) show $(DEMO)/again.mp4 --prompt "$(PROMPT)" --sheet $(DEMO)/again.png $(filter --no-score,$(SHOW))
 	@echo "The video is $(DEMO)/again.mp4.$(if $(NOTE), $(NOTE))"
+
+# The demo's artifact behind an API, with its page in the browser; make demo first, or this does it.
+serve: $(VENV)/.installed-serve
+	@test -f $(DEMO)/artifact/manifest.json || $(MAKE) demo
+	$(BIN)/wanrun serve demo=$(DEMO)/artifact --data $(DEMO)/videos --open
 
 # Which tests each of the three has is decided by what they took: see tests/helpers/tiers.py.
 test: $(VENV)/.installed-test lint
@@ -123,6 +128,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-build: $(VENV)/bin/python $(SETUP)
 	$(PIP) -e ".[build]"
+	touch $@
+
+$(VENV)/.installed-serve: $(VENV)/bin/python $(SETUP)
+	$(PIP) -e ".[build,serve]"
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SETUP)

@@ -102,7 +102,10 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 @_options
 @click.version_option(__version__, prog_name="wanrun")
 def wanrun(list_only: bool, check_only: bool, artifact: Path, **options: Any) -> int:
-    """Makes videos from an artifact: restores, executes, writes. No model code, tracing or compiling."""
+    """Makes videos from an artifact: restores, executes, writes. No model code, tracing or compiling.
+
+    wanrun serve ARTIFACT... answers over HTTP, and has a page (wanrun serve --help).
+    """
     if not (list_only or check_only):
         return _generate(artifact, options)
     if list_only:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import wanrun
 from wanrun.errors import UsageError
+from wanserve.names import without_flags
 from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Model:
                     "kind": kind,
                     "required": required,
                     "many": many,
-                    "description": self.options[name].help,
+                    "description": without_flags(self.options[name].help),
                 }
                 for name, kind, required, many in self.inputs
             ],

@@ -50,7 +50,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 
 
 @click.command(
-    "serve",
+    "wanrun serve",
     cls=Command,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

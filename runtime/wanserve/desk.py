@@ -21,9 +21,9 @@ from wanserve.estimate import Estimates
 from wanserve.folders import Folders
 from wanserve.hub import Hub
 from wanserve.job import Failure, Job, Live, shown
-from wanserve.messages import Done, Failed, Now
+from wanserve.messages import Done, Now
 from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError
+from wanserve.refusal import RefusedError, without_paths
 from wanserve.settings import Settings
 from wanserve.store import Store
 
@@ -279,7 +279,8 @@ class Desk:
     async def done(self, message: Done) -> None:
         """Takes the end of a job that has its videos."""
         job = self._running[message.id].job
-        job.resolved, job.seconds, job.warnings = message.resolved, message.seconds, message.warnings
+        job.resolved, job.seconds = message.resolved, message.seconds
+        job.warnings = [without_paths(warning) for warning in message.warnings]
         job.bytes = await asyncio.to_thread(self._folders.size, job.id)
         times = self.estimates.learn(job, message.seconds, message.steps)
         self._metrics.phases(message.seconds)
@@ -288,12 +289,8 @@ class Desk:
     async def failed(self, id: str, code: str, message: str) -> None:
         """Takes the failure of a job."""
         job = self._running[id].job
-        job.error = Failure(code, message)
+        job.error = Failure(code, without_paths(message))
         await self._end(job, "failed")
-
-    async def failed_by(self, message: Failed) -> None:
-        """Takes the failure of a job from its worker."""
-        await self.failed(message.id, message.code, message.message)
 
     async def cancelled(self, id: str) -> None:
         """Takes that a job was cancelled, and its device is free."""

@@ -168,7 +168,7 @@ class Device:
             if isinstance(message, Done):
                 await self._desk.done(message)
             elif isinstance(message, Failed):
-                await self._desk.failed_by(message)
+                await self._desk.failed(message.id, message.code, message.message)
             else:
                 await self._desk.cancelled(message.id)
         self._worked, self._job = True, None

@@ -179,8 +179,8 @@ def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
     if not text:
         return tuple(value) if row.numbers and isinstance(value, list) else value
     if row.numbers:
-        items = value if isinstance(value, list) else str(value).strip("[] ").split(",")
-        return tuple(_number(item, float) for item in items)
+        items = value.strip("[] ").split(",") if isinstance(value, str) else value
+        return tuple(_number(item, float) for item in items) if isinstance(items, list) else items
     if isinstance(value, list):
         raise RefusedError(f"{name} is given {len(value)} times", param=name)
     if row.base in (int, float) and value != "random":
@@ -275,17 +275,13 @@ async def _take_file(name: str, sent: Sent, wish: Wish) -> None:
         RefusedError: if the model takes none, or it is given twice.
     """
     inputs = {option: (kind, many) for option, kind, _, many in wish.model.inputs}
-    if not sent.option or (sent.option == "image" and "image" not in inputs and name in MEDIA):
+    if sent.option not in inputs and name in MEDIA:  # a name that stands for any input
         _, kind = kind_of(await sent.head())
         sent.option = next((option for option, (takes, _) in inputs.items() if takes == kind), "")
-        if not sent.option:
-            what = f"{kind}s" if inputs else "no images or videos"
-            takes = f"takes {', '.join(inputs)}" if inputs else "takes a prompt alone"
-            raise RefusedError(
-                f"{name}: {wish.model.name} takes no {what.removeprefix('no ')}; it {takes}", param=name
-            )
-    many = inputs.get(sent.option, ("", False))[1]
-    if not many and any(other.option == sent.option for other in wish.sent):
+    if sent.option not in inputs:
+        taken = f"images or videos as {', '.join(inputs)} alone" if inputs else "no images or videos"
+        raise RefusedError(f"{name} cannot be used: {wish.model.name} takes {taken}", param=name)
+    if not inputs[sent.option][1] and any(other.option == sent.option for other in wish.sent):
         raise RefusedError(f"{sent.option} is given twice", param=name)
     wish.spelled.setdefault(sent.option, name.removesuffix("[]"))
     wish.sent.append(sent)

@@ -78,9 +78,7 @@ class Guard:
         except TimeoutError:
             if begun:
                 raise ConnectionError("the client does not read") from None
-            await answer(RefusedError("the request came too slowly", 408, code="timeout"))(
-                scope, receive, safe_send
-            )
+            await answer(too_slow())(scope, receive, safe_send)
 
     def _client(self, scope: Scope, headers: Headers) -> Client | None:
         """Returns who asks; None where nobody needs to be known.
@@ -174,6 +172,11 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0][1:].lower()
     return host.partition(":")[0].lower()
+
+
+def too_slow() -> RefusedError:
+    """Returns the error of a request that does not come within its time."""
+    return RefusedError("the request came too slowly; send it again", 408, code="timeout")
 
 
 def answer(error: RefusedError) -> JSONResponse:

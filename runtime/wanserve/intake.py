@@ -20,6 +20,7 @@ from wanserve.forms import read_form
 from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
+from wanserve.names import options_by_name
 from wanserve.refusal import RefusedError, refused
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class Intake:
         self._desk.check_waiting(job)
         form = await read_form(request)
         position = form.fields.pop("position", None)
-        gone = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
+        empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
+        gone = {options_by_name().get(name, name) for name in empty}
+        form.fields = {name: value for name, value in form.fields.items() if name not in empty}
         wish = await read_wish(form, self._catalog, job.model)
         if wish.model.name != job.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
@@ -99,7 +102,7 @@ class Intake:
             str(position).isascii() and str(position).isdigit() and int(position)
         ):
             raise RefusedError("position is no number from 1", param="position")
-        if form.fields or form.files:
+        if form.fields or form.files or gone:
             await self._remake(job, wish, gone)
         if position is not None:
             self._desk.check_waiting(job)

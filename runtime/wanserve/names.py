@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -68,6 +69,15 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
     }
 )
 """Fields of other servers that have no meaning here, with what to do instead."""
+
+
+def without_flags(text: str) -> str:
+    """Returns the help of an option with its own names of options for those of the command line."""
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda match: _name(match[1].replace("-", "_")), text)
+
+
+def _name(key: str) -> str:
+    return options_by_name().get(key, key)
 
 
 @lru_cache

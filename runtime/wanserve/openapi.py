@@ -10,7 +10,7 @@ import msgspec
 import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
-from wanserve.names import MEDIA, MERGED, NO_EFFECT, options_by_name
+from wanserve.names import MEDIA, MERGED, NO_EFFECT, options_by_name, without_flags
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -50,7 +50,7 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
         text = f"{row.help.rstrip('.')}{models}."
         if row.default:
             text += f" Default: {row.default}."
-        properties[row.name] = {**own, "description": text, "x-aliases": names}
+        properties[row.name] = {**own, "description": without_flags(text), "x-aliases": names}
     seed = properties["seed"]
     properties["seed"] = {
         "anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, {"const": "random"}],

@@ -29,7 +29,7 @@ from wanserve.desk import Desk
 from wanserve.device import Device
 from wanserve.devices import environments
 from wanserve.folders import Folders
-from wanserve.guard import Guard, answer
+from wanserve.guard import Guard, answer, too_slow
 from wanserve.hub import Hub
 from wanserve.intake import Intake
 from wanserve.keys import Keys
@@ -121,9 +121,11 @@ class Service:
             RefusedError: _refuse,
             HTTPException: _refuse_http,
             ClientDisconnect: lambda request, error: Response(status_code=499),
+            TimeoutError: lambda request, error: answer(too_slow()),
             Exception: _fail,
         }
         app = Starlette(routes=[*routes, *page], exception_handlers=handlers)
+        app.router.redirect_slashes = False
         return Guard(app, self._settings, self.keys, self._metrics)
 
     async def run(self, say: Callable[[str], None], opened: Callable[[str], None] = lambda url: None) -> None:

@@ -102,7 +102,7 @@ class Progress:
     def seconds(self) -> dict[str, float]:
         """What each phase took, and what loading took until the first of them."""
         spent, sums = self.timings.seconds, dict[str, float]()
-        for span, name in _PHASES:
+        for span, name in reversed(_PHASES):
             if span in spent:
                 sums[name] = sums.get(name, 0.0) + spent[span]
         return sums
@@ -233,11 +233,13 @@ def main() -> None:
     worker = Worker(send, pipelines)
 
     def listen() -> None:
-        for data in lines:
-            message = to_worker(data)
-            assert not isinstance(message, Begin)
-            worker.take(message)
-        os._exit(0)  # the server has gone, or wants it: whatever XLA does, the device is free
+        try:
+            for data in lines:
+                message = to_worker(data)
+                assert not isinstance(message, Begin)
+                worker.take(message)
+        finally:  # the server has gone, perhaps in the middle of a line: the device is to be free
+            os._exit(0)
 
     threading.Thread(target=listen, name="listen", daemon=True).start()
     first = first_model(begin, pipelines)

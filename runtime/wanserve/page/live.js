@@ -1,0 +1,24 @@
+// The polite live region, and dialogs, which take it along: what is outside an open dialog is not read out.
+
+import { byId } from "./dom.js";
+
+let clearing = 0;
+
+/** Says a sentence to screen readers. Sentences that come together are read together. */
+export function say(sentence) {
+  const region = byId("live");
+  const line = document.createElement("p");
+  line.textContent = sentence;
+  region.append(line);
+  clearTimeout(clearing);
+  clearing = setTimeout(() => region.replaceChildren(), 5000);
+}
+
+/** Opens a dialog above the page; Escape closes it, and the focus goes back by itself. */
+export function openDialog(dialog) {
+  if (dialog.open) return;
+  dialog.showModal();
+  dialog.append(byId("live"));
+  const takeBack = () => (document.querySelector("dialog[open]") ?? document.body).append(byId("live"));
+  dialog.addEventListener("close", takeBack, { once: true });
+}

@@ -1,0 +1,297 @@
+"""The API as clients use it: the openai client, other servers' forms, and what each state is."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import wanrun
+from serve_client import ENDED, Server, events
+
+PROMPT = "a red fox runs through fresh snow"
+LONG = 5000
+"""Steps of a job that is still running when a test looks at it."""
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # OpenAI has closed its own service
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+
+
+def make(server: Server, **fields: Any) -> dict[str, Any]:
+    """Asks for a short video of the toy."""
+    answer = server.call("POST", "/v1/videos", {"model": "toy", "prompt": PROMPT, "num_steps": 2, **fields})
+    assert answer.status == 200, answer.body
+    return dict(answer.json)
+
+
+def look(server: Server, id: str) -> dict[str, Any]:
+    return dict(server.call("GET", f"/v1/videos/{id}").json)
+
+
+def ended(server: Server, id: str, seconds: float = 60) -> dict[str, Any]:
+    """A job once it has ended."""
+    until = time.monotonic() + seconds
+    while (job := look(server, id))["status"] not in ENDED:
+        assert time.monotonic() < until, job
+        time.sleep(0.02)
+    return job
+
+
+def running(server: Server, id: str) -> dict[str, Any]:
+    """A job once it makes steps."""
+    while not (job := look(server, id))["step"]:
+        assert job["status"] not in ENDED, job
+        time.sleep(0.01)
+    return job
+
+
+def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: Path) -> None:
+    """It makes, lists over three pages, downloads and deletes videos; only its base URL is changed."""
+    made = []
+    for seed in range(3):
+        video = client.videos.create_and_poll(
+            prompt=PROMPT,
+            model="toy",  # type: ignore[arg-type]
+            size="96x64",  # type: ignore[arg-type]
+            seconds="0.5",  # type: ignore[arg-type]
+            extra_body={"num_inference_steps": 2, "seed": seed, "fps": 16},
+        )
+        assert (video.status, video.progress, video.error) == ("completed", 100, None)
+        made.append(video.id)
+    pages = [client.videos.list(limit=1)]
+    while pages[-1].has_next_page() and len(pages) < 3:
+        pages.append(pages[-1].get_next_page())
+    assert [[video.id for video in page.data] for page in pages] == [[id] for id in made[::-1]]
+    assert set(made) <= {video.id for video in client.videos.list(order="asc", limit=2)}
+    with wanrun.load(toy_artifact) as pipeline:
+        result = pipeline.generate(PROMPT, num_steps=2, seed=1)
+        (own,) = result.save(tmp_path / "own.mp4", fps=16)
+    assert client.videos.download_content(made[1]).read() == own.read_bytes()
+    assert client.videos.download_content(made[1], variant="thumbnail").read()[:4] == b"RIFF"
+    for id in made:
+        assert client.videos.delete(id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.videos.retrieve(id)
+
+
+def test_the_openai_client_understands_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.videos.create(prompt=PROMPT, model="toy", size="100x100")  # type: ignore[arg-type]
+    assert (caught.value.code, caught.value.param) == ("not_built", "size")
+    assert "expected one of 96x64x9-b1-cfg" in str(caught.value)
+    with pytest.raises(openai.BadRequestError, match=r"expected one of 0.5625"):
+        client.videos.create(prompt=PROMPT, model="toy", seconds="12")
+
+
+# As litellm 1.110 and vLLM-Omni's examples (curl -F) send them.
+BOUNDARY = "1f2e3d4c5b6a"
+FORMS = {
+    "litellm": (
+        "application/json",
+        b'{"model": "toy", "prompt": "%(prompt)s", "num_inference_steps": 2, "seed": 5}',
+    ),
+    "vllm-omni": (
+        f"multipart/form-data; boundary={BOUNDARY}",
+        "".join(
+            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in {
+                "model": "toy",
+                "prompt": PROMPT,
+                "negative_prompt": "",
+                "width": "96",
+                "height": "64",
+                "num_frames": "9",
+                "fps": "16",
+                "num_inference_steps": "2",
+                "guidance_scale": "5.0",
+                "flow_shift": "3.0",
+                "seed": "5",
+                "extra_params": "{}",
+            }.items()
+        ).encode()
+        + f"--{BOUNDARY}--\r\n".encode(),
+    ),
+    "sglang": (
+        "application/json",
+        json.dumps(
+            {
+                "model": "toy",
+                "prompt": PROMPT,
+                "size": "96x64",
+                "num_frames": 9,
+                "fps": 16,
+                "seed": [5],
+                "n": 1,
+                "extra_body": {"num_inference_steps": 2},
+            }
+        ).encode(),
+    ),
+}
+
+
+def test_the_forms_of_other_clients_give_the_same_job(server: Server) -> None:
+    contents = []
+    for kind, body in FORMS.values():
+        body = body.replace(b"%(prompt)s", PROMPT.encode())
+        answer = server.call("POST", "/v1/videos", body, **{"content-type": kind})
+        assert answer.status == 200, answer.body
+        job = ended(server, answer.json["id"])
+        resolved = job["resolved"]
+        contents.append((resolved, server.call("GET", f"/v1/videos/{job['id']}/content").body))
+    assert contents[1][1] == contents[2][1]
+    assert [resolved["seed"] for resolved, _ in contents] == [5, 5, 5]
+    assert {json.dumps(resolved, sort_keys=True) for resolved, _ in contents[1:]} == {
+        json.dumps(contents[1][0], sort_keys=True)
+    }
+
+
+def test_events_tell_each_step(server: Server) -> None:
+    job = make(server, num_steps=5, seed=11)
+    told = asyncio.run(events(server.host, server.port, f"/v1/videos/{job['id']}/events"))
+    names = [name for name, _ in told]
+    assert names[-1] == "completed" and told[-1][1]["progress"] == 100
+    steps = [data["step"] for name, data in told if name == "steps"]
+    assert steps == sorted(steps) and set(range(1, 6)) <= set(steps)
+    progress = [data["progress"] for _, data in told]
+    assert progress == sorted(progress)
+    order = [name for name in dict.fromkeys(names) if name in ("steps", "decode", "encode", "completed")]
+    assert order == ["steps", "decode", "encode", "completed"]
+
+
+def test_states_are_true(server: Server) -> None:
+    """One runs, two wait with their positions; they can be moved and changed; each is cancelled."""
+    first, second, third = (make(server, num_steps=LONG, seed=seed) for seed in (1, 2, 3))
+    now = running(server, first["id"])
+    assert (now["status"], now["phase"], now["position"]) == ("in_progress", "steps", None)
+    assert [look(server, job["id"])["position"] for job in (second, third)] == [1, 2]
+    path = f"/v1/videos/{third['id']}"
+    assert server.call("PATCH", path, {"position": 1, "seed": 9, "steps": 3}).json["position"] == 1
+    changed = look(server, third["id"])
+    assert changed["options"] == {"prompt": PROMPT, "num_steps": 3, "seed": 9}
+    assert look(server, second["id"])["position"] == 2
+    for body, status in (({"size": "1x1"}, 400), ({"position": 0}, 400), ({"model": "other"}, 400)):
+        assert server.call("PATCH", path, body).status == status
+    assert server.call("PATCH", f"/v1/videos/{first['id']}", {"seed": 1}).status == 409
+    assert server.call("POST", f"/v1/videos/{second['id']}/cancel").json["status"] == "cancelled"
+    assert server.call("POST", f"/v1/videos/{second['id']}/cancel").status == 409
+    began = time.monotonic()
+    assert server.call("POST", f"/v1/videos/{first['id']}/cancel").json["phase"] == "cancelling"
+    assert ended(server, first["id"])["status"] == "cancelled"
+    assert time.monotonic() - began < 2
+    assert ended(server, third["id"])["status"] == "completed"  # the device is free
+    assert server.call("GET", f"/v1/videos/{first['id']}/content").status == 409
+
+
+def test_a_job_that_runs_is_deleted(server: Server) -> None:
+    job = make(server, num_steps=LONG)
+    running(server, job["id"])
+    assert server.call("DELETE", f"/v1/videos/{job['id']}").json["deleted"]
+    assert server.call("GET", f"/v1/videos/{job['id']}").status == 404
+    assert ended(server, make(server)["id"])["status"] == "completed"
+
+
+def test_an_idempotency_key(server: Server) -> None:
+    fields = {"model": "toy", "prompt": PROMPT, "num_steps": 2, "seed": "random"}
+    key = {"idempotency-key": "order 66"}
+    first = server.call("POST", "/v1/videos", fields, **key)
+    again = server.call("POST", "/v1/videos", fields, **key)
+    assert again.json["id"] == first.json["id"] and again.headers["idempotent-replayed"] == "true"
+    waited = server.call("POST", "/v1/videos/sync", fields, **key)
+    assert waited.body == server.call("GET", f"/v1/videos/{first.json['id']}/content").body
+    assert server.call("POST", "/v1/videos", {**fields, "num_steps": 3}, **key).status == 409
+    other = server.call("POST", "/v1/videos", fields, **{"idempotency-key": "order 67"})
+    assert other.json["id"] != first.json["id"]
+    assert ended(server, other.json["id"])["seed"] != first.json["seed"]
+
+
+def test_contents(server: Server) -> None:
+    job = ended(server, make(server)["id"])
+    path = f"/v1/videos/{job['id']}/content"
+    whole = server.call("GET", path)
+    assert whole.headers["content-type"] == "video/mp4" and whole.body[4:8] == b"ftyp"
+    part = server.call("GET", path, range="bytes=2-9")
+    assert (part.status, part.body) == (206, whole.body[2:10])
+    assert server.call("GET", path, range=f"bytes={len(whole.body)}-").status == 416
+    assert server.call("GET", f"{path}?variant=last_frame").body[:4] == b"\x89PNG"
+    assert server.call("GET", f"{path}?variant=spritesheet").status == 400
+    assert server.call("GET", f"{path}?index=1").status == 400
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(server.call("GET", f"{path}?variant=last_frame").body))
+    assert picture.size == (96, 64)
+
+
+def test_lists(server: Server) -> None:
+    ids = [
+        ended(server, make(server, prompt=f"a list_of {word}", num_steps=1)["id"])["id"]
+        for word in ("cats", "dogs")
+    ]
+    found = server.call("GET", "/v1/videos?q=list_of+dogs").json
+    assert [job["id"] for job in found["data"]] == [ids[1]]
+    assert server.call("GET", "/v1/videos?q=listXof").json["data"] == []
+    page = server.call("GET", "/v1/videos?q=list_of&limit=1&order=asc").json
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[0], True)
+    rest = server.call("GET", f"/v1/videos?q=list_of&limit=1&order=asc&after={ids[0]}").json
+    assert (rest["first_id"], rest["has_more"]) == (ids[1], False)
+    for query in ("limit=0", "limit=x", "limit=101", "order=up", "status=happy", "after=video_1"):
+        assert server.call("GET", f"/v1/videos?{query}").status == 400
+
+
+def test_formats_and_models(server: Server) -> None:
+    """Two models are loaded by use; formats are those that wanrun writes."""
+    job = ended(server, make(server, model="other", format="gif", num_steps=1)["id"])
+    assert (job["model"], job["format"]) == ("other", "gif")
+    answer = server.call("GET", f"/v1/videos/{job['id']}/content")
+    assert answer.headers["content-type"] == "image/gif" and answer.body[:4] == b"GIF8"
+    models = server.call("GET", "/v1/models").json["data"]
+    assert [model["id"] for model in models] == ["toy", "other"]
+    assert server.call("GET", "/v1/models/toy").json == models[0]
+    assert server.call("POST", "/v1/videos", {"prompt": PROMPT}).json["error"]["param"] == "model"
+
+
+def test_the_description_is_true(server: Server) -> None:
+    """Each field of the schema is understood, and its types are those that are taken."""
+    schema = server.call("GET", "/openapi.json").json
+    fields = schema["components"]["schemas"]["CreateVideo"]["properties"]
+    assert {
+        "prompt",
+        "num_steps",
+        "guidance_scale",
+        "seed",
+        "size",
+        "seconds",
+        "input_reference",
+    } <= fields.keys()
+    assert (fields["num_steps"]["minimum"], fields["num_steps"]["maximum"]) == (1, 10_000)
+    assert fields["solver"]["enum"][0] == "unipc" or "unipc" in fields["solver"]["enum"]
+    assert "num_inference_steps" in fields["num_steps"]["x-aliases"]
+    for name in fields:
+        error = server.call("POST", "/v1/videos", {"model": "toy", name: {"no": "such"}}).json["error"]
+        assert "unknown field" not in error["message"] or "'no'" in error["message"], name
+    for path, methods in schema["paths"].items():
+        for method in methods if path != "/v1/events" else ():
+            answer = server.call(method.upper(), path.replace("{id}", "video_0"), None)
+            assert answer.status not in (404, 405) or answer.json["error"]["code"] == "not_found", path
+
+
+def test_metrics_and_health(server: Server) -> None:
+    ended(server, make(server)["id"])
+    text = server.call("GET", "/metrics").body.decode()
+    assert 'wanserve_videos_total{model="toy",status="completed"}' in text
+    assert 'wanserve_phase_seconds_count{phase="decode"}' in text
+    assert "wanserve_ready_workers 1.0" in text and "wanserve_waiting 0.0" in text
+    assert server.call("GET", "/healthz").json == {"status": "ok"}
+    assert server.call("GET", "/readyz").json == {"status": "ready"}

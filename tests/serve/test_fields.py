@@ -1,0 +1,258 @@
+"""Fields of requests under every server's names, against manifests alone."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from PIL import Image
+from starlette.datastructures import UploadFile
+
+from helpers.manifests import full_manifest, plain_manifest, with_profiles
+from wanrun.artifact.programs import Profile
+from wanserve.catalog import Catalog, Model
+from wanserve.fields import Wish, read_wish
+from wanserve.forms import Form, nested
+from wanserve.refusal import RefusedError
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 2)).save(file, "PNG")
+    return file.getvalue()
+
+
+DATA = "data:image/png;base64," + base64.b64encode(png()).decode()
+VIDEO = b"\0\0\0\x18ftypisom" + bytes(20)
+
+
+def catalog(**more: Any) -> Catalog:
+    """A model of text, which is built in three shapes, and one that takes images and videos too."""
+    full = full_manifest()
+    built = next(iter(full.profiles.values())).options
+    shapes = [Profile(96, 64, frames, 1, True, number, built) for number, frames in enumerate((17, 81))]
+    text = with_profiles(
+        plain_manifest(profiles=full.profiles, program_sets=full.program_sets, targets=full.targets),
+        [*shapes, Profile(64, 96, 17, 2, False, 2, built)],
+    )
+    made = Catalog({})
+    made.models = {
+        "text": Model("text", Path("/srv/text"), text),
+        "full": Model("full", Path("/srv/full"), full),
+    }
+    made.models |= more
+    return made
+
+
+def wish(fields: dict[str, Any], model: str = "text", **files: bytes) -> Wish:
+    """What is read of fields, as JSON gives them, and of files."""
+    uploads = [
+        (name, UploadFile(io.BytesIO(data), size=len(data), filename=f"{name}.x"))
+        for name, data in files.items()
+    ]
+    return asyncio.run(read_wish(Form({"prompt": "p", **fields}, uploads), catalog(), model))
+
+
+def options(fields: dict[str, Any], model: str = "text") -> dict[str, Any]:
+    found = wish(fields, model).options
+    return {name: value for name, value in found.items() if name != "prompt"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"num_inference_steps": 20}, {"num_steps": 20}),
+        ({"infer_steps": 20}, {"num_steps": 20}),
+        ({"num_inference_steps": "20"}, {"num_steps": 20}),  # a form
+        ({"num_inference_steps": "20.0"}, {"num_steps": 20}),
+        ({"guidance_scale": "3"}, {"guidance_scale": 3.0}),
+        ({"width": 96, "height": "64"}, {"size": "96x64"}),
+        ({"size": "96x64"}, {"size": "96x64"}),
+        ({"seconds": "1"}, {"num_frames": 17}),
+        ({"seconds": 5}, {"num_frames": 81}),
+        ({"seconds": 1.0625}, {"num_frames": 17}),
+        ({"seconds": "2", "fps": 8}, {"num_frames": 17, "fps": 8}),
+        ({"frame_rate": 8}, {"fps": 8}),
+        ({"num_frames": 81, "n": 1}, {"num_frames": 81, "num_videos": 1}),
+        ({"seed": [7]}, {"seed": 7}),
+        ({"seed": "random"}, {"seed": "random"}),
+        ({"seed": "-1"}, {"seed": -1}),
+        ({"timesteps": ["900", "500"]}, {"timesteps": (900.0, 500.0)}),
+        ({"timesteps": "900,500"}, {"timesteps": (900.0, 500.0)}),
+        ({"extra_body": {"num_inference_steps": 4, "seed": 3}}, {"num_steps": 4, "seed": 3}),
+        ({"extra_params": '{"flow_shift": 5.0}'}, {"flow_shift": 5.0}),
+        ({"extra_body": {"extra_params": {"shift": 5}}}, {"flow_shift": 5}),
+        ({"negative_prompt": None, "seed": 1}, {"seed": 1}),
+        ({"user": "u1", "max_sequence_length": 512, "response_format": "url"}, {}),
+    ],
+    ids=str,
+)
+def test_names(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert options(fields) == expected
+
+
+def test_options_of_two_experts() -> None:
+    fields = {"guidance_scale": 4.0, "guidance_scale_2": 3.0, "boundary_ratio": 0.9}
+    assert options(fields, "full") == {"guidance_scale": 4.0, "guidance_scale_2": 3.0, "boundary": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "line"),
+    [
+        ({"stepz": 3}, "stepz", "unknown field 'stepz'; use steps"),
+        ({"foo": 3}, "foo", "unknown field 'foo'; expected one of prompt, negative_prompt"),
+        ({"steps": 3, "num_inference_steps": 3}, "num_inference_steps", "is given twice, also as steps"),
+        ({"steps": 3, "extra_body": {"steps": 3}}, "steps", "steps is given twice"),
+        ({"extra_body": "[1"}, "extra_body", "extra_body is not JSON"),
+        ({"extra_body": [1]}, "extra_body", "expected an object; found"),
+        ({"width": 96}, "height", "height is missing"),
+        ({"width": "x", "height": 64}, "width", "width has the wrong type; expected an integer"),
+        ({"width": 96, "height": 64, "size": "96x64"}, "size", "given twice"),
+        (
+            {"seconds": 4},
+            "seconds",
+            "no video of 4 seconds is built; expected one of 1.062 (17 frames), 5.062",
+        ),
+        ({"seconds": "soon"}, "seconds", "expected a positive number"),
+        ({"seconds": 1, "num_frames": 17}, "seconds", "seconds and num_frames are both given"),
+        ({"max_sequence_length": 226}, "max_sequence_length", "cannot be 226; expected 512"),
+        ({"lora": {"name": "x"}}, "lora", "a LoRA is merged when the artifact is converted"),
+        ({"output_path": "/tmp/x.mp4"}, "output_path", "no path of the server is read or written"),
+        ({"video_path": "/etc/passwd"}, "video_path", "no path of the server is read"),
+        ({"format": "exe"}, "format", "expected one of mp4, webm"),
+        ({"model": "sora-2"}, "model", "there is no model 'sora-2'; expected one of text, full"),
+        ({"model": 3}, "model", "model has the wrong type"),
+        ({"image": DATA}, "image", "image cannot be used: text takes no images or videos"),
+        ({"steps": ["1", "2"]}, "steps", "steps is given 2 times"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str, line: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        wish(fields)
+    assert caught.value.param == param
+    assert line in caught.value.body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"input_reference": DATA}, ["image"]),
+        ({"input_reference": {"image_url": DATA}}, ["image"]),
+        ({"input_reference": {"image_url": {"url": DATA}}}, ["image"]),
+        ({"image_reference": DATA.partition(",")[2] + "A" * 400}, ["image"]),
+        ({"image_reference": f'[{{"image_url": "{DATA}", "role": "first_frame"}}]'}, ["image"]),
+        ({"image": DATA, "video_reference": DATA}, ["image", "video"]),
+        ({"first_frame": DATA}, ["image"]),
+        ({"image": ""}, []),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_images_in_fields(fields: dict[str, Any], given: list[str]) -> None:
+    if "A" * 400 in str(fields):  # base64 of any length
+        fields = {"image_reference": base64.b64encode(png() + bytes(400)).decode()}
+    assert [sent.option for sent in wish(fields, "full").sent] == given
+
+
+def test_files() -> None:
+    found = wish({}, "full", input_reference=png(), mask=VIDEO).sent
+    assert [sent.option for sent in found] == ["image", "mask"]
+    found = wish({}, "full", input_reference=VIDEO).sent
+    assert [sent.option for sent in found] == ["video"]
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("http://example.com/a.png", "is a URL, and URLs are not fetched"),
+        ("file:///etc/passwd", "is a URL, and URLs are not fetched"),
+        ("/etc/passwd", "is no file, and no path is read"),
+        ("../../key", "is no file, and no path is read"),
+        ("data:image/png,abc", "without base64"),
+        ("data:image/png;base64,###", "is not valid base64"),
+        ("data:image/png;base64,", "is an empty file"),
+        ({"file_id": "file-1"}, "names a stored file"),
+        ({"role": "middle", "image_url": DATA}, 'has the role "middle"'),
+        ({"x": 1}, "has no image_url"),
+        (7, "has the wrong type"),
+    ],
+    ids=str,
+)
+def test_images_that_are_refused(value: Any, line: str) -> None:
+    with pytest.raises(RefusedError, match="image") as caught:
+        wish({"image": value}, "full")
+    assert line in str(caught.value)
+    assert "/etc" not in caught.value.body["error"]["message"]
+
+
+def test_one_image_is_one_image() -> None:
+    with pytest.raises(RefusedError, match="image is given twice"):
+        wish({"image": DATA, "input_reference": DATA}, "full")
+    with pytest.raises(RefusedError, match=r"the field 'steps' takes no file; expected one of image"):
+        wish({}, "full", steps=png())
+    with pytest.raises(
+        RefusedError, match="last_image cannot be used: full takes images or videos as image, video, mask"
+    ):
+        wish({}, "full", last_image=png())
+    with pytest.raises(RefusedError, match="is an empty file"):
+        wish({}, "full", image=b"")
+
+
+def test_the_artifact_decides() -> None:
+    """What is built is told by the record's own line, under the client's names, and nothing is loaded."""
+    model = catalog().models["text"]
+    found = wish({"num_inference_steps": "many"})
+    with pytest.raises(Exception, match="wrong type") as caught:
+        model.resolve(found.options, found.spell)
+    assert caught.value.spelled(found.spell).startswith(
+        "num_inference_steps has the wrong type; expected an integer"
+    )
+    with pytest.raises(RefusedError, match=r"there is no preset 'a.json'; expected one of none"):
+        model.resolve({"prompt": "p", "schedule": "a.json"}, lambda name: "preset")
+    assert model.resolve({"prompt": "p", "num_frames": 81}, str).profile.name == "96x64x81-b1-cfg"
+
+
+def test_models_are_shown() -> None:
+    text, full = (model.shown(0.0) for model in catalog().models.values())
+    assert [shape["profile"] for shape in text["shapes"]] == [
+        "96x64x17-b1-cfg",
+        "96x64x81-b1-cfg",
+        "64x96x17-b2-nocfg",
+    ]
+    assert text["inputs"] == [] and text["presets"] == []
+    assert not {"boundary", "image", "mode", "segment_overlap", "conditioning_scale"} & set(text["options"])
+    assert [item["name"] for item in full["inputs"]] == ["image", "video", "mask"]
+    assert [item["required"] for item in full["inputs"]] == [True, True, False]
+    assert {"boundary", "image", "mode", "segment_overlap"} <= set(full["options"])
+    assert full["presets"][0]["name"] == "2-steps"
+    msgspec.json.encode(full)
+
+
+def test_a_form_nests() -> None:
+    texts = [
+        ("a", "1"),
+        ("extra_body[seed]", "2"),
+        ("extra_body[x][y]", "3"),
+        ("t[]", "4"),
+        ("t[]", "5"),
+        ("u[]", "6"),
+    ]
+    assert nested(texts) == {
+        "a": "1",
+        "extra_body": {"seed": "2", "x": {"y": "3"}},
+        "t": ["4", "5"],
+        "u": ["6"],
+    }
+    with pytest.raises(RefusedError, match="loras is a list of objects"):
+        nested([("loras[][name]", "a")])
+    with pytest.raises(RefusedError, match="a is given as a value and as an object"):
+        nested([("a", "1"), ("a[b]", "2")])
+    with pytest.raises(RefusedError, match="nested deeper"):
+        nested([("a" + "[b]" * 9, "1")])
+    with pytest.raises(RefusedError, match="has no name that is understood"):
+        nested([("[a", "1")])

@@ -1,0 +1,247 @@
+"""The parts of the server by themselves: keys, paths in texts, devices, retention, estimates, listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.jobs import job
+from helpers.manifests import full_manifest, plain_manifest
+from wanrun.errors import UsageError
+from wanserve.devices import environments
+from wanserve.estimate import Estimates
+from wanserve.folders import Folders
+from wanserve.hub import Hub, stream
+from wanserve.job import Live
+from wanserve.keys import COOKIE, Keys, read_keys
+from wanserve.process import how
+from wanserve.refusal import RefusedError, without_paths
+from wanserve.retention import outdated
+from wanserve.uploads import kind_of, safe_name
+
+KEY = "sk-0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("no manifest in /srv/models/wan", "no manifest in wan"),
+        ("'/a/b c/d.png' cannot be read; found /x", "'b c/d.png' cannot be read; found x"),
+        ("file:///etc/passwd is a URL", "passwd is a URL"),
+        ("run wanbuild compile --artifact /srv/a/b, or ~/x/y", "run wanbuild compile --artifact b, or y"),
+        ("96x64/2 and a ratio of 3/4, and/or", "96x64/2 and a ratio of 3/4, and/or"),
+        ("(/dev/shm/pytest-0/x.png)", "(x.png)"),
+        ("at /", "at /"),
+    ],
+)
+def test_no_answer_has_a_path(text: str, plain: str) -> None:
+    assert without_paths(text) == plain
+
+
+def test_a_refusal_is_one_line_in_the_form_of_openai() -> None:
+    error = RefusedError("a\nb\x1b[2J", 429, code="queue_full", param="x").body["error"]
+    assert error == {
+        "message": "a\\nb\\x1b[2J",
+        "type": "rate_limit_error",
+        "param": "x",
+        "code": "queue_full",
+    }
+    kinds = {status: RefusedError("x", status).body["error"]["type"] for status in (400, 401, 403, 404, 500)}
+    assert list(kinds.values()) == [
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "server_error",
+    ]
+
+
+def test_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# people\n\nalice {KEY}a\nbob {KEY}b 3\n")
+    file.chmod(0o600)
+    keys = read_keys(file, f"carol {KEY}c; dave {KEY}d")
+    for name, limit in (("alice", None), ("bob", 3), ("carol", None), ("dave", None)):
+        found = keys.of({"authorization": f"Bearer {KEY}{name[0]}"})
+        assert found is not None and (found.name, found.max_waiting) == (name, limit)
+    found = keys.of({"cookie": f"a=b; {COOKIE}={KEY}b"})
+    assert found is not None and found.name == "bob"
+    for headers in (
+        {},
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"Basic {KEY}a"},
+        {"cookie": "a=b;;"},
+    ):
+        assert keys.of(headers) is None
+    everybody = Keys().of({})
+    assert everybody is not None and everybody.name == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("alice", "line 1 of .* is no key; expected NAME KEY"),
+        ("\nalice short", "the key in line 2 of .* is short; expected 16 characters"),
+        (f"alice {KEY} many", "line 1 of .* is no key"),
+        (f"alice {KEY}\nalice {KEY}b", "a name comes twice"),
+        (f"alice {KEY}\nbob {KEY}", "a key comes twice"),
+        ("# nobody", "there is no key in"),
+    ],
+)
+def test_keys_that_are_refused(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match=line):
+        read_keys(file, None)
+
+
+def test_keys_that_others_can_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice {KEY}")
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match=r"others can read the keys .*; run chmod 600"):
+        read_keys(file, None)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_keys(tmp_path / "none", None)
+
+
+def test_a_worker_for_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on a CPU and for a mesh; on accelerators each sees its own alone."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plain, mesh = [plain_manifest()], [full_manifest()]
+    assert environments(plain, None, tmp_path) == [{}]
+    assert environments(plain, 2, tmp_path) == [{}, {}]
+    for number in range(2):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
+    assert environments(plain, None, tmp_path) == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+    ]
+    assert environments(mesh, None, tmp_path) == [{}]
+    assert environments(plain, 1, tmp_path) == [{}]
+    assert len(environments(plain, 3, tmp_path)) == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa, GPU-bb")
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in environments(plain, None, tmp_path)] == [
+        "GPU-aa",
+        "GPU-bb",
+    ]
+    other = tmp_path / "tpu"
+    for name in ("vfio/0", "vfio/1", "vfio/vfio"):
+        (other / "dev" / name).mkdir(parents=True)
+    assert [one["TPU_VISIBLE_CHIPS"] for one in environments(plain, None, other)] == ["0", "1"]
+
+
+def test_what_is_kept() -> None:
+    ended = [("new", 90.0, 5), ("middle", 50.0, 5), ("old", 10.0, 5)]
+    assert list(outdated(ended, 100.0, None, None)) == []
+    assert list(outdated(ended, 100.0, 60.0, None)) == ["old"]
+    assert list(outdated(ended, 100.0, None, 9)) == ["middle", "old"]
+    assert list(outdated(ended, 100.0, 45.0, 14)) == ["middle", "old"]
+
+
+def test_progress_follows_what_was_measured() -> None:
+    estimates, one = Estimates({}), job()
+    assert estimates.total(one) is None
+    live = Live(phase="steps", step=0, steps=10)
+    estimates.follow(one, live, {"phase": 0.0, "step": None})
+    assert live.remaining is None and 0 < live.progress < 20
+    news = estimates.learn(one, {"text": 1.0, "steps": 20.0, "decode": 4.0, "encode": 1.0}, 10)
+    assert news == {"m p text": 1.0, "m p step": 2.0, "m p decode": 4.0, "m p encode": 1.0}
+    assert estimates.total(one) == 26.0
+    assert Estimates(news).total(job(shape={**one.shape, "num_steps": 5})) == 16.0  # of fewer steps
+    seen = []
+    for phase, step, passed in (
+        ("loading", 0, 9),
+        ("text", 0, 0.5),
+        ("steps", 0, 1),
+        ("steps", 5, 0),
+        ("decode", 10, 2),
+    ):
+        live = Live(phase=phase, step=step, steps=10)
+        estimates.follow(one, live, {"phase": passed, "step": None})
+        seen.append((live.progress, live.remaining))
+    assert seen == [(0, 26.0), (1, 25.5), (7, 24.0), (42, 15.0), (88, 3.0)]
+    live = Live(phase="decode", step=10, steps=10, progress=95)
+    estimates.follow(one, live, {"phase": 99.0, "step": None})
+    assert live.progress == 95 and live.remaining > 1  # never back, and never at its end before it is
+    estimates.learn(one, {"steps": 40.0}, 10)
+    assert estimates.total(one) == 36.0
+
+
+def test_listeners() -> None:
+    """Each hears of its own jobs alone; a slow one loses the oldest events; a stream ends with its job."""
+
+    async def run() -> list[bytes]:
+        hub = Hub()
+        assert not hub.wanted
+        all_of_a, one, slow = hub.listen("a"), hub.listen("a", "1"), hub.listen(None)
+        hub.publish("a", "1", "video", {"id": "1", "status": "in_progress", "phase": "steps"})
+        hub.publish("b", "2", "video", {"id": "2", "status": "queued", "phase": "queued"})
+        assert (await all_of_a.next(1)) == ("video", {"id": "1", "status": "in_progress", "phase": "steps"})
+        assert await all_of_a.next(0.01) is None
+        for number in range(1000):
+            hub.publish("c", "3", "video", {"id": number})
+        assert (await slow.next(1)) == ("video", {"id": 500})
+        hub.publish("a", "1", "video", {"id": "1", "status": "completed", "phase": None})
+        told = [event async for event in stream(hub, one, {"id": "1", "status": "queued", "phase": "queued"})]
+        hub.leave(all_of_a)
+        hub.close()
+        late = hub.listen("a")
+        assert [event async for event in stream(hub, late, None)] == [b"retry: 1000\n\n"]
+        return told
+
+    told = asyncio.run(run())
+    assert [line.split(b"\n")[1] for line in told[1:]] == [
+        b"event: queued",
+        b"event: steps",
+        b"event: completed",
+    ]
+
+
+def test_the_folder_of_a_server(tmp_path: Path) -> None:
+    """One server has it at a time. What belongs to no job is removed, but no file that it does not know."""
+    folders = Folders(tmp_path / "data")
+    with pytest.raises(UsageError, match="another server uses the folder"):
+        Folders(tmp_path / "data")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be used; found Not a directory; give --data another one"):
+        Folders(tmp_path / "file" / "data")
+    kept, gone = (f"video_{digit * 32}" for digit in "ab")
+    for id in (kept, gone, "mine"):
+        (tmp_path / "data/videos" / id).mkdir()
+    (folders.incoming() / "x.png").write_bytes(b"x")
+    folders.clean({kept})
+    assert {path.name for path in (tmp_path / "data/videos").iterdir()} == {kept, "mine"}
+    assert not list((tmp_path / "data/incoming").iterdir())
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_kinds_and_names() -> None:
+    assert kind_of(b"\x89PNG....") == (".png", "image")
+    assert kind_of(b"RIFF....WEBP") == (".webp", "image")
+    assert kind_of(b"RIFF....AVI ") == (".avi", "video")
+    assert kind_of(b"\0\0\0\x18ftypisom") == (".mp4", "video")
+    assert kind_of(b"\0\0\0\x18ftypavif") == (".avif", "image")
+    assert kind_of(b"hello") == (".bin", "video")
+    assert [safe_name(name) for name in ("../../a.png", "C:\\x\\b.png", "a\nb", "", None)] == [
+        "a.png",
+        "b.png",
+        "ab",
+        "file",
+        "file",
+    ]
+
+
+def test_how_a_worker_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(process.pid, signal.SIGKILL)
+    assert how(process.wait()) == "signal 9 (Killed, perhaps for want of memory)"
+    assert how(-signal.SIGSEGV) == "signal 11 (Segmentation fault)"
+    assert how(3) == "exit code 3"

@@ -1,0 +1,87 @@
+"""The stored jobs: durable, in order, and every change whole or not there."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers.jobs import job
+from wanserve import store as stored
+from wanserve.store import Store
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Store]:
+    store = Store(path)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def test_jobs_come_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        one = job(
+            id="video_1", rank=2.0, idempotency="key", options={"prompt": "a 50%_off cat", "seed": 2**64 - 1}
+        )
+        two = job(id="video_2", rank=1.0, owner="alice")
+        async with opened(tmp_path / "jobs") as store:
+            for each in (one, two):
+                await store.change(lambda connection, each=each: stored.put(connection, each))
+            assert [found.id for found in store.waiting()] == ["video_2", "video_1"]
+            await store.change(lambda connection: stored.put_times(connection, {"a": 1.5}))
+        async with opened(tmp_path / "jobs") as store:
+            assert store.find("video_1") == one and store.find("video_3") is None
+            assert store.times() == {"a": 1.5}
+            found = await store.change(lambda connection: stored.with_key(connection, "", "key"))
+            assert found == one
+            assert [each.id for each in store.listed(None, 9) or ()] == ["video_2", "video_1"]
+            assert [each.id for each in store.listed("alice", 9) or ()] == ["video_2"]
+            assert [each.id for each in store.listed(None, 9, text="50%_off") or ()] == ["video_1"]
+            assert store.listed(None, 9, text="50%xoff") == []
+            assert store.listed(None, 9, after="video_3") is None
+            one.status, one.ended = "completed", 5.0
+            await store.change(lambda connection: stored.put(connection, one))
+            assert await store.change(stored.ended_jobs) == [("video_1", 5.0, 0)]
+            assert await store.change(lambda connection: stored.count(connection, "queued", "alice")) == 1
+            assert await store.change(stored.last_rank) == 1.0
+            await store.change(lambda connection: stored.remove(connection, "video_1"))
+            assert store.find("video_1") is None
+
+    asyncio.run(run())
+
+
+def test_a_change_that_fails_is_undone_alone(tmp_path: Path) -> None:
+    """Those that are committed with it stay."""
+
+    async def run() -> None:
+        async with opened(tmp_path / "jobs") as store:
+
+            def half(connection: sqlite3.Connection) -> None:
+                stored.put(connection, job(id="video_half"))
+                raise ZeroDivisionError
+
+            changes = [lambda connection, n=n: stored.put(connection, job(id=f"video_{n}")) for n in range(3)]
+            results = await asyncio.gather(
+                *(store.change(change) for change in (changes[0], half, *changes[1:])), return_exceptions=True
+            )
+            assert [type(result) for result in results] == [
+                type(None),
+                ZeroDivisionError,
+                type(None),
+                type(None),
+            ]
+            assert {each.id for each in store.listed(None, 9) or ()} == {"video_0", "video_1", "video_2"}
+            with pytest.raises(sqlite3.IntegrityError):  # a key is one job's
+                for id in ("a", "b"):
+                    await store.change(
+                        lambda connection, id=id: stored.put(connection, job(id=id, idempotency="k"))
+                    )
+            assert store.alive
+
+    asyncio.run(run())
