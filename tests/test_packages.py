@@ -37,7 +37,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "runtime/wanserve": (
             "devices job names process refusal retention settings",
             "catalog estimate folders forms hub keys messages metrics pipelines protocol store uploads",
-            "fields worker",
+            "fields running worker",
             "desk openapi",
             "device intake",
             "guard routes",

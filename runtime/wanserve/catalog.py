@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wanrun
-from wanrun.errors import UsageError
+from wanrun.errors import UsageError, WanError
 from wanserve.names import without_flags
 from wanserve.refusal import RefusedError
 
@@ -144,6 +145,12 @@ class Catalog:
         self.models = {
             name: Model(name, folder, wanrun.read_manifest(folder)) for name, folder in folders.items()
         }
+
+    def prepare(self) -> None:
+        """Resolves a request of each model, so that the first client does not wait for imports."""
+        for model in self.models.values():
+            with contextlib.suppress(WanError):  # it needs an image
+                model.resolve({"prompt": ""}, str)
 
     def find(self, name: str | None) -> Model:
         """Returns a model; None is the only one.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +19,8 @@ from wanserve.settings import Settings
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 KEYS = "WANRUN_API_KEYS"
+OPEN_FILES = 8192
+"""Each connection is one; the usual limit is 1024."""
 
 _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
@@ -118,9 +122,12 @@ def serve(artifacts: tuple[str, ...], debug: bool, **given: Any) -> int:
     folders = named(artifacts)
     loading = {name: given[name] for name in ("target", "memory", "verify", "allow_compile")}
     settings = _settings(folders, {name: value for name, value in loading.items() if value}, given)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
+    keys = os.environ.pop(KEYS, None)  # workers need not know them
     first = _started(settings)
     try:
-        return _serve(settings, given, first)
+        return _serve(settings, {**given, "more_keys": keys}, first)
     finally:
         if first is not None:
             first.kill()
@@ -130,6 +137,9 @@ def _settings(folders: dict[str, Path], loading: dict[str, Any], given: dict[str
     certificate = given["tls_certificate"], given["tls_key"]
     if (certificate[0] is None) != (certificate[1] is None):
         raise UsageError("--tls-certificate and --tls-key go together")
+    for origin in given["cors"]:
+        if not re.fullmatch(r"https?://[^/\s*]+/?", origin):
+            raise UsageError(f"--cors {origin} is no site", expected="such as https://example.com")
     days, gigabytes = given["keep_days"], given["keep_gb"]
     return Settings(
         artifacts=folders,
@@ -180,7 +190,7 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
             f"wanrun serve needs {error.name}", remedy="pip install '.[serve]' in the checkout"
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    keys = read_keys(given["keys"], os.environ.pop(KEYS, None))
+    keys = read_keys(given["keys"], given["more_keys"])
     local = settings.host in LOOPBACK
     if not keys and (local or settings.hosts):
         settings = replace(settings, hosts=(*settings.hosts, *LOOPBACK))

@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from wanserve import store as stored
@@ -24,6 +24,7 @@ from wanserve.job import Failure, Job, Live, shown
 from wanserve.messages import Done, Now
 from wanserve.metrics import Metrics
 from wanserve.refusal import RefusedError, without_paths
+from wanserve.running import Running
 from wanserve.settings import Settings
 from wanserve.store import Store
 
@@ -31,46 +32,6 @@ LOG = logging.getLogger("wanserve")
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals by which a worker is ended from outside, for want of memory too; others are its own crash."""
-
-
-@dataclass
-class Running:
-    """A job that a worker has.
-
-    Attributes:
-        job: the job.
-        live: what is known of it.
-        cancel: tells the worker to end it.
-        removed: whether it is forgotten once it ends.
-    """
-
-    job: Job
-    live: Live
-    cancel: Callable[[], None] = lambda: None
-    removed: bool = False
-    _phase_began: float = field(default_factory=time.monotonic)
-    _steps_began: float | None = None
-
-    def now(self, message: Now) -> None:
-        """Takes what the worker does."""
-        if message.phase != self.live.phase:
-            self._phase_began = time.monotonic()
-            if message.phase == "steps" and self._steps_began is None:
-                self._steps_began = self._phase_began
-        if message.step != self.live.step:
-            self._phase_began = time.monotonic()
-        if self.live.phase != "cancelling":
-            self.live.phase = message.phase
-        self.live.step, self.live.steps = message.step, message.steps or self.live.steps
-
-    @property
-    def clock(self) -> dict[str, float | None]:
-        """Seconds of the phase, or since the last step, and the mean of the steps so far."""
-        now, began = time.monotonic(), self._steps_began
-        step = None
-        if began is not None and self.live.step:
-            step = (self._phase_began - began) / self.live.step if self.live.phase == "steps" else None
-        return {"phase": now - self._phase_began, "step": step or None}
 
 
 class Desk:
@@ -92,8 +53,10 @@ class Desk:
         self.estimates = Estimates(store.times())
         self._waiting: list[Job] = []
         self._running: dict[str, Running] = {}
+        self._unstored: dict[str, Job] = {}
         self._wake = asyncio.Event()
-        self.closing = False
+        self._broken = 0
+        self.closing = self.loads = False
         self.workers = 1
 
     async def restore(self) -> None:
@@ -103,6 +66,7 @@ class Desk:
             for job in stored.jobs_with(connection, "in_progress"):
                 job.status = "cancelled" if job.unwanted else "queued"
                 job.ended = time.time() if job.unwanted else None
+                job.attempts -= 1  # the server has ended, and not by the job's fault
                 stored.put(connection, job)
             return [id for (id,) in connection.execute("SELECT id FROM videos")]
 
@@ -124,6 +88,7 @@ class Desk:
         Raises:
             RefusedError: if the queue is full, or the key is that of another request.
         """
+        retry = str(self._retry_seconds())
         if self.closing:
             raise RefusedError("the server is ending", 503, code="closing", headers={"Retry-After": "10"})
 
@@ -145,19 +110,23 @@ class Desk:
                         f"{whose}; expected at most {limit}; try again later",
                         429,
                         code="queue_full",
-                        headers={"Retry-After": str(self._retry_seconds())},
+                        headers={"Retry-After": retry},
                     )
             job.rank = stored.last_rank(connection) + 1.0
             keep()
-            stored.put(connection, job)
+            stored.add(connection, job)
             return job
 
-        kept = await self._store.change(put)
+        try:
+            kept = await self._store.change(put)
+        except Exception:
+            await asyncio.to_thread(self._folders.remove, job.id)  # of a commit that has failed
+            raise
         if kept is job:
             bisect.insort(self._waiting, job, key=lambda one: one.rank)
             self._wake.set()
             self.publish(job)
-        return self._known(kept)
+        return self._here(kept.id) or kept
 
     def find(self, id: str, owner: str | None) -> Job:
         """Returns a job of an owner; None is everybody.
@@ -165,25 +134,24 @@ class Desk:
         Raises:
             RefusedError: if there is none.
         """
-        if (running := self._running.get(id)) is not None:
-            job = None if running.removed else running.job
-        else:
-            job = next((one for one in self._waiting if one.id == id), None) or self._store.find(id)
+        job = self._here(id) or self._store.find(id)
+        if (running := self._running.get(id)) is not None and running.removed:
+            job = None
         if job is None or owner not in (None, job.owner):
             raise RefusedError(f"there is no video {id[:60]!r}", 404, code="not_found", param="id")
         return job
 
-    def _known(self, job: Job) -> Job:
-        """Returns a stored job as it is in memory, if it waits or runs."""
-        if (running := self._running.get(job.id)) is not None:
+    def _here(self, id: str) -> Job | None:
+        """Returns a job that is in memory: it waits, runs, or has ended and is not stored yet."""
+        if (running := self._running.get(id)) is not None:
             return running.job
-        return next((one for one in self._waiting if one.id == job.id), job)
+        return self._unstored.get(id) or next((one for one in self._waiting if one.id == id), None)
 
     def current(self, jobs: list[Job]) -> list[Job]:
         """Returns stored jobs as they are in memory."""
-        waiting = {job.id: job for job in self._waiting}
-        waiting |= {id: running.job for id, running in self._running.items()}
-        return [waiting.get(job.id, job) for job in jobs]
+        here = {job.id: job for job in self._waiting} | self._unstored
+        here |= {id: running.job for id, running in self._running.items()}
+        return [here.get(job.id, job) for job in jobs]
 
     async def cancel(self, job: Job) -> None:
         """Cancels a job: one that waits at once, one that runs as soon as its worker looks.
@@ -199,6 +167,7 @@ class Desk:
             self.publish(job)
             await self._store.change(lambda connection: stored.put(connection, job))
             return
+        self.check_waiting(job)
         self._waiting.remove(job)
         await self._end(job, "cancelled")
 
@@ -207,6 +176,7 @@ class Desk:
         running = self._running.get(job.id)
         if job in self._waiting:
             self._waiting.remove(job)
+        self._unstored.pop(job.id, None)
         if running is not None:
             running.removed, job.unwanted = True, True
             running.cancel()
@@ -239,7 +209,7 @@ class Desk:
         own = [one for one in self._waiting if one.owner == job.owner]
         ranks = [one.rank for one in own]
         own.remove(job)
-        own.insert(position - 1, job)
+        own.insert(min(position - 1, len(own)), job)
         for one, rank in zip(own, ranks, strict=True):
             one.rank = rank
         self._waiting.sort(key=lambda one: one.rank)
@@ -281,7 +251,6 @@ class Desk:
         job = self._running[message.id].job
         job.resolved, job.seconds = message.resolved, message.seconds
         job.warnings = [without_paths(warning) for warning in message.warnings]
-        job.bytes = await asyncio.to_thread(self._folders.size, job.id)
         times = self.estimates.learn(job, message.seconds, message.steps)
         self._metrics.phases(message.seconds)
         await self._end(job, "completed", lambda connection: stored.put_times(connection, times))
@@ -296,27 +265,30 @@ class Desk:
         """Takes that a job was cancelled, and its device is free."""
         await self._end(self._running[id].job, "cancelled")
 
-    async def lost(self, job: Job, code: int, reason: str) -> None:
+    async def lost(self, job: Job, code: int, reason: str, told: bool = True) -> None:
         """Takes that the worker of a job has ended.
 
         Args:
             job: the job.
             code: the exit code, negative for a signal.
             reason: the same in words.
+            told: whether the worker had begun the job.
         """
-        if job.unwanted:
-            await self._end(job, "cancelled")
-        elif -code in _FROM_OUTSIDE and job.attempts < self._settings.attempts:
+        if (-code in _FROM_OUTSIDE or not told) and job.attempts < self._settings.attempts:
             LOG.warning("%s runs again: %s", job.id, reason)
             await self.put_back(job)
+        elif job.unwanted:
+            await self._end(job, "cancelled")
         else:
             times = f" (attempt {job.attempts})" if job.attempts > 1 else ""
-            await self.failed(
-                job.id, "worker_died", f"the process that made the video has ended: {reason}{times}"
-            )
+            what = f"the process that made the video has ended: {reason}{times}"
+            await self.failed(job.id, "worker_died", what)
 
     async def put_back(self, job: Job) -> None:
-        """Lets a running job wait again, at its place."""
+        """Lets a running job wait again, at its place; one that is to be cancelled is."""
+        if job.unwanted:
+            await self._end(job, "cancelled")
+            return
         job.status, job.started = "queued", None
         self._running.pop(job.id, None)
         bisect.insort(self._waiting, job, key=lambda one: one.rank)
@@ -324,29 +296,42 @@ class Desk:
         self._wake.set()
         self.publish(job)
 
+    def nothing_loads(self) -> bool:
+        """Takes that a worker could not load the artifact; returns whether none ever could."""
+        self._broken += 1
+        return not self.loads and self._broken >= self.workers
+
     async def _end(
         self, job: Job, status: Any, also: Callable[[sqlite3.Connection], None] = lambda connection: None
     ) -> None:
         """Stores that a job has ended, and tells of it."""
-        running = self._running.get(job.id)
-        removed = running is not None and running.removed
 
         def put(connection: sqlite3.Connection) -> None:
             also(connection)
-            if not removed:
-                stored.put(connection, job)
+            stored.put(connection, job)
 
         job.status, job.ended = status, time.time()
+        running = self._running.pop(job.id, None)
+        removed = running is not None and running.removed
+        if not removed:
+            self._unstored[job.id] = job
+        job.bytes = await asyncio.to_thread(self._folders.size, job.id)
+        self._metrics.ended(job)
         try:
             await self._store.change(put)
-        finally:  # of an end that could not be stored, the job runs again after the next start
-            self._running.pop(job.id, None)
-        self._metrics.ended(job)
-        if removed:
-            await asyncio.to_thread(self._folders.remove, job.id)
-        else:
-            self.publish(job)
-        self._publish_waiting()
+            self._unstored.pop(job.id, None)
+        finally:  # an end that could not be stored is known all the same, and stored later
+            if removed:
+                await asyncio.to_thread(self._folders.remove, job.id)
+            else:
+                self.publish(job)
+            self._publish_waiting()
+
+    async def store_again(self) -> None:
+        """Stores the ends of jobs that could not be stored."""
+        for job in list(self._unstored.values()):
+            await self._store.change(partial(stored.put, job=job))
+            self._unstored.pop(job.id, None)
 
     # What is known.
 
@@ -362,23 +347,27 @@ class Desk:
 
     def live(self, job: Job) -> Live | None:
         """Returns what is known of a job that waits or runs; None for others."""
+        if job.over:  # also while that is being stored
+            return None
         if (running := self._running.get(job.id)) is not None:
             self.estimates.follow(job, running.live, running.clock)
             return running.live
         if job not in self._waiting:
             return None
-        position = self._waiting.index(job) + 1
-        return Live(phase="queued", position=position, remaining=self._wait(position))
+        index = self._waiting.index(job)
+        return Live(phase="queued", position=index + 1, remaining=self._waits(index + 1)[index])
 
-    def _wait(self, position: int) -> float | None:
-        """Returns the seconds until the end of the waiting job at a position; None if that is not known."""
+    def _waits(self, count: int) -> list[float | None]:
+        """Returns the seconds until the end of each of the next waiting jobs; None where it is not known."""
         lefts = [self.live(running.job) for running in self._running.values()]
-        seconds = [None if left is None else left.remaining for left in lefts]
-        seconds += [self.estimates.total(one) for one in self._waiting[: position - 1]]
-        own = self.estimates.total(self._waiting[position - 1])
-        if own is None or None in seconds:
-            return None
-        return own + sum(one for one in seconds if one is not None) / max(self.workers, 1)
+        before = [None if left is None else left.remaining for left in lefts]
+        ahead = None if None in before else sum(one for one in before if one is not None)
+        waits = list[float | None]()
+        for job in self._waiting[:count]:
+            own = self.estimates.total(job)
+            waits.append(None if own is None or ahead is None else own + ahead / max(self.workers, 1))
+            ahead = None if own is None or ahead is None else ahead + own
+        return waits
 
     def shown(self, job: Job) -> dict[str, Any]:
         """Returns a job as the API answers it."""
@@ -386,12 +375,18 @@ class Desk:
 
     def publish(self, job: Job) -> None:
         """Tells those who listen of a job."""
-        if self.hub.wanted:
+        running = self._running.get(job.id)
+        if self.hub.wanted and not (running is not None and running.removed):
             self.hub.publish(job.owner, job.id, "video", self.shown(job))
 
     def _publish_waiting(self) -> None:
-        for job in self._waiting if self.hub.wanted else ():
-            self.publish(job)
+        """Tells those who listen of every waiting job: its position has changed."""
+        if not self.hub.wanted:
+            return
+        for index, left in enumerate(self._waits(len(self._waiting))):
+            job, live = self._waiting[index], Live(phase="queued", position=index + 1, remaining=left)
+            data = shown(job, live, self._settings.keep_seconds)
+            self.hub.publish(job.owner, job.id, "video", data)
 
     def _retry_seconds(self) -> int:
         """Seconds after which there may be room in the queue."""

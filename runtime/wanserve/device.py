@@ -41,7 +41,7 @@ LINE_BYTES: Final = 16 << 20
 
 
 class BrokenError(Exception):
-    """The first worker could not load the artifact: there is nothing to serve (``exit_code``)."""
+    """No worker could load the artifact: there is nothing to serve (``exit_code``)."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -57,6 +57,10 @@ class Device:
         job_of: returns the message that lets a worker make a job.
         metrics: what is counted.
         first: a worker that was started already.
+
+    Attributes:
+        ready: set while a first step could run.
+        problem: why the last worker has ended; None once another one is ready.
     """
 
     def __init__(
@@ -70,55 +74,63 @@ class Device:
         self._desk, self._start, self._job_of, self._metrics = desk, start, job_of, metrics
         self._process = first
         self._job: Job | None = None
-        self._free = asyncio.Event()
+        self._told = False  # whether the worker has said anything of the job
+        self._free, self._stopping, self._hurried = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._free.set()
-        self._worked = False
+        self._worked = self._leaving = False
         self.ready = asyncio.Event()
         self.problem: str | None = None
-        self._stopping = False
-
-    @property
-    def pid(self) -> int | None:
-        """The number of the worker's process."""
-        return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
         """Keeps a worker at work until ``stop``.
 
         Raises:
-            BrokenError: if the first worker could not load the artifact.
+            BrokenError: if no worker of any device could load the artifact.
         """
-        failures, ever = 0, False
-        while not self._stopping:
-            began, self._worked = time.monotonic(), False
-            if (process := self._process) is None:
-                process = self._process = await asyncio.to_thread(self._start)
-            broken = await self._session(process)
-            ever = ever or self._worked or self.ready.is_set()
-            self.ready.clear()
-            code = await asyncio.to_thread(process.wait)
-            self._process = None
-            await self._after(code)
-            if self._stopping:
+        failures = 0
+        while not self._stopping.is_set():
+            began, self._worked, self._leaving = time.monotonic(), False, False
+            try:
+                if (process := self._process) is None:
+                    process = await asyncio.to_thread(self._start)
+            except OSError as error:  # no more processes or files: later, perhaps
+                self.problem = f"a worker cannot be started: {error.strerror}"
+            else:
+                self._process = process
+                if self._stopping.is_set():
+                    process.kill()
+                self.problem = await self._lived(process)
+            if self._stopping.is_set():
                 return
-            if broken is not None and not ever:
-                raise BrokenError(broken.message, broken.exit_code)
-            self.problem = how(code) if broken is None else broken.message
             self._metrics.restarted()
             good = self._worked or time.monotonic() - began > GOOD_SECONDS
             failures = 0 if good else failures + 1
             pause = 0.0 if failures < 2 else min(2.0 ** (failures - 2), MOST_SECONDS)
             LOG.warning("a worker has ended (%s); another one starts in %g s", self.problem, pause)
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+
+    async def _lived(self, process: WorkerProcess) -> str:
+        """Talks to a worker until it has ended, and returns why it has."""
+        broken = await self._session(process)
+        self.ready.clear()
+        code = await asyncio.to_thread(process.wait)
+        self._process = None
+        if not self._stopping.is_set():  # else ``settle`` has the job
+            await self._after(code)
+        if broken is None:
+            return how(code)
+        if self._desk.nothing_loads():
+            raise BrokenError(broken.message, broken.exit_code)
+        return broken.message
 
     async def _after(self, code: int) -> None:
         """Lets the job of a worker that has ended run again, or fail."""
-        if self._stopping:
-            return  # ``stop`` puts the job back
         job, self._job = self._job, None
         if job is not None:
             with self._stored():
-                await self._desk.lost(job, code, how(code))
+                await self._desk.lost(job, code, how(code), self._told)
         self._free.set()
 
     async def _session(self, process: WorkerProcess) -> Broken | None:
@@ -143,11 +155,12 @@ class Device:
             message = of_worker(data)
             match message:
                 case Ready():
-                    self.problem = None
+                    self.problem, self._desk.loads = None, True
                     self.ready.set()
                 case Broken():
                     return message
                 case Now():
+                    self._told = True
                     self._desk.now(message)
                 case Done() | Failed() | Cancelled():
                     await self._ended(message)
@@ -168,6 +181,7 @@ class Device:
             if isinstance(message, Done):
                 await self._desk.done(message)
             elif isinstance(message, Failed):
+                self._leaving = message.ends
                 await self._desk.failed(message.id, message.code, message.message)
             else:
                 await self._desk.cancelled(message.id)
@@ -183,34 +197,50 @@ class Device:
             LOG.error("the state of a job cannot be stored: %s", error)
 
     async def _work(self, writer: asyncio.StreamWriter) -> None:
-        """Hands jobs to the worker."""
+        """Hands jobs to the worker, until it leaves."""
         await self.ready.wait()
-        while True:
-            self._job = await self._desk.next()
+        while not self._leaving:
+            job = self._job = await self._desk.next()
+            self._told = False
             self._free.clear()
-            cancel = partial(writer.write, line(Cancel(self._job.id)))
+            cancel = partial(writer.write, line(Cancel(job.id)))
             with self._stored():
-                await self._desk.begin(self._job, cancel)
-            writer.write(line(await asyncio.to_thread(self._job_of, self._job)))
-            if self._job.unwanted:  # since before the worker knew the job
+                await self._desk.begin(job, cancel)
+            try:
+                run = await asyncio.to_thread(self._job_of, job)
+            except (KeyError, OSError) as error:  # a model that is no longer served; a full disk
+                LOG.error("%s cannot be begun: %r", job.id, error)
+                with self._stored():
+                    await self._desk.failed(
+                        job.id, "not_begun", "the model or the disk is not there any more"
+                    )
+                self._job = None
+                self._free.set()
+                continue
+            writer.write(line(run))
+            if job.unwanted:  # since before the worker knew the job
                 cancel()
             await writer.drain()
             await self._free.wait()
 
     def hurry(self) -> None:
         """Lets ``stop`` wait no longer."""
-        self._free.set()
+        self._hurried.set()
 
     async def stop(self, seconds: float) -> None:
-        """Ends the worker: a job that runs may end within so many seconds; after that it waits again."""
-        self._stopping = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._free.wait()
+        """Ends the worker; a job that runs may end within so many seconds. ``keep`` ends after it."""
+        self._stopping.set()
+        waits = [asyncio.create_task(event.wait()) for event in (self._free, self._hurried)]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
         if (process := self._process) is not None:
             process.kill()
-        if self._job is not None:
-            job, self._job = self._job, None
+
+    async def settle(self) -> None:
+        """Lets the job of a worker that ``stop`` has ended wait for the next start; after ``keep``."""
+        job, self._job = self._job, None
+        if job is not None and not job.over:
             job.attempts -= 1  # it was not the job's fault
             with self._stored():
                 await self._desk.put_back(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +15,13 @@ from wanrun.errors import quoted
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import Form, check_depth
 from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, options_by_name
-from wanserve.refusal import RefusedError
+from wanserve.refusal import RefusedError, whole
 from wanserve.uploads import Sent, kind_of, sent_file, sent_text
 
 FORMATS = ("mp4", "webm", "gif", "webp", "mov")
+MAX_NAME = 200
+"""Characters of a field's name."""
+
 OWN = ("model", "seconds", "width", "height", "format", "output_format")
 """Fields beside the options of the record."""
 
@@ -63,14 +67,15 @@ async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> W
     if not isinstance(named, str | None):
         raise _mistyped("model", "a string", named)
     wish = Wish(catalog.find(named))
-    wish.format = _format(given)
+    if (suffix := _format(given)) is not None:
+        wish.format, wish.spelled["format"] = suffix, "format"
     seconds = given.pop("seconds", None)
     _take_size(given, wish)
     files = [(name, sent_file(_option_of(name), file, name)) for name, file in form.files]
     for name, value in given.items():
         if name in MEDIA or options_by_name().get(name) in _FILES:
-            if value not in (None, ""):
-                files += ((name, one) for one in _sent_texts(name, value))
+            if value not in (None, ""):  # in a thread: base64 of megabytes takes a while
+                files += [(name, one) for one in await asyncio.to_thread(list, _sent_texts(name, value))]
         else:
             _take_option(name, value, name in form.fields, wish)
     if seconds is not None:
@@ -92,6 +97,8 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in MERGED:
             inner = list(_flat(_object(name, value)))
         for key, item in inner:
+            if len(key) > MAX_NAME:
+                raise RefusedError(f"unknown field {key[:60]!r}", param=key[:60], code="unknown_parameter")
             if key in seen:
                 raise RefusedError(f"{key} is given twice", param=key)
             seen.add(key)
@@ -117,15 +124,15 @@ def _mistyped(name: str, expected: str, value: Any) -> RefusedError:
     return RefusedError(f"{name} has the wrong type; expected {expected}; found {quoted(value)}", param=name)
 
 
-def _format(given: dict[str, Any]) -> str:
-    """Takes the suffix of the videos out of the fields."""
+def _format(given: dict[str, Any]) -> str | None:
+    """Takes the suffix of the videos out of the fields; None if it is not given."""
     values = [given.pop(name) for name in ("format", "output_format") if name in given]
-    value = next((one for one in values if one is not None), "mp4")
-    if value not in FORMATS:
+    value = next((one for one in values if one is not None), None)
+    if value is not None and value not in FORMATS:
         raise RefusedError(
             f"format cannot be {quoted(value)}; expected one of {', '.join(FORMATS)}", param="format"
         )
-    return str(value)
+    return value
 
 
 def _take_size(given: dict[str, Any], wish: Wish) -> None:
@@ -136,11 +143,10 @@ def _take_size(given: dict[str, Any], wish: Wish) -> None:
     for name, value in (("width", width), ("height", height)):
         if value is None:
             raise RefusedError(f"{name} is missing: width and height go together", param=name)
-        if type(value) not in (int, str) or not str(value).isascii() or not str(value).isdigit():
-            raise _mistyped(name, "an integer", value)
+        whole(value, 1, 99_999, name)
     if any(options_by_name().get(name) == "size" for name in given):
         raise RefusedError("size is given twice: as size, and as width and height", param="size")
-    wish.options["size"], wish.spelled["size"] = f"{int(width)}x{int(height)}", "size"
+    wish.options["size"], wish.spelled["size"] = f"{int(str(width))}x{int(str(height))}", "size"
 
 
 def _take_option(name: str, value: Any, text: bool, wish: Wish) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ MAX_FILES = 20
 MAX_TEXT = 48 << 20
 """Bytes of a field without a file: data: URLs are such fields."""
 MAX_DEPTH = 8
+MAX_ITEMS = 20_000
+"""Of a list or an object in JSON: twice the most timesteps."""
+
+MAX_ENCODED = 4 << 20
+"""Bytes of a form without files, whose escapes take long to read."""
 
 _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 
@@ -45,9 +51,9 @@ async def read_form(request: Request) -> Form:
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
-        return Form(_object(await request.body()))
+        return Form(await asyncio.to_thread(_object, await request.body()))
     if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
-        return await _form(request)
+        return await _form(request, kind)
     raise RefusedError(
         f"the content type {kind[:60] or 'is missing and'} is not understood; expected application/json or "
         "multipart/form-data",
@@ -75,13 +81,22 @@ def _object(body: bytes) -> dict[str, Any]:
 def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
     """Raises RefusedError for a value that is nested too deep."""
     if isinstance(value, dict | list):
+        if len(value) > MAX_ITEMS:
+            raise RefusedError(
+                f"a list in the request has more than {MAX_ITEMS} items", code="too_many_items"
+            )
         if left == 0:
             raise RefusedError(f"the request is nested deeper than {MAX_DEPTH} levels", code="too_deep")
         for inner in value.values() if isinstance(value, dict) else value:
             check_depth(inner, left - 1)
 
 
-async def _form(request: Request) -> Form:
+async def _form(request: Request, kind: str) -> Form:
+    if kind != "multipart/form-data" and len(await request.body()) > MAX_ENCODED:
+        limit = MAX_ENCODED >> 20
+        raise RefusedError(
+            f"the form is larger than {limit} MB; send multipart/form-data", 413, code="too_large"
+        )
     try:
         data = await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT)
     except HTTPException as error:  # Starlette's for a form that is broken or has too many parts

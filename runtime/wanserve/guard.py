@@ -23,6 +23,9 @@ OPEN: Final = ("/", "/session", "/healthz", "/readyz", "/favicon.ico")
 
 PAGE: Final = "/page/"
 
+MAX_OPEN: Final = 4096
+"""Bytes of a body where no key is needed."""
+
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -55,30 +58,23 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, begun = Headers(scope=scope), False
+        headers = Headers(scope=scope)
         origin = headers.get("origin")
 
         async def safe_send(message: Message) -> None:
-            nonlocal begun
             if message["type"] == "http.response.start":
-                begun = True
                 self._complete(MutableHeaders(scope=message), origin)
                 self._metrics.answered(scope["method"], message["status"])
-            async with asyncio.timeout(self._settings.body_seconds):  # of a client that does not read
-                await send(message)
+            await send(message)
 
         try:
             if scope["method"] == "OPTIONS" and origin in self._settings.origins:
-                await _preflight(scope, receive, safe_send)
+                await _preflight(headers)(scope, receive, safe_send)
                 return
             scope.setdefault("state", {})["client"] = self._client(scope, headers)
-            await self._app(scope, self._bounded(receive, headers), safe_send)
+            await self._app(scope, self._bounded(receive, self._most(scope["path"])), safe_send)
         except RefusedError as error:
             await answer(error)(scope, receive, safe_send)
-        except TimeoutError:
-            if begun:
-                raise ConnectionError("the client does not read") from None
-            await answer(too_slow())(scope, receive, safe_send)
 
     def _client(self, scope: Scope, headers: Headers) -> Client | None:
         """Returns who asks; None where nobody needs to be known.
@@ -93,10 +89,9 @@ class Guard:
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             self._check_origin(headers)
-        length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length) > self._settings.max_upload:
+        path, length = scope["path"], headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit() and len(length) < 19) or int(length) > self._most(path):
             raise self._too_large()
-        path = scope["path"]
         if path in OPEN or path.startswith(PAGE):
             return None
         if (client := self._keys.of(headers)) is None:
@@ -107,6 +102,10 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return client
+
+    def _most(self, path: str) -> int:
+        """Returns the bytes of a body that are taken; few where no key is needed."""
+        return self._settings.max_upload if path not in OPEN else MAX_OPEN
 
     def _check_origin(self, headers: Headers) -> None:
         """Refuses a request that another site's page has made, unless that site is allowed."""
@@ -120,9 +119,8 @@ class Guard:
         limit = self._settings.max_upload >> 20
         return RefusedError(f"the request is too large; expected at most {limit} MB", 413, code="too_large")
 
-    def _bounded(self, receive: Receive, headers: Headers) -> Receive:
-        """Returns what receives a body: within its bytes, and within its time."""
-        left = self._settings.max_upload
+    def _bounded(self, receive: Receive, left: int) -> Receive:
+        """Returns what receives a body: at most ``left`` bytes, and within its time."""
         end: float | None = None
 
         async def bounded() -> Message:
@@ -152,19 +150,21 @@ class Guard:
             headers.setdefault("strict-transport-security", "max-age=31536000")
         if origin is not None and origin in self._settings.origins:
             headers["access-control-allow-origin"] = origin
-            headers["access-control-expose-headers"] = "openai-poll-after-ms, retry-after, x-video-id"
+            headers["access-control-expose-headers"] = (
+                "openai-poll-after-ms, retry-after, x-video-id, idempotent-replayed"
+            )
             headers["cross-origin-resource-policy"] = "cross-origin"
             headers.add_vary_header("Origin")
 
 
-async def _preflight(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers a browser that asks whether another site's page may call."""
+def _preflight(headers: Headers) -> JSONResponse:
+    """Answers a browser that asks whether another site's page may call, with any headers of its own."""
     allowed = {
         "access-control-allow-methods": "GET, POST, PATCH, DELETE",
-        "access-control-allow-headers": "authorization, content-type, idempotency-key",
+        "access-control-allow-headers": headers.get("access-control-request-headers", "authorization"),
         "access-control-max-age": "600",
     }
-    await JSONResponse({}, headers=allowed)(scope, receive, send)
+    return JSONResponse({}, headers=allowed)
 
 
 def _name(host: str) -> str:

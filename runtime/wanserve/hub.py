@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ HEARTBEAT_SECONDS: Final = 15.0
 """After so long without an event a comment is sent: proxies close connections that are silent."""
 
 MAX_BEHIND: Final = 500
-"""Events that wait for a slow listener; then its oldest are dropped."""
+"""Events that may wait for a slow listener; then its stream ends, and it may come again."""
 
 
 @dataclass(eq=False)
@@ -30,11 +30,17 @@ class Listener:
     _waiting: asyncio.Queue[tuple[str, Mapping[str, Any]]] = field(
         default_factory=lambda: asyncio.Queue(MAX_BEHIND)
     )
+    _lost: bool = False
 
     def put(self, name: str, data: Mapping[str, Any]) -> None:
-        """Adds an event."""
+        """Adds an event; one too many ends the listening, since a change would be missing."""
+        if self._lost:
+            return
         if self._waiting.full():
-            self._waiting.get_nowait()
+            self._lost = True
+            while not self._waiting.empty():
+                self._waiting.get_nowait()
+            name, data = "closed", {}
         self._waiting.put_nowait((name, data))
 
     async def next(self, seconds: float | None = None) -> tuple[str, Mapping[str, Any]] | None:
@@ -51,7 +57,7 @@ class Hub:
 
     def __init__(self) -> None:
         self._listeners = set[Listener]()
-        self._closed = False
+        self.closed = False
 
     @property
     def wanted(self) -> bool:
@@ -62,7 +68,7 @@ class Hub:
         """Adds a listener, which ``leave`` takes away."""
         listener = Listener(owner, id)
         self._listeners.add(listener)
-        if self._closed:
+        if self.closed:
             listener.put("closed", {})
         return listener
 
@@ -78,23 +84,26 @@ class Hub:
 
     def close(self) -> None:
         """Ends every stream: the server ends."""
-        self._closed = True
+        self.closed = True
         for listener in self._listeners:
             listener.put("closed", {})
 
 
-async def stream(hub: Hub, listener: Listener, first: Mapping[str, Any] | None) -> AsyncIterator[bytes]:
-    """Yields the events of a listener as text/event-stream.
+async def stream(
+    hub: Hub, owner: str | None, id: str | None = None, now: Callable[[], Mapping[str, Any]] = dict
+) -> AsyncIterator[bytes]:
+    """Yields events as text/event-stream.
 
     Args:
-        hub: where it listens.
-        listener: the listener; it is taken away at the end.
-        first: the job as it is now, for a listener of one job. Its stream ends with the job.
+        hub: where they are told.
+        owner: whose jobs; None for those of all.
+        id: the only job, with whose end the stream ends; None for all.
+        now: returns that job as it is now.
     """
-    number = 0
+    listener, number = hub.listen(owner, id), 0
     try:
         yield b"retry: 1000\n\n"
-        event: tuple[str, Mapping[str, Any]] | None = None if first is None else ("video", first)
+        event: tuple[str, Mapping[str, Any]] | None = None if id is None else ("video", now())
         while True:
             if event is None:
                 event = await listener.next(HEARTBEAT_SECONDS)
@@ -105,9 +114,9 @@ async def stream(hub: Hub, listener: Listener, first: Mapping[str, Any] | None) 
             if name == "closed":
                 return
             number += 1
-            named = _name(data) if listener.id is not None and name == "video" else name
+            named = _name(data) if id is not None and name == "video" else name
             yield b"id: %d\nevent: %s\ndata: %s\n\n" % (number, named.encode(), msgspec.json.encode(data))
-            if listener.id is not None and (name == "deleted" or _over(data)):
+            if id is not None and (name == "deleted" or _over(data)):
                 return
             event = None
     finally:

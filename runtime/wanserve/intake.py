@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,12 @@ from wanserve.catalog import Catalog
 from wanserve.desk import Desk
 from wanserve.fields import Wish, read_wish
 from wanserve.folders import Folders
-from wanserve.forms import read_form
+from wanserve.forms import Form, read_form
 from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
-from wanserve.names import options_by_name
-from wanserve.refusal import RefusedError, refused
+from wanserve.names import MEDIA, NO_EFFECT, options_by_name
+from wanserve.refusal import RefusedError, refused, whole
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 MAX_KEY = 255
 """Characters of an idempotency key."""
 
+SMALL = 1 << 20
+"""Bytes of a body that is read at once, in memory."""
+
+MAX_LARGE = 16
+"""Larger bodies of a client that are read at a time."""
+
+WAIT_SECONDS = 10.0
+"""For which another one waits."""
+
+_STAND_FOR = {"seconds": "num_frames", "width": "size", "height": "size"}
 _SHAPE = ("size", "num_frames", "num_videos", "guidance_scale", "profile")
 
 
@@ -44,6 +55,7 @@ class Intake:
     def __init__(self, catalog: Catalog, desk: Desk, folders: Folders) -> None:
         self._catalog, self._desk, self._folders = catalog, desk, folders
         self._reading = asyncio.Semaphore(2)  # media are decoded in memory
+        self._large = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_LARGE))
 
     async def accept(self, request: Request, client: Client) -> tuple[Job, bool]:
         """Takes a request; returns its job, and whether it is an earlier one of the same idempotency key.
@@ -51,7 +63,7 @@ class Intake:
         Raises:
             RefusedError: for a request that cannot be served.
         """
-        wish = await read_wish(await read_form(request), self._catalog)
+        wish = await read_wish(await self._form(request, client), self._catalog)
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
             raise RefusedError(f"the Idempotency-Key is no text of at most {MAX_KEY} characters")
@@ -81,7 +93,30 @@ class Intake:
             if folder is not None and folder.exists():
                 await asyncio.to_thread(self._folders.drop, folder)
 
-    async def change(self, request: Request, job: Job) -> None:
+    async def _form(self, request: Request, client: Client) -> Form:
+        """Reads the body of a request; a client's large ones some at a time: they lie on the disk meanwhile.
+
+        Raises:
+            RefusedError: as ``read_form``, and if too many others come.
+        """
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) <= SMALL:
+            return await read_form(request)
+        slots = self._large[client.name]
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await slots.acquire()
+        except TimeoutError:
+            retry = {"Retry-After": "10", "connection": "close"}
+            raise RefusedError(
+                "too many uploads at a time", 429, code="too_many_uploads", headers=retry
+            ) from None
+        try:
+            return await read_form(request)
+        finally:
+            slots.release()
+
+    async def change(self, request: Request, client: Client, job: Job) -> None:
         """Changes the options, the files or the position of a waiting job.
 
         What is not given stays; null, or an empty text of a form, takes an option or an input away.
@@ -90,27 +125,25 @@ class Intake:
             RefusedError: if it does not wait, or cannot be made so.
         """
         self._desk.check_waiting(job)
-        form = await read_form(request)
+        form = await self._form(request, client)
         position = form.fields.pop("position", None)
         empty = {name for name, value in form.fields.items() if value in (None, "")} - {"prompt"}
-        gone = {options_by_name().get(name, name) for name in empty}
+        gone = {option for name in empty for option in _named(name, job)}
         form.fields = {name: value for name, value in form.fields.items() if name not in empty}
         wish = await read_wish(form, self._catalog, job.model)
         if wish.model.name != job.model:
             raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
-        if position is not None and not (
-            str(position).isascii() and str(position).isdigit() and int(position)
-        ):
-            raise RefusedError("position is no number from 1", param="position")
+        place = None if position is None else whole(position, 1, 10**9, "position")
         if form.fields or form.files or gone:
             await self._remake(job, wish, gone)
-        if position is not None:
+        if place is not None:
             self._desk.check_waiting(job)
-            await self._desk.move(job, int(position))
+            await self._desk.move(job, place)
 
     async def _remake(self, job: Job, wish: Wish, gone: set[str]) -> None:
         """Gives a waiting job other options and files."""
-        options = {name: value for name, value in job.options.items() if name not in gone} | wish.options
+        before = job.options
+        options = {name: value for name, value in before.items() if name not in gone} | wish.options
         folder = self._folders.incoming()
         try:
             news = await _store(wish, folder)
@@ -119,6 +152,8 @@ class Intake:
             paths = _paths(wish.model, kept, self._folders.of(job.id)) | _paths(wish.model, news, folder)
             generation = await self._resolve(wish, options, paths)
             self._desk.check_waiting(job)
+            if job.options is not before:
+                raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
             for one in news:
                 target = self._folders.upload(job, one)
                 target.parent.mkdir(exist_ok=True)
@@ -126,7 +161,6 @@ class Intake:
             job.options = {**options, "seed": generation.options["seed"]}
             job.media, job.shape = [*kept, *news], _shape(generation)
             job.format = wish.format if "format" in wish.spelled else job.format
-            job.fingerprint = _fingerprint(wish, options, job.media)
             await self._desk.change(job)
         finally:
             await asyncio.to_thread(self._folders.drop, folder)
@@ -138,7 +172,8 @@ class Intake:
             RefusedError: with the line of ``wanrun``.
         """
         try:
-            generation = wish.model.resolve({**options, **paths}, wish.spell)
+            # In a thread: ten thousand steps take a while.
+            generation = await asyncio.to_thread(wish.model.resolve, {**options, **paths}, wish.spell)
             if paths:
                 async with self._reading:
                     await asyncio.to_thread(generation.read_media)
@@ -157,6 +192,22 @@ class Intake:
         paths = _paths(self._catalog.models[job.model], job.media, self._folders.of(job.id))
         out = self._folders.out(job.id)
         return Run(job.id, job.model, {**job.options, **paths}, str(out), job.format)
+
+
+def _named(name: str, job: Job) -> set[str]:
+    """Returns the options, or the inputs, that a field without a value takes away from a job.
+
+    Raises:
+        RefusedError: for an unknown field.
+    """
+    if name in MEDIA:
+        return {MEDIA[name]} if MEDIA[name] else {one.option for one in job.media}
+    if name in _STAND_FOR:
+        return {_STAND_FOR[name]}
+    option = options_by_name().get(name)
+    if option is None and name not in NO_EFFECT:
+        raise RefusedError(f"unknown field {name[:60]!r}", param=name[:60], code="unknown_parameter")
+    return set() if option is None else {option}
 
 
 async def _store(wish: Wish, folder: Path | None) -> list[Upload]:

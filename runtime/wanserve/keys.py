@@ -7,9 +7,10 @@ import hmac
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Final
+
+from starlette.requests import cookie_parser
 
 from wanrun.errors import UsageError
 
@@ -65,11 +66,9 @@ class Keys:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and key.strip():
             return self.find(key.strip())
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return None
-        return None if cookie is None else self.find(cookie.value)
+        # Other programs of this host have cookies too, with values that http.cookies does not read.
+        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        return None if cookie is None else self.find(cookie)
 
 
 def read_keys(file: Path | None, variable: str | None) -> Keys:

@@ -12,7 +12,12 @@ from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
 from wanserve.names import MEDIA, MERGED, NO_EFFECT, options_by_name, without_flags
 
-_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+def _path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+_ID = _path("id")
 
 
 def openapi(catalog: Catalog) -> bytes:
@@ -23,7 +28,8 @@ def openapi(catalog: Catalog) -> bytes:
         "paths": _paths(),
         "components": {
             "schemas": {
-                "CreateVideo": create_schema(catalog),
+                "CreateVideo": (create := create_schema(catalog)),
+                "ChangeVideo": change_schema(create),
                 "Video": _video(),
                 "Error": _error(),
             },
@@ -45,12 +51,15 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
         names = [other for other, name in options_by_name().items() if name == row.name and other != row.name]
         own = {name: value for name, value in item.items() if name != "default" or value != []}
         if row.value in ("FILE", "DIR|FILE"):
-            own = {"type": "string", "format": "binary"}
+            file = {"type": "string", "format": "binary"}
+            own = {"anyOf": [file, {"type": "array", "items": file}]} if row.many else file
         models = f" ({row.models})" if row.models else ""
         text = f"{row.help.rstrip('.')}{models}."
         if row.default:
             text += f" Default: {row.default}."
         properties[row.name] = {**own, "description": without_flags(text), "x-aliases": names}
+    sizes = {shape["size"] for model in catalog.models.values() for shape in model.shapes()}
+    properties["size"]["examples"] = sorted(sizes)
     seed = properties["seed"]
     properties["seed"] = {
         "anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, {"const": "random"}],
@@ -64,9 +73,16 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
     }
 
 
+def change_schema(create: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a change: any field, where null takes one away, and the position."""
+    position = {"type": "integer", "minimum": 1, "description": "Place among your waiting videos."}
+    fields = {name: {"anyOf": [field, {"type": "null"}]} for name, field in create["properties"].items()}
+    return {"type": "object", "properties": {**fields, "position": position}, "additionalProperties": False}
+
+
 def _own(catalog: Catalog) -> Mapping[str, Any]:
     """The fields that stand for options, or change nothing."""
-    sizes = sorted({shape["size"] for model in catalog.models.values() for shape in model.shapes()})
+    suffix = {"enum": list(FORMATS), "default": "mp4", "description": "Format of the video."}
     pixels = {"type": "integer", "description": "With the other one, instead of size. Only built sizes."}
     return {
         "model": {"enum": list(catalog.models), "description": "The model; may be left out if there is one."},
@@ -76,11 +92,8 @@ def _own(catalog: Catalog) -> Mapping[str, Any]:
         },
         "width": pixels,
         "height": pixels,
-        "format": {"enum": list(FORMATS), "default": "mp4", "description": "Format of the video."},
-        **{
-            name: {"description": "An image or a video: a file, or a data: URL.", "x-sizes": sizes}
-            for name in MEDIA
-        },
+        **dict.fromkeys(("format", "output_format"), suffix),
+        **{name: {"description": "An image or a video: a file, or a data: URL."} for name in MEDIA},
         **{name: {"type": "object", "description": "Its entries count as fields."} for name in MERGED},
         **{name: {"description": "Changes nothing."} for name in NO_EFFECT},
     }
@@ -119,6 +132,11 @@ def _video() -> dict[str, Any]:
             "fps": number,
             "seed": whole,
             "num_videos": whole,
+            "format": {"enum": list(FORMATS)},
+            "attempts": {"type": "integer", "description": "How often it was begun."},
+            "ended_at": maybe(whole),
+            "inference_time_s": maybe(number),
+            "remixed_from_video_id": null,
             "options": {"type": "object", "description": "What was given, to send again."},
             "resolved": maybe({"type": "object", "description": "Every option, as the video's metadata."}),
             "media": {"type": "array"},
@@ -141,7 +159,8 @@ def _reference(name: str) -> dict[str, str]:
 
 def _answers(kind: Mapping[str, Any], media: str = "application/json") -> dict[str, Any]:
     error = {"description": "One line.", "content": {"application/json": {"schema": _reference("Error")}}}
-    return {"200": {"description": "Done.", "content": {media: {"schema": kind}}}, "4XX": error}
+    done = {"description": "Done.", "content": {media: {"schema": kind}}}
+    return {"200": done, "4XX": error, "5XX": error}
 
 
 def _query(name: str, kind: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -151,21 +170,19 @@ def _query(name: str, kind: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     """The routes."""
     video, text = _reference("Video"), {"type": "string"}
-    body = {
-        "required": True,
-        "content": {
-            kind: {"schema": _reference("CreateVideo")}
-            for kind in ("application/json", "multipart/form-data")
-        },
-    }
+    kinds = ("application/json", "multipart/form-data")
+    body, changed = (
+        {"required": True, "content": {kind: {"schema": _reference(name)} for kind in kinds}}
+        for name in ("CreateVideo", "ChangeVideo")
+    )
     key = {"name": "Idempotency-Key", "in": "header", "schema": text}
     listed = {
         "type": "object",
         "properties": {
             "object": {"const": "list"},
             "data": {"type": "array", "items": video},
-            "first_id": text,
-            "last_id": text,
+            "first_id": {"anyOf": [text, {"type": "null"}]},
+            "last_id": {"anyOf": [text, {"type": "null"}]},
             "has_more": {"type": "boolean"},
         },
     }
@@ -193,9 +210,12 @@ def _paths() -> dict[str, Any]:
         "/v1/videos/sync": {
             "post": {"parameters": [key], "requestBody": body, "responses": _answers(binary, "video/mp4")}
         },
+        "/v1/videos/generations": {
+            "post": {"parameters": [key], "requestBody": body, "responses": _answers(binary, "video/mp4")}
+        },
         "/v1/videos/{id}": {
             "get": one,
-            "patch": {**one, "requestBody": body},
+            "patch": {**one, "requestBody": changed},
             "delete": {"parameters": [_ID], "responses": _answers({"type": "object"})},
         },
         "/v1/videos/{id}/cancel": {"post": one},
@@ -204,5 +224,14 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/videos/{id}/events": {"get": {"parameters": [_ID], "responses": events}},
         "/v1/events": {"get": {"responses": events}},
+        "/v1/videos/{id}/media/{option}/{index}": {
+            "get": {
+                "parameters": [_ID, _path("option"), _path("index")],
+                "responses": _answers(binary, "application/octet-stream"),
+            }
+        },
         "/v1/models": {"get": {"responses": _answers({"type": "object"})}},
+        "/v1/models/{name}": {
+            "get": {"parameters": [_path("name")], "responses": _answers({"type": "object"})}
+        },
     }

@@ -10,13 +10,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection whose request's header does not come within ``timeout_header`` seconds.
+    """Closes a connection on which a request's header, or its end after the answer, does not come in time.
 
-    uvicorn only limits the time between two requests.
+    It also closes one whose client does not read. uvicorn limits the time between two requests alone.
+
+    Attributes:
+        timeout_header: seconds for each.
     """
 
     timeout_header = 30.0
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -30,20 +34,34 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
         self._wait_for_header()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()  # type: ignore[no-untyped-call]
+        self._unread = self.loop.call_later(self.timeout_header, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()  # type: ignore[no-untyped-call]
+        self._stop_timers("_unread")
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._stop_timers("_deadline", "_unread")
         super().connection_lost(exc)
 
+    def _stop_timers(self, *names: str) -> None:
+        for name in names:
+            if (timer := getattr(self, name)) is not None:
+                timer.cancel()
+                setattr(self, name, None)
+
     def _wait_for_header(self) -> None:
-        """Sets the deadline while a header is expected, and takes it away once it has come."""
-        waits = self.conn.their_state is h11.IDLE
-        if waits and self._deadline is None:
+        """Sets the deadline while bytes are expected that nobody else waits for; else takes it away."""
+        waits = self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE
+        if not waits:
+            self._stop_timers("_deadline")
+        elif self._deadline is None:
             self._deadline = self.loop.call_later(self.timeout_header, self._too_slow)
-        elif not waits and self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
     def _too_slow(self) -> None:
-        if not self.transport.is_closing():
+        if self.conn.our_state is not h11.IDLE or self.conn.their_state is not h11.IDLE:
+            self.transport.abort()
+        elif not self.transport.is_closing():
             self.send_400_response("The request came too slowly.")

@@ -48,6 +48,19 @@ class RefusedError(Exception):
         return {"error": error}
 
 
+def whole(text: object, least: int, most: int, param: str) -> int:
+    """Returns a number that a client has written.
+
+    Raises:
+        RefusedError: if it is none, or out of range.
+    """
+    digits = str(text) if isinstance(text, str) or (type(text) is int and abs(text) < 1 << 60) else ""
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and least <= int(digits) <= most):
+        found = escaped(str(text)[:20]) if isinstance(text, str) else type(text).__name__
+        raise RefusedError(f"{param} cannot be {found}; expected {least} to {most}", param=param)
+    return int(digits)
+
+
 def kind(status: int) -> str:
     """Returns OpenAI's type of an error."""
     special = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}

@@ -23,7 +23,7 @@ from wanserve.intake import Intake
 from wanserve.job import ENDED, Job
 from wanserve.keys import COOKIE, Client, Keys
 from wanserve.metrics import Metrics
-from wanserve.refusal import RefusedError, without_paths
+from wanserve.refusal import RefusedError, whole, without_paths
 from wanserve.store import Store
 from wanserve.uploads import IMAGE_TYPES
 
@@ -36,6 +36,9 @@ TYPES: Final[Mapping[str, str]] = {
 }
 VARIANTS: Final = ("video", "thumbnail", "last_frame")
 STATES: Final = ("queued", "in_progress", *ENDED)
+
+CACHED: Final[Mapping[str, str]] = {"cache-control": "private, max-age=3600, immutable"}
+"""Of results, which never change."""
 
 POLL_MS: Final = (100, 10_000)
 """The shortest and the longest pause that a client is told between two looks at a job."""
@@ -86,7 +89,7 @@ class Routes:
             Route(f"{video}/cancel", self.cancel, methods=["POST"]),
             Route(f"{video}/content", self.content, methods=["GET"]),
             Route(f"{video}/events", self.events, methods=["GET"]),
-            Route(f"{video}/media/{{option}}/{{index:int}}", self.media, methods=["GET"]),
+            Route(f"{video}/media/{{option}}/{{index}}", self.media, methods=["GET"]),
             Route("/v1/events", self.events, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name}", self.model, methods=["GET"]),
@@ -116,6 +119,10 @@ class Routes:
                 waiting = asyncio.create_task(listener.next(1.0))
                 await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
+                if self._desk.hub.closed:
+                    given = {"Retry-After": "10", "x-video-id": job.id}
+                    what = "the server is ending; the video waits for its next start"
+                    raise RefusedError(what, 503, code="closing", headers=given)
                 if gone.done():
                     if job.idempotency is None:
                         with contextlib.suppress(RefusedError):
@@ -141,14 +148,13 @@ class Routes:
             raise RefusedError(
                 "the video was cancelled", 409, code="cancelled", headers={"x-video-id": job.id}
             )
-        return self._file(self._folders.result(job, 0, "video"), TYPES[job.format], {"x-video-id": job.id})
+        headers = {**CACHED, "x-video-id": job.id}
+        return self._file(self._folders.result(job, 0, "video"), TYPES[job.format], headers)
 
     async def list(self, request: Request) -> Response:
         """Answers a page of the client's jobs."""
         query = request.query_params
-        limit, order = query.get("limit", "20"), query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= 100):
-            raise RefusedError(f"limit cannot be {limit[:20]!r}; expected 1 to 100", param="limit")
+        limit, order = whole(query.get("limit", "20"), 1, 100, "limit"), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise RefusedError(f"order cannot be {order[:20]!r}; expected asc or desc", param="order")
         states = [state for state in query.get("status", "").split(",") if state]
@@ -157,7 +163,7 @@ class Routes:
             raise RefusedError(f"status cannot be {wrong[0][:20]!r}; expected {expected}", param="status")
         found = self._store.listed(
             _owner(request),
-            int(limit) + 1,
+            limit + 1,
             query.get("after"),
             order == "desc",
             states,
@@ -165,7 +171,7 @@ class Routes:
         )
         if found is None:
             raise RefusedError("there is no video of the id in after", param="after", code="not_found")
-        jobs = self._desk.current(found[: int(limit)])
+        jobs = self._desk.current(found[:limit])
         data = [self._desk.shown(job) for job in jobs]
         return _json(
             {
@@ -173,7 +179,7 @@ class Routes:
                 "data": data,
                 "first_id": data[0]["id"] if data else None,
                 "last_id": data[-1]["id"] if data else None,
-                "has_more": len(found) > int(limit),
+                "has_more": len(found) > limit,
             }
         )
 
@@ -184,7 +190,7 @@ class Routes:
     async def change(self, request: Request) -> Response:
         """Changes a waiting job."""
         job = self._job(request)
-        await self._intake.change(request, job)
+        await self._intake.change(request, _client(request), job)
         return self._shown(job)
 
     async def cancel(self, request: Request) -> Response:
@@ -202,25 +208,24 @@ class Routes:
     async def content(self, request: Request) -> Response:
         """Answers a video, its small picture or its last frame."""
         job, query = self._job(request), request.query_params
-        variant, index = query.get("variant", "video"), query.get("index", "0")
+        variant = query.get("variant", "video")
         if variant not in VARIANTS:
             expected = ", ".join(VARIANTS)
             raise RefusedError(f"variant cannot be {variant[:20]!r}; expected {expected}", param="variant")
         if job.status != "completed":
             code = "not_ready" if not job.over else job.status
             raise RefusedError(f"there is no content: the video is {job.status}", 409, code=code)
-        if not (index.isascii() and index.isdigit() and int(index[:4]) < job.shape["num_videos"]):
-            count = job.shape["num_videos"]
-            raise RefusedError(f"index cannot be {index[:20]!r}; expected 0 to {count - 1}", param="index")
+        index = whole(query.get("index", "0"), 0, job.shape["num_videos"] - 1, "index")
         kinds = {"video": TYPES[job.format], "thumbnail": "image/webp", "last_frame": "image/png"}
-        return self._file(self._folders.result(job, int(index), variant), kinds[variant])
+        return self._file(self._folders.result(job, index, variant), kinds[variant], CACHED)
 
     async def media(self, request: Request) -> Response:
         """Answers a file that came with a job."""
-        job, option, index = self._job(request), request.path_params["option"], request.path_params["index"]
+        job, option = self._job(request), request.path_params["option"]
         files = [one for one in job.media if one.option == option]
-        if not 0 <= index < len(files):
+        if not files:
             raise RefusedError("there is no such file of this video", 404, code="not_found")
+        index = whole(request.path_params["index"], 0, len(files) - 1, "index")
         path = self._folders.upload(job, files[index])
         kind = IMAGE_TYPES.get(path.suffix, "application/octet-stream")
         return self._file(path if path.is_file() else None, kind)
@@ -228,18 +233,15 @@ class Routes:
     def _file(self, path: Path | None, kind: str, headers: Mapping[str, str] | None = None) -> Response:
         if path is None:
             raise RefusedError("the file is gone", 404, code="not_found")
-        cached = {"cache-control": "private, max-age=3600, immutable", **(headers or {})}
-        return FileResponse(path, media_type=kind, headers=cached)
+        return FileResponse(path, media_type=kind, headers=dict(headers or {}))
 
     async def events(self, request: Request) -> Response:
         """Answers server-sent events: of one job until it ends, or of all of the client's."""
-        hub = self._desk.hub
         if "id" in request.path_params:
             job = self._job(request)
-            listener = hub.listen(job.owner, job.id)
-            events = hubs.stream(hub, listener, self._desk.shown(job))
+            events = hubs.stream(self._desk.hub, job.owner, job.id, lambda: self._desk.shown(job))
         else:
-            events = hubs.stream(hub, hub.listen(_owner(request)), None)
+            events = hubs.stream(self._desk.hub, _owner(request))
         headers = {"x-accel-buffering": "no"}  # nginx would hold them back
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
@@ -321,8 +323,9 @@ def _client(request: Request) -> Client:
     return client
 
 
-def _owner(request: Request) -> str:
-    return _client(request).name
+def _owner(request: Request) -> str | None:
+    """Whose jobs a request may see; without keys everybody's."""
+    return _client(request).name or None
 
 
 async def _gone(request: Request) -> None:

@@ -146,19 +146,21 @@ class Service:
         ending = asyncio.create_task(self._ending())
         say(f"serving {', '.join(self.catalog.models)} at {self.url}")
         opened(self.url)
+        preparing = asyncio.create_task(asyncio.to_thread(self.catalog.prepare))
         try:
             self._take_signals()
             await asyncio.wait({*keeping, answering, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.desk.closing = True
             await asyncio.gather(*(device.stop(self._grace) for device in self.devices))
+            results = await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*(device.settle() for device in self.devices))
             self.desk.hub.close()
             server.should_exit = True
             ending.cancel()
             cleaning.cancel()
-            await asyncio.gather(answering, ending, cleaning, return_exceptions=True)
+            await asyncio.gather(answering, ending, cleaning, preparing, return_exceptions=True)
             await asyncio.to_thread(self._store.close)
-        results = await asyncio.gather(*keeping, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -215,6 +217,7 @@ class Service:
         settings = self._settings
         while True:
             with contextlib.suppress(Exception):  # a full disk: later again
+                await self.desk.store_again()
                 for id in outdated(
                     await self._store.change(stored.ended_jobs),
                     time.time(),

@@ -191,35 +191,25 @@ def _job(row: tuple[bytes] | None) -> Job | None:
     return None if row is None else _decode(row[0])
 
 
+_COLUMNS: Final = ("owner", "status", "rank", "ended", "bytes", "prompt", "idempotency", "record", "id")
+
+
+def _values(job: Job) -> tuple[Any, ...]:
+    """The values of a job by the columns."""
+    prompt, record = job.options["prompt"], msgspec.json.encode(job)
+    return job.owner, job.status, job.rank, job.ended, job.bytes, prompt, job.idempotency, record, job.id
+
+
+def add(connection: sqlite3.Connection, job: Job) -> None:
+    """Stores a new job."""
+    marks = ", ".join("?" * len(_COLUMNS))
+    connection.execute(f"INSERT INTO videos ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(job))
+
+
 def put(connection: sqlite3.Connection, job: Job) -> None:
-    """Stores a job, a new one or one that has changed."""
-    values = (
-        job.owner,
-        job.status,
-        job.rank,
-        job.ended,
-        job.bytes,
-        job.options["prompt"],
-        job.idempotency,
-        msgspec.json.encode(job),
-        job.id,
-    )
-    changed = connection.execute(
-        "UPDATE videos SET owner = ?, status = ?, rank = ?, ended = ?, bytes = ?, prompt = ?, "
-        "idempotency = ?, record = ? WHERE id = ?",
-        values,
-    )
-    if not changed.rowcount:
-        connection.execute(
-            "INSERT INTO videos (owner, status, rank, ended, bytes, prompt, idempotency, record, id) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            values,
-        )
-
-
-def get(connection: sqlite3.Connection, id: str) -> Job | None:
-    """Returns the job of an id, inside a change."""
-    return _job(connection.execute("SELECT record FROM videos WHERE id = ?", (id,)).fetchone())
+    """Stores a job that has changed; one that was removed meanwhile stays away."""
+    changes = ", ".join(f"{name} = ?" for name in _COLUMNS[:-1])
+    connection.execute(f"UPDATE videos SET {changes} WHERE id = ?", _values(job))
 
 
 def with_key(connection: sqlite3.Connection, owner: str, key: str) -> Job | None:

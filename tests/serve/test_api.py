@@ -96,66 +96,45 @@ def test_the_openai_client_understands_errors(client: openai.OpenAI) -> None:
         client.videos.create(prompt=PROMPT, model="toy", seconds="12")
 
 
-# As litellm 1.110 and vLLM-Omni's examples (curl -F) send them.
-BOUNDARY = "1f2e3d4c5b6a"
+BOUNDARY = "c84217054fb091dbd151f7ec217044f7"
+
+
+def multipart(**fields: str) -> tuple[str, bytes]:
+    """The content type and the body of a form."""
+    head = f"--{BOUNDARY}\r\nContent-Disposition: form-data; name="
+    parts = [f'{head}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
+    return f"multipart/form-data; boundary={BOUNDARY}", f"{''.join(parts)}--{BOUNDARY}--\r\n".encode()
+
+
+SENT = {"model": "toy", "prompt": PROMPT, "size": "96x64", "num_frames": 9, "fps": 16, "seed": [5], "n": 1}
+# As litellm.video_generation(model="openai/toy", ...) 1.110 sends it, vLLM-Omni's curl, and SGLang's JSON.
 FORMS = {
-    "litellm": (
-        "application/json",
-        b'{"model": "toy", "prompt": "%(prompt)s", "num_inference_steps": 2, "seed": 5}',
+    "litellm": multipart(
+        model="toy", prompt=PROMPT, seconds="0.5", size="96x64", fps="16", num_inference_steps="2", seed="5"
     ),
-    "vllm-omni": (
-        f"multipart/form-data; boundary={BOUNDARY}",
-        "".join(
-            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in {
-                "model": "toy",
-                "prompt": PROMPT,
-                "negative_prompt": "",
-                "width": "96",
-                "height": "64",
-                "num_frames": "9",
-                "fps": "16",
-                "num_inference_steps": "2",
-                "guidance_scale": "5.0",
-                "flow_shift": "3.0",
-                "seed": "5",
-                "extra_params": "{}",
-            }.items()
-        ).encode()
-        + f"--{BOUNDARY}--\r\n".encode(),
+    "vllm-omni": multipart(
+        model="toy",
+        prompt=PROMPT,
+        width="96",
+        height="64",
+        num_frames="9",
+        fps="16",
+        num_inference_steps="2",
+        seed="5",
+        extra_params="{}",
     ),
-    "sglang": (
-        "application/json",
-        json.dumps(
-            {
-                "model": "toy",
-                "prompt": PROMPT,
-                "size": "96x64",
-                "num_frames": 9,
-                "fps": 16,
-                "seed": [5],
-                "n": 1,
-                "extra_body": {"num_inference_steps": 2},
-            }
-        ).encode(),
-    ),
+    "sglang": ("application/json", json.dumps({**SENT, "extra_body": {"num_inference_steps": 2}}).encode()),
 }
 
 
 def test_the_forms_of_other_clients_give_the_same_job(server: Server) -> None:
-    contents = []
+    jobs = []
     for kind, body in FORMS.values():
-        body = body.replace(b"%(prompt)s", PROMPT.encode())
         answer = server.call("POST", "/v1/videos", body, **{"content-type": kind})
         assert answer.status == 200, answer.body
-        job = ended(server, answer.json["id"])
-        resolved = job["resolved"]
-        contents.append((resolved, server.call("GET", f"/v1/videos/{job['id']}/content").body))
-    assert contents[1][1] == contents[2][1]
-    assert [resolved["seed"] for resolved, _ in contents] == [5, 5, 5]
-    assert {json.dumps(resolved, sort_keys=True) for resolved, _ in contents[1:]} == {
-        json.dumps(contents[1][0], sort_keys=True)
-    }
+        jobs.append(ended(server, answer.json["id"]))
+    assert [job["resolved"] for job in jobs] == [jobs[0]["resolved"]] * 3
+    assert len({server.call("GET", f"/v1/videos/{job['id']}/content").body for job in jobs}) == 1
 
 
 def test_events_tell_each_step(server: Server) -> None:
@@ -182,13 +161,22 @@ def test_states_are_true(server: Server) -> None:
     changed = look(server, third["id"])
     assert changed["options"] == {"prompt": PROMPT, "num_steps": 3, "seed": 9}
     assert look(server, second["id"])["position"] == 2
-    for body, status in (({"size": "1x1"}, 400), ({"position": 0}, 400), ({"model": "other"}, 400)):
-        assert server.call("PATCH", path, body).status == status
+    for body in (
+        {"size": "1x1"},
+        {"position": 0},
+        {"position": 2**70},
+        {"model": "other"},
+        {"nonsense": None},
+    ):
+        assert server.call("PATCH", path, body).status == 400
+    other = server.call("PATCH", path, {"format": "gif", "seed": None, "input_reference": None}).json
+    assert (other["format"], other["seed"]) == ("gif", 0)
     assert server.call("PATCH", f"/v1/videos/{first['id']}", {"seed": 1}).status == 409
     assert server.call("POST", f"/v1/videos/{second['id']}/cancel").json["status"] == "cancelled"
     assert server.call("POST", f"/v1/videos/{second['id']}/cancel").status == 409
     began = time.monotonic()
-    assert server.call("POST", f"/v1/videos/{first['id']}/cancel").json["phase"] == "cancelling"
+    told = server.call("POST", f"/v1/videos/{first['id']}/cancel").json
+    assert told["phase"] == "cancelling" or told["status"] == "cancelled"  # it is quick
     assert ended(server, first["id"])["status"] == "cancelled"
     assert time.monotonic() - began < 2
     assert ended(server, third["id"])["status"] == "completed"  # the device is free
@@ -215,6 +203,19 @@ def test_an_idempotency_key(server: Server) -> None:
     other = server.call("POST", "/v1/videos", fields, **{"idempotency-key": "order 67"})
     assert other.json["id"] != first.json["id"]
     assert ended(server, other.json["id"])["seed"] != first.json["seed"]
+
+
+def test_a_key_after_a_change(server: Server) -> None:
+    """The same request is the same job, also when it was changed meanwhile."""
+    blocks = make(server, num_steps=LONG)
+    fields = {"model": "toy", "prompt": PROMPT, "num_steps": 3}
+    first = server.call("POST", "/v1/videos", fields, **{"idempotency-key": "changed"}).json
+    server.call("PATCH", f"/v1/videos/{first['id']}", {"num_steps": 2})
+    assert (
+        server.call("POST", "/v1/videos", fields, **{"idempotency-key": "changed"}).json["id"] == first["id"]
+    )
+    for job in (blocks, first):
+        server.call("DELETE", f"/v1/videos/{job['id']}")
 
 
 def test_contents(server: Server) -> None:
@@ -284,7 +285,7 @@ def test_the_description_is_true(server: Server) -> None:
     for path, methods in schema["paths"].items():
         for method in methods if path != "/v1/events" else ():
             answer = server.call(method.upper(), path.replace("{id}", "video_0"), None)
-            assert answer.status not in (404, 405) or answer.json["error"]["code"] == "not_found", path
+            assert answer.status not in (404, 405) or answer.json["error"]["code"].endswith("not_found"), path
 
 
 def test_metrics_and_health(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -11,8 +12,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from helpers.damage import linked
 from serve_client import ENDED, Server, served
@@ -35,6 +39,21 @@ def refused(*arguments: object, **environment: str) -> tuple[int, list[str]]:
     )
     assert done.stdout == ""
     return done.returncode, done.stderr.splitlines()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers over one folder, which end with the test."""
+    servers = list[Server]()
+
+    def begin(*arguments: object) -> Server:
+        servers.append(Server(tmp_path / "data", *arguments))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
 
 
 def ask(server: Server, **fields: Any) -> str:
@@ -75,29 +94,14 @@ def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
             (2, "error: there is no artifact ", (tmp_path / "none", *data)),
             (3, "error: ", (empty, *data)),
             (2, "error: two artifacts are called a", (f"a={toy}", f"a={toy}", *data)),
-            (
-                2,
-                f"error: cannot listen at 127.0.0.1:{port}; found Address already",
-                (toy_artifact, "--port", port),
-            ),
-            (
-                2,
-                "error: cannot listen at nowhere.invalid",
-                (toy_artifact, *data, "--host", "nowhere.invalid"),
-            ),
-            (2, "error: the key in line 1 of ", (toy_artifact, *data, "--keys", file)),
-            (
-                2,
-                "error: --tls-certificate and --tls-key go together",
-                (toy_artifact, *data, "--tls-key", file),
-            ),
-            (
-                2,
-                "error: the TLS certificate",
-                (toy_artifact, *data, "--tls-key", file, "--tls-certificate", file),
-            ),
-            (2, "error: the folder ", (toy_artifact, "--data", file / "x", "--port", 0)),
-            (3, "error: target v5e is not built", (toy_artifact, *data, "--target", "v5e")),
+            (2, f"error: cannot listen at 127.0.0.1:{port}; found Address", (toy, "--port", port)),
+            (2, "error: cannot listen at nowhere.invalid", (toy, *data, "--host", "nowhere.invalid")),
+            (2, "error: the key in line 1 of ", (toy, *data, "--keys", file)),
+            (2, "error: --tls-certificate and --tls-key go together", (toy, *data, "--tls-key", file)),
+            (2, "error: the TLS certificate", (toy, *data, "--tls-key", file, "--tls-certificate", file)),
+            (2, "error: the folder ", (toy, "--data", file / "x", "--port", 0)),
+            (3, "error: target v5e is not built", (toy, *data, "--target", "v5e")),
+            (2, "error: --cors * is no site", (toy, *data, "--cors", "*")),
         ]
         for code, line, arguments in cases:
             found, lines = refused(*arguments)
@@ -148,16 +152,15 @@ def test_what_runs_too_long_waits_for_the_next_start(toy_artifact: Path, tmp_pat
         assert time.monotonic() - began < 5
 
 
-def test_kill_minus_nine(toy_artifact: Path, tmp_path: Path) -> None:
+def test_kill_minus_nine(toy_artifact: Path, start: Callable[..., Server]) -> None:
     """Of the server and of its worker: every job ends once, with the bytes that it would have had."""
-    data, jobs = tmp_path / "data", list[str]()
-    server = Server(data, toy_artifact)
+    jobs, server = list[str](), start(toy_artifact)
     port = server.port
     for pause in (0.0, 0.3, 0.9):
         jobs += [ask(server, seed=seed, num_steps=150) for seed in (1, 2)]
         time.sleep(pause)
         server.end(signal.SIGKILL)
-        server = Server(data, toy_artifact, "--port", port)
+        server = start(toy_artifact, "--port", port)
     server.ready()
     jobs.append(ask(server, seed=1, num_steps=LONG))
     until(server, jobs[-1], "in_progress", steps=True, seconds=120)
@@ -206,6 +209,28 @@ def test_a_worker_that_is_killed_each_time(toy_artifact: Path, tmp_path: Path) -
         until(server, ask(server), "completed")
 
 
+def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[..., Server]) -> None:
+    """Two workers make two jobs at once. One that gets no more memory fails its job; the next is made."""
+    server = start(toy_artifact, "--workers", 2)
+    server.ready()
+    while len(server.workers) < 2 or "ready_workers 2.0" not in server.call("GET", "/metrics").body.decode():
+        time.sleep(0.05)
+    ids = [ask(server, num_steps=LONG) for _ in range(2)]
+    for id in ids:
+        until(server, id, "in_progress", steps=True)
+    for id in ids:
+        server.call("POST", f"/v1/videos/{id}/cancel")
+        until(server, id, "cancelled")
+    for pid in server.workers:
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.prlimit(pid, resource.RLIMIT_AS, (used, used))
+    failed = until(server, ask(server, seed=4), "failed")
+    assert failed["error"]["code"] in ("out_of_memory", "worker_died"), failed["error"]
+    until(server, ask(server, seed=4), "completed", "failed")
+    assert until(server, ask(server, seed=4), "completed", "failed")["status"] == "completed"
+    assert server.call("GET", "/healthz").status == 200
+
+
 def test_an_artifact_that_is_damaged_later(toy_artifact: Path, tmp_path: Path) -> None:
     """Its jobs fail with wanrun's line, without a path; those of another model are made."""
     broken = linked(toy_artifact, tmp_path / "broken")
@@ -217,7 +242,22 @@ def test_an_artifact_that_is_damaged_later(toy_artifact: Path, tmp_path: Path) -
         until(server, ask(server, model="good"), "completed")
 
 
-def test_keys_limits_and_tls(toy_artifact: Path, tmp_path: Path) -> None:
+def test_pages_of_another_site(toy_artifact: Path, start: Callable[..., Server]) -> None:
+    """They call the API if they are allowed to, and not otherwise."""
+    site, other = "https://videos.example", "https://evil.example"
+    server = start(toy_artifact, "--cors", site)
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-stainless-os"}
+    answer = server.call("OPTIONS", "/v1/videos", origin=site, **asked)
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, site)
+    assert answer.headers["access-control-allow-headers"] == "x-stainless-os"
+    answer = server.call("POST", "/v1/videos", {"prompt": PROMPT, "size": "1x1"}, origin=site)
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (400, site)
+    for method in ("OPTIONS", "POST"):
+        answer = server.call(method, "/v1/videos", origin=other)
+        assert answer.status in (403, 405) and "access-control-allow-origin" not in answer.headers
+
+
+def test_keys_limits_and_tls(toy_artifact: Path, start: Callable[..., Server], tmp_path: Path) -> None:
     keys, key, certificate = tmp_path / "keys", tmp_path / "key.pem", tmp_path / "cert.pem"
     keys.write_text(f"alice {KEY}a 2\nbob {KEY}b\n")
     keys.chmod(0o600)
@@ -231,7 +271,7 @@ def test_keys_limits_and_tls(toy_artifact: Path, tmp_path: Path) -> None:
         capture_output=True,
     )
     limits = ("--max-waiting", 3, "--keys", keys, "--tls-certificate", certificate, "--tls-key", key)
-    server = Server(tmp_path / "data", toy_artifact, *limits)
+    server = start(toy_artifact, *limits)
     trusted = ssl.create_default_context(cafile=certificate)
 
     def call(method: str, path: str, body: Any = None, who: str = "a") -> tuple[int, Any, dict[str, str]]:
@@ -246,40 +286,36 @@ def test_keys_limits_and_tls(toy_artifact: Path, tmp_path: Path) -> None:
             with error:
                 return error.code, json.loads(error.read()), dict(error.headers)
 
-    try:
-        assert call("GET", "/healthz", who="")[0] == 200
-        assert call("GET", "/v1/videos", who="c")[0] == 401
-        status, body, _ = call("GET", "/v1/models", who="")
-        assert (status, body["error"]["code"]) == (401, "invalid_api_key")
-        job = {"prompt": PROMPT, "num_steps": LONG}
-        ids = [call("POST", "/v1/videos", job)[1]["id"]]
-        while call("GET", f"/v1/videos/{ids[0]}")[1]["status"] != "in_progress":
-            time.sleep(0.05)
-        ids += [call("POST", "/v1/videos", job)[1]["id"] for _ in range(2)]
-        status, body, headers = call("POST", "/v1/videos", job)
-        assert (status, body["error"]["code"]) == (429, "queue_full")
-        assert "too many jobs of this key wait; expected at most 2" in body["error"]["message"]
-        assert int(headers["retry-after"]) >= 1
-        assert call("POST", "/v1/videos", job, "b")[0] == 200
-        assert (
-            "the queue is full; expected at most 3"
-            in call("POST", "/v1/videos", job, "b")[1]["error"]["message"]
-        )
-        for method, path in (
-            ("GET", ""),
-            ("DELETE", ""),
-            ("POST", "/cancel"),
-            ("GET", "/content"),
-            ("GET", "/events"),
-        ):
-            assert call(method, f"/v1/videos/{ids[1]}{path}", who="b")[0] == 404  # another one's
-        assert [one["id"] for one in call("GET", "/v1/videos")[1]["data"]] == ids[::-1]
-        assert call("POST", "/session", {"key": "wrong"})[0] == 401
-        status, _, headers = call("POST", "/session", {"key": f"{KEY}a"})
-        cookie = headers["set-cookie"]
-        assert status == 204 and "HttpOnly" in cookie and "SameSite=strict" in cookie and "Secure" in cookie
-    finally:
-        server.end(signal.SIGKILL)
+    assert call("GET", "/healthz", who="")[0] == 200
+    assert call("GET", "/v1/videos", who="c")[0] == 401
+    status, body, _ = call("GET", "/v1/models", who="")
+    assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+    job = {"prompt": PROMPT, "num_steps": LONG}
+    ids = [call("POST", "/v1/videos", job)[1]["id"]]
+    while call("GET", f"/v1/videos/{ids[0]}")[1]["status"] != "in_progress":
+        time.sleep(0.05)
+    ids += [call("POST", "/v1/videos", job)[1]["id"] for _ in range(2)]
+    status, body, headers = call("POST", "/v1/videos", job)
+    assert (status, body["error"]["code"]) == (429, "queue_full")
+    assert "too many jobs of this key wait; expected at most 2" in body["error"]["message"]
+    assert int(headers["retry-after"]) >= 1
+    assert call("POST", "/v1/videos", job, "b")[0] == 200
+    assert (
+        "the queue is full; expected at most 3" in call("POST", "/v1/videos", job, "b")[1]["error"]["message"]
+    )
+    for method, path in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/cancel"),
+        ("GET", "/content"),
+        ("GET", "/events"),
+    ):
+        assert call(method, f"/v1/videos/{ids[1]}{path}", who="b")[0] == 404  # another one's
+    assert [one["id"] for one in call("GET", "/v1/videos")[1]["data"]] == ids[::-1]
+    assert call("POST", "/session", {"key": "wrong"})[0] == 401
+    status, _, headers = call("POST", "/session", {"key": f"{KEY}a"})
+    cookie = headers["set-cookie"]
+    assert status == 204 and "HttpOnly" in cookie and "SameSite=strict" in cookie and "Secure" in cookie
 
 
 def test_every_option_has_its_line_in_the_page() -> None:

@@ -111,7 +111,7 @@ def test_options_of_two_experts() -> None:
         ({"extra_body": "[1"}, "extra_body", "extra_body is not JSON"),
         ({"extra_body": [1]}, "extra_body", "expected an object; found"),
         ({"width": 96}, "height", "height is missing"),
-        ({"width": "x", "height": 64}, "width", "width has the wrong type; expected an integer"),
+        ({"width": "x", "height": 64}, "width", "width cannot be x; expected 1 to 99999"),
         ({"width": 96, "height": 64, "size": "96x64"}, "size", "given twice"),
         (
             {"seconds": 4},

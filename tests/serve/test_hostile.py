@@ -8,9 +8,11 @@ import io
 import json
 import socket
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,7 +206,7 @@ def decent(server: Server, status: int, body: bytes, name: str) -> None:
 
 
 def test_bodies_and_paths(server: Server) -> None:
-    count = 0
+    count, before = 0, len(server.lines)
     for name, body, kind in bodies():
         answer = server.call("POST", "/v1/videos", body, **{"content-type": kind})
         decent(server, answer.status, answer.body, name)
@@ -231,7 +233,7 @@ def test_bodies_and_paths(server: Server) -> None:
     waits = server.call("GET", "/v1/videos?status=queued,in_progress").json["data"]
     assert waits == []
     assert server.call("GET", "/readyz").status == 200
-    assert not [line for line in server.lines if "Traceback" in line]
+    assert not [line for line in server.lines[before:] if "Traceback" in line]
 
 
 def exchange(server: Server, data: bytes, pause: float = 0.0, seconds: float = 10.0) -> tuple[int, bytes]:
@@ -304,10 +306,70 @@ def test_an_endless_body_and_a_slow_one(server: Server) -> None:
 
 def test_a_client_that_does_not_read(server: Server) -> None:
     """Its connection is closed, and holds nobody up."""
+    before = len(server.lines)
     with socket.create_connection((server.host, server.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        for _ in range(200):
-            with contextlib.suppress(OSError):
-                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            for _ in range(2000):
+                connection.send(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
         assert server.call("GET", "/healthz").status == 200
-    assert server.call("GET", "/readyz").status == 200
+        own, end = connection.getsockname()[1], time.monotonic() + 10
+        while f"{own:04X}" in _established(server):
+            assert time.monotonic() < end, "it is still open"
+            time.sleep(0.1)
+    assert not [line for line in server.lines[before:] if "Traceback" in line]
+
+
+def _established(server: Server) -> set[str]:
+    """The ports of the clients whose connections the server has open, in hexadecimal."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    near = f":{server.port:04X}"
+    return {row[2].partition(":")[2] for row in rows if row[1].endswith(near) and row[3] == "01"}
+
+
+def test_a_refused_body_that_never_ends(server: Server) -> None:
+    """Its connection is closed although each byte of it comes in time."""
+    head = b"POST /v1/nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
+    with socket.create_connection((server.host, server.port), timeout=10) as connection:
+        connection.sendall(head)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 9:
+                connection.sendall(b" ")
+                time.sleep(0.1)
+                connection.settimeout(0.01)
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(65536):
+                        break
+        assert time.monotonic() - began < 8
+
+
+def test_large_texts_hold_nobody_up(server: Server) -> None:
+    """Names, escapes and numbers of megabytes are refused while others are served."""
+    bodies = [
+        (json.dumps({"x" * (8 << 20): 1}).encode(), "application/json"),
+        (b"prompt=" + b"%41" * (2 << 20), "application/x-www-form-urlencoded"),
+        (
+            json.dumps({"model": "toy", "prompt": PROMPT, "timesteps": [1.0] * 10**6}).encode(),
+            "application/json",
+        ),
+        (b'{"model": "toy", "prompt": "x", "width": ' + b"9" * 5000 + b', "height": 64}', "application/json"),
+    ]
+    slowest, statuses = 0.0, list[int]()
+
+    def send(body: bytes, kind: str) -> None:
+        statuses.append(server.call("POST", "/v1/videos", body, **{"content-type": kind}).status)
+
+    for body in bodies:
+        sent = threading.Thread(target=send, args=body)
+        sent.start()
+        while sent.is_alive():
+            began = time.monotonic()
+            assert server.call("GET", "/healthz").status == 200
+            slowest = max(slowest, time.monotonic() - began)
+    assert set(statuses) <= {400, 413}
+    assert slowest < 1.5
+    for path in ("limit=00500000", "limit=0001" + "0" * 30, "limit=" + "9" * 5000):
+        assert server.call("GET", f"/v1/videos?{path}").status == 400
+    assert server.call("POST", "/session", b"x" * 5000).status == 413

@@ -1,0 +1,343 @@
+"""Jobs at a desk whose workers are threads of the test: what becomes of jobs, whatever a worker does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.jobs import job
+from wanserve import store as stored
+from wanserve.desk import Desk
+from wanserve.device import BrokenError, Device
+from wanserve.folders import Folders
+from wanserve.hub import Hub
+from wanserve.job import Job
+from wanserve.messages import Broken, Cancel, Cancelled, Done, Failed, Now, Ready, Run, line, to_worker
+from wanserve.metrics import Metrics
+from wanserve.refusal import RefusedError
+from wanserve.settings import Settings
+from wanserve.store import Store
+
+Talk = Callable[["Worker", Run], Any]
+
+
+class Worker:
+    """What a process of a worker is for a device: a socket, and an exit code."""
+
+    def __init__(self, talk: Talk, code: int = 0, first: Any = None) -> None:
+        self.socket, self._theirs = socket.socketpair()
+        self.runs, self.pid, self._code = list[str](), 0, code
+        self._talk, self._first = talk, first or Ready(0.0)
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def say(self, message: Any) -> None:
+        self._theirs.sendall(line(message))
+
+    def _live(self) -> None:
+        with self._theirs, self._theirs.makefile("rb") as lines:
+            self.say(self._first)
+            if isinstance(self._first, Broken):
+                return
+            try:
+                for data in lines:
+                    message = to_worker(data)
+                    if isinstance(message, Run):
+                        self.runs.append(message.id)
+                        if self._talk(self, message) == "ends":
+                            return
+                    elif isinstance(message, Cancel):
+                        self.say(Cancelled(message.id))
+            except OSError:  # killed
+                pass
+
+    def wait(self) -> int:
+        self._thread.join()
+        return self._code
+
+    def kill(self) -> None:
+        self._code = -9
+        with contextlib.suppress(OSError):
+            self._theirs.shutdown(socket.SHUT_RDWR)
+
+
+def makes(worker: Worker, run: Run) -> None:
+    """Makes a video at once."""
+    worker.say(Now(run.id, "steps", 1, 1))
+    worker.say(Done(run.id, {}, {"steps": 0.1}, 1, []))
+
+
+def works_on(worker: Worker, run: Run) -> None:
+    worker.say(Now(run.id, "steps", 1, 9))
+
+
+class House:
+    """A desk with a device, whose workers are what ``start`` gives."""
+
+    def __init__(self, folder: Path, start: Callable[[], Any], **settings: Any) -> None:
+        self.folders = Folders(folder)
+        self.store = Store(self.folders.database)
+        self.settings = Settings({}, folder, **settings)
+        self.desk = Desk(self.settings, self.folders, self.store, Hub(), Metrics())
+        self.device = Device(self.desk, start, self.run, Metrics())
+
+    @staticmethod
+    def run(job: Job) -> Run:
+        if job.model == "gone":
+            raise KeyError(job.model)
+        return Run(job.id, job.model, {}, "", "mp4")
+
+    async def ask(self, **fields: Any) -> Job:
+        return await self.desk.accept(job(**fields), lambda: None)
+
+    async def until(self, check: Callable[[], Any], seconds: float = 5) -> None:
+        end = time.monotonic() + seconds
+        while not check():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.005)
+
+    async def stop(self, keeping: asyncio.Task[None], seconds: float = 0) -> None:
+        """As the service does."""
+        self.desk.closing = True
+        await self.device.stop(seconds)
+        async with asyncio.timeout(5):
+            await asyncio.gather(keeping, return_exceptions=True)
+        await self.device.settle()
+        self.store.close()
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def workers(*given: Worker) -> tuple[Callable[[], Worker], list[Worker]]:
+    """What starts these one after the other, and those that were started."""
+    left, started = iter(given), list[Worker]()
+
+    def start() -> Worker:
+        started.append(next(left))
+        return started[-1]
+
+    return start, started
+
+
+def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
+    """It goes to the next worker, although it waited when the first one was about to end."""
+
+    def full(worker: Worker, run: Run) -> str:
+        worker.say(Failed(run.id, "out_of_memory", "too large", ends=True))
+        time.sleep(0.2)
+        return "ends"
+
+    async def test() -> None:
+        start, started = workers(Worker(full, 12), Worker(makes))
+        house = House(tmp_path, start)
+        jobs = [await house.ask() for _ in range(2)]
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: all(one.over for one in jobs))
+        assert [one.status for one in jobs] == ["failed", "completed"]
+        assert jobs[0].error is not None and jobs[0].error.code == "out_of_memory"
+        assert [len(one.runs) for one in started] == [1, 1] and jobs[1].attempts == 1
+        await house.stop(keeping)
+
+    run(test())
+
+
+def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
+    """Of a model that is no longer served: it fails, and its worker goes on."""
+
+    async def test() -> None:
+        start, started = workers(Worker(makes))
+        house = House(tmp_path, start)
+        jobs = [await house.ask(model="gone"), await house.ask()]
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: all(one.over for one in jobs))
+        assert [one.status for one in jobs] == ["failed", "completed"] and len(started) == 1
+        await house.stop(keeping)
+
+    run(test())
+
+
+def test_a_worker_that_dies_before_it_hears_of_its_job(tmp_path: Path) -> None:
+    async def test() -> None:
+        start, _ = workers(Worker(lambda worker, run: "ends", 1), Worker(makes))
+        house = House(tmp_path, start)
+        one = await house.ask()
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: one.over)
+        assert (one.status, one.attempts) == ("completed", 2)
+        await house.stop(keeping)
+
+    run(test())
+
+
+def test_a_stop_while_a_worker_starts_and_in_a_pause(tmp_path: Path) -> None:
+    """``keep`` ends either way, and at once."""
+
+    async def test() -> None:
+        begun, go = threading.Event(), threading.Event()
+
+        def slow() -> Worker:
+            begun.set()
+            go.wait(5)
+            return Worker(works_on)
+
+        house = House(tmp_path / "a", slow)
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(begun.is_set)
+        asyncio.get_running_loop().call_later(0.1, go.set)
+        await house.stop(keeping)
+
+        def none() -> Worker:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        house = House(tmp_path / "b", none)  # no more processes: it tries again, with pauses
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: house.device.problem is not None)
+        await asyncio.sleep(0.1)
+        assert not keeping.done()
+        await house.stop(keeping)
+
+    run(test())
+
+
+def test_a_stop_gives_back_what_runs_and_cancels_what_was_to_be(tmp_path: Path) -> None:
+    async def test() -> None:
+        start, _ = workers(Worker(works_on))
+        house = House(tmp_path / "a", start)
+        one = await house.ask()
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: one.status == "in_progress" and house.desk.running)
+        await house.stop(keeping, seconds=0.05)
+        assert (one.status, one.attempts) == ("queued", 0)
+
+        start, _ = workers(Worker(works_on))
+        house = House(tmp_path / "b", start)
+        one = await house.ask()
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: house.device._told)
+        one.unwanted = True  # its worker does not listen
+        await house.stop(keeping)
+        assert one.status == "cancelled"
+
+    run(test())
+
+
+def test_nothing_can_be_loaded(tmp_path: Path) -> None:
+    """It ends the service if no worker of any device ever could; else they try again."""
+
+    async def test() -> None:
+        start, _ = workers(Worker(makes, 3, Broken("damaged", 3)))
+        house = House(tmp_path / "a", start)
+        with pytest.raises(BrokenError, match="damaged"):
+            await house.device.keep()
+        house.store.close()
+        start, started = workers(Worker(makes, 3, Broken("full", 1)), Worker(makes))
+        house = House(tmp_path / "b", start)
+        house.desk.loads = True
+        keeping = asyncio.create_task(house.device.keep())
+        await house.until(lambda: len(started) == 2 and house.device.ready.is_set())
+        await house.stop(keeping)
+
+    run(test())
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Callable[[], House]]:
+    houses = list[House]()
+
+    def make() -> House:
+        houses.append(House(tmp_path, lambda: None))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        house.store.close()
+
+
+def test_two_cancels_at_once(desk: Callable[[], House]) -> None:
+    async def test() -> None:
+        house = desk()
+        one = await house.ask()
+        found = [house.desk.find(one.id, None) for _ in range(4)]
+        results = await asyncio.gather(*map(house.desk.cancel, found), return_exceptions=True)
+        assert [type(each) for each in results] == [type(None), *[RefusedError] * 3]
+        assert house.desk.find(one.id, None).status == "cancelled"
+
+    run(test())
+
+
+def test_an_end_that_cannot_be_stored(desk: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: it is known all the same, and stored later."""
+
+    async def test() -> None:
+        house = desk()
+        one = await house.ask()
+
+        def full(connection: sqlite3.Connection, job: Job) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        put = stored.put
+        monkeypatch.setattr(stored, "put", full)
+        with pytest.raises(sqlite3.OperationalError):
+            await house.desk.cancel(one)
+        assert house.desk.find(one.id, None).status == "cancelled"
+        assert house.desk.current([house.store.find(one.id) or one])[0].status == "cancelled"
+        monkeypatch.setattr(stored, "put", put)
+        await house.desk.store_again()
+        found = house.store.find(one.id)
+        assert found is not None and found.status == "cancelled"
+
+    run(test())
+
+
+def test_nobody_hears_of_a_job_after_it_was_deleted(desk: Callable[[], House]) -> None:
+    async def test() -> None:
+        house = desk()
+        await house.ask()
+        one, listener = await house.desk.next(), house.desk.hub.listen(None)
+        await house.desk.begin(one, lambda: None)
+        await house.desk.delete(one)
+        house.desk.now(Now(one.id, "steps", 3, 9))
+        await house.desk.cancelled(one.id)
+        heard = [event async for event in _all(listener)]
+        assert [name for name, _ in heard][-1] == "deleted"
+        with pytest.raises(RefusedError, match="there is no video"):
+            house.desk.find(one.id, None)
+
+    async def _all(listener: Any) -> Any:
+        while (event := await listener.next(0.05)) is not None:
+            yield event
+
+    run(test())
+
+
+def test_moves_and_restarts(desk: Callable[[], House], tmp_path: Path) -> None:
+    """The order is stored; what was running waits again, and that it ran is not held against it."""
+
+    async def test() -> None:
+        house = desk()
+        jobs = [await house.ask(owner=owner) for owner in "aabaa"]
+        await house.desk.move(jobs[4], 1)
+        await house.desk.move(jobs[0], 99)
+        order = [jobs.index(one) for one in house.desk.waiting]
+        assert order == [4, 1, 2, 3, 0]  # the one of b has kept its place
+        first = await house.desk.next()
+        await house.desk.begin(first, lambda: None)
+        other = Desk(house.settings, house.folders, house.store, Hub(), Metrics())
+        await other.restore()
+        assert [one.id for one in other.waiting] == [jobs[index].id for index in order]
+        assert other.waiting[0].attempts == 0
+        live = other.live(other.waiting[2])
+        assert live is not None and live.position == 3
+
+    run(test())
