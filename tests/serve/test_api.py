@@ -17,6 +17,8 @@ import pytest
 import wanrun
 from serve_client import ENDED, Server, events
 
+pytestmark = pytest.mark.slow  # what the server takes is not seen in its tests
+
 PROMPT = "a red fox runs through fresh snow"
 LONG = 5000
 """Steps of a job that is still running when a test looks at it."""

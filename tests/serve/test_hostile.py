@@ -20,6 +20,8 @@ from PIL import Image
 
 from serve_client import Server
 
+pytestmark = pytest.mark.slow  # what the server takes is not seen in its tests
+
 PROMPT = "a red fox"
 BOUNDARY = "xyz"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"

@@ -34,10 +34,12 @@ PROMPTS = (
 )
 KEY = "a key that is long enough"
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "WAN_TEST_BROWSER" not in os.environ,
-    reason="there is no chromium (apt install chromium)",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None and "WAN_TEST_BROWSER" not in os.environ, reason="there is no chromium"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
