@@ -13,9 +13,6 @@ Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 ENDED: tuple[Status, ...] = ("completed", "failed", "cancelled")
 """The states that do not change any more."""
 
-PHASES = ("loading", "media", "text", "steps", "decode", "encode")
-"""What a worker does for a job, in order; a phase may be left out or come again."""
-
 
 class Upload(Struct, frozen=True):
     """A file that came with a request.

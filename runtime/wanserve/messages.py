@@ -44,8 +44,6 @@ class Cancel(Struct, tag=True):
 class Ready(Struct, tag=True):
     """Of a worker: the first step of the first model could run."""
 
-    seconds: float
-
 
 class Broken(Struct, tag=True):
     """Of a worker, which ends: the first model cannot be loaded."""

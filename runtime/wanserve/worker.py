@@ -246,7 +246,7 @@ def main() -> None:
     if isinstance(first, Broken):
         send(first)
         os._exit(first.exit_code)
-    send(Ready(first.timings.now()))
+    send(Ready())
     os._exit(worker.serve())
 
 
