@@ -33,6 +33,6 @@ def load_file(path: Path) -> State:
     }
 
 
-def save_file(state: Mapping[str, np.ndarray], path: Path) -> None:
+def save_file(state: Mapping[str, np.ndarray], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Writes a file with the safetensors package."""
-    save_arrays(dict(state), path, metadata={"format": "pt"})
+    save_arrays(dict(state), path, metadata={"format": "pt", **(metadata or {})})

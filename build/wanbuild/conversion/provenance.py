@@ -62,8 +62,8 @@ def source_record(
         for key, tensor in component.tensors.items():
             checksum = crcs[name][key] if key in filled[name] else None
             record = [str(tensor.entry.dtype), list(tensor.entry.shape), checksum]
-            if tensor.float8 is not None:
-                record.append(tensor.float8.digest)
+            if tensor.eight_bit is not None:
+                record.append(tensor.eight_bit.digest)
             place = source.name_of(name, tensor.file.path)
             tensors.setdefault(place, {})[key] = record
             sizes[place] = tensor.file.nbytes

@@ -25,7 +25,7 @@ from wanbuild.conversion.orbax import metadata_files, plan_layout
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Assignment, Fill
 from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
-from wanbuild.source.float8 import Float8
+from wanbuild.source.eight_bit import EightBit
 from wanbuild.source.safetensors import TensorEntry
 from wanrun.artifact.layout import CRC_BYTES, ArrayLayout, array_folder
 from wanrun.artifact.manifest import Component
@@ -50,7 +50,7 @@ class TensorSource(Protocol):
         """Reads the tensor's stored bytes, from byte ``begin`` on, into an array of bytes."""
         ...
 
-    def float8(self, key: str) -> Float8 | None:
+    def eight_bit(self, key: str) -> EightBit | None:
         """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
         ...
 
@@ -103,7 +103,7 @@ class _Tensor:
     def __init__(self, fill: Fill, source: TensorSource, delta: Delta | None, component: str) -> None:
         self.key, self._component = fill.key, component
         self._source, self._delta = source, delta
-        self._entry, self._float8 = source.entry(fill.key), source.float8(fill.key)
+        self._entry, self._eight_bit = source.entry(fill.key), source.eight_bit(fill.key)
         self.crc32c = 0
         self._permuted: np.ndarray | None = None
         self.itemsize = self._entry.dtype.itemsize
@@ -121,7 +121,7 @@ class _Tensor:
 
     def _values(self, stored: np.ndarray, start: int) -> np.ndarray:
         """Returns the values of stored items: those themselves, or float32 of 8-bit ones or with a delta."""
-        values = stored if self._float8 is None else self._float8.values(stored, start)
+        values = stored if self._eight_bit is None else self._eight_bit.values(stored, start)
         if self._delta is None:
             return values
         values = values.astype(np.float32, copy=False)

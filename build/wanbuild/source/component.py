@@ -18,7 +18,7 @@ from wanbuild.mapping.original_parts import NAMES
 from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
-from wanbuild.source.float8 import Float8, float8_of, has_scales, weights_in
+from wanbuild.source.eight_bit import EightBit, Scales, weights_in
 from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.safetensors import (
     READABLE_DTYPES,
@@ -39,14 +39,14 @@ class SourceTensor:
         stored: the stored tensor's name.
         entry: shape, dtype, size and place of this tensor.
         begin: bytes of the stored tensor in front of this one.
-        float8: how 8-bit values are restored; None for a plain dtype.
+        eight_bit: how 8-bit values are restored; None for a plain dtype.
     """
 
     file: TensorFile
     stored: str
     entry: TensorEntry
     begin: int = 0
-    float8: Float8 | None = None
+    eight_bit: EightBit | None = None
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class SourceComponent:
         """Returns shape, dtype and place of a tensor; KeyError if there is no such tensor."""
         return self.tensors[key].entry
 
-    def float8(self, key: str) -> Float8 | None:
+    def eight_bit(self, key: str) -> EightBit | None:
         """Returns how the values of an 8-bit tensor are restored; None for a plain dtype."""
-        return self.tensors[key].float8
+        return self.tensors[key].eight_bit
 
     def array(self, key: str) -> np.ndarray:
         """Reads a whole tensor, as stored, into new memory; raises like ``read``."""
@@ -231,23 +231,23 @@ def _tensors(name: str, holders: Mapping[str, TensorFile], where: Path) -> dict[
         holders: the file of each stored tensor.
         where: the file or index, for messages.
     """
-    weights = weights_in(holders)
+    weights, scales = weights_in(holders), Scales(holders)
     if name in TRANSFORMERS:
         _refuse_quantized(weights)
     names_of, fused_of = NAMES[name]
-    found, scaled = dict[str, SourceTensor](), has_scales(holders)
+    found = dict[str, SourceTensor]()
     for stored, new in names_of(sorted(weights), str(where)).items():
-        found[new] = _stored_tensor(stored, holders, scaled)
+        found[new] = _stored_tensor(stored, holders, scales)
     for stored, parts in fused_of(sorted(weights)).items():
-        whole = _stored_tensor(stored, holders, scaled)
+        whole = _stored_tensor(stored, holders, scales)
         for number, new in enumerate(parts):
             found[new] = _rows(whole, number, len(parts))
     return dict(sorted(found.items()))
 
 
-def _stored_tensor(stored: str, holders: Mapping[str, TensorFile], scaled: bool) -> SourceTensor:
+def _stored_tensor(stored: str, holders: Mapping[str, TensorFile], scales: Scales) -> SourceTensor:
     file = holders[stored]
-    return SourceTensor(file, stored, file.entries[stored], float8=float8_of(stored, holders, scaled))
+    return SourceTensor(file, stored, file.entries[stored], eight_bit=scales.of(stored))
 
 
 def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:
@@ -257,12 +257,12 @@ def _rows(whole: SourceTensor, number: int, parts: int) -> SourceTensor:
     rows = entry.shape[0] // parts if entry.shape else 0
     nbytes = entry.nbytes // max(entry.shape[0], 1) * rows if entry.shape else 0
     part = dataclasses.replace(entry, shape=(rows, *entry.shape[1:]), nbytes=nbytes)
-    float8 = None if whole.float8 is None else whole.float8.part(number, parts)
-    return dataclasses.replace(whole, entry=part, begin=number * nbytes, float8=float8)
+    eight_bit = None if whole.eight_bit is None else whole.eight_bit.part(number, parts)
+    return dataclasses.replace(whole, entry=part, begin=number * nbytes, eight_bit=eight_bit)
 
 
 def _refuse_quantized(weights: Mapping[str, TensorFile]) -> None:
-    """Refuses weights of integers, before their scales are reported as unknown keys."""
+    """Refuses weights of other dtypes, before their scales are reported as unknown keys."""
     for key, file in weights.items():
         entry = file.entries[key]
         if entry.dtype_name not in READABLE_DTYPES:

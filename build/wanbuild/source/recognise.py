@@ -88,7 +88,7 @@ def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:
     if quantized is not None:
         return SourceError(
             f"{path} is {kind}, quantized",
-            expected="float32, float16 or bfloat16 weights, or 8-bit floats",
+            expected="float32, float16 or bfloat16 weights, or 8-bit ones with scales",
             found=quantized,
             remedy=f"use the published weights: {LAYOUT}",
         )

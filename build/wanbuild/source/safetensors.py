@@ -28,6 +28,7 @@ from wanrun.errors import SourceError
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 32
+MAX_TEXT_BYTES = 4096
 PICKLED_SUFFIXES = frozenset({".bin", ".pth", ".pt", ".ckpt", ".pkl"})
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -55,13 +56,13 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 WEIGHT_DTYPES = frozenset({"F32", "F16", "BF16"})
 """The dtypes of plain weights: Wan is published in these."""
 
-FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2"})
-"""The dtypes of 8-bit weights, which may have scales (``wanbuild.source.float8``)."""
+EIGHT_BIT_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
+"""The dtypes of 8-bit weights, which have scales or may have them (``wanbuild.source.eight_bit``)."""
 
 GGUF = b"GGUF"
 """The first bytes of a GGUF file."""
 
-READABLE_DTYPES = WEIGHT_DTYPES | FLOAT8_DTYPES
+READABLE_DTYPES = WEIGHT_DTYPES | EIGHT_BIT_DTYPES
 """The dtypes that conversion reads."""
 
 
@@ -294,6 +295,11 @@ class TensorFile:
         values = np.empty(entry.shape, entry.dtype)
         self.read(name, 0, values.reshape(-1).view(np.uint8))
         return values
+
+    def text(self, name: str) -> bytes:
+        """Returns the bytes of a small tensor of any dtype, which hold a text; none of a large one."""
+        entry = self.entries[name]
+        return self._bytes(entry.offset, entry.nbytes) if entry.nbytes <= MAX_TEXT_BYTES else b""
 
     def keep(self, prefix: str) -> None:
         """Leaves out the tensors whose names do not start with a prefix, and names the others without it."""

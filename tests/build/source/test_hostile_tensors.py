@@ -77,10 +77,11 @@ TENSORS: dict[str, tuple[Change, str]] = {
     **{
         f"dtype {dtype}": (stored_as(dtype, item_bytes), "is not a plain weight")
         for dtype, item_bytes in (
-            *(("BOOL", 1), ("U8", 1), ("I8", 1), ("F8_E8M0", 1)),
+            *(("BOOL", 1), ("U8", 1), ("F8_E8M0", 1)),
             *(("U16", 2), ("I16", 2), ("U32", 4), ("I32", 4), ("U64", 8), ("I64", 8), ("F64", 8)),
         )
     },
+    "dtype I8": (stored_as("I8", 1), "for integers"),
     **{
         f"dtype {dtype}, not a number": (not_a_number(dtype), "has a value that is not finite")
         for dtype in ("F8_E4M3", "F8_E5M2")

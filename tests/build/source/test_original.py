@@ -202,7 +202,7 @@ def drop(keys: Iterable[str]) -> Callable[[State], object]:
 
 
 BIAS = np.linspace(-1, 1, 40, dtype=np.float32)
-EIGHT = BIAS.astype(np.int8)
+EIGHT = BIAS.astype(np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ EIGHT = BIAS.astype(np.int8)
         ),
         (
             add(blocks__0__self_attn__q__bias=EIGHT),
-            "is not a plain weight; expected BF16 or F16 or F32; found I8",
+            "is not a plain weight; expected BF16 or F16 or F32; found U8",
         ),
         (
             add(blocks__0__self_attn__q__scale_weight=BIAS[:1]),

@@ -59,9 +59,9 @@ def test_quantized_weights(tmp_path: Path) -> None:
     eight = written(tmp_path / "x.safetensors", names, ml_dtypes.float8_e4m3fn)
     line = str(no_checkpoint(eight))
     assert "x.safetensors is a transformer in the original naming, one part of a checkpoint; " in line
-    whole = written(tmp_path / "y.safetensors", names[:1], np.int8)
+    whole = written(tmp_path / "y.safetensors", names[:1], np.uint8)
     line = str(no_checkpoint(whole))
-    assert "y.safetensors is a transformer in the original naming, quantized; " in line and "found I8" in line
+    assert "y.safetensors is a transformer in the original naming, quantized; " in line and "found U8" in line
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -124,19 +125,22 @@ def test_options_and_recipes_name_the_files(
     assert "recipe, 96x64x81 with guidance" in capsys.readouterr().out
 
 
-# --- 8-bit floats ------------------------------------------------------------------------------------------
+# --- 8-bit weights -----------------------------------------------------------------------------------------
 
 
-def quantized(state: State, rows: bool, names: tuple[str, str]) -> tuple[State, State]:
+def quantized(
+    state: State, rows: bool, names: tuple[str, str], dtype: Any = ml_dtypes.float8_e4m3fn
+) -> tuple[State, State]:
     """The tensors with 8-bit linear weights and their scales, and what they stand for."""
-    small: State = {"scaled_fp8": np.zeros(2, ml_dtypes.float8_e4m3fn)}
+    small: State = {} if dtype is np.int8 else {"scaled_fp8": np.zeros(2, dtype)}
     large: State = {}
+    most = 127 if dtype is np.int8 else 448
     for key, value in state.items():
         small[key] = large[key] = value
         if value.ndim != 2 or not key.endswith(".weight"):
             continue
-        scale = np.abs(value).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / 448
-        small[key] = (value / scale).astype(ml_dtypes.float8_e4m3fn)
+        scale = np.abs(value).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / most
+        small[key] = (np.rint(value / scale) if dtype is np.int8 else value / scale).astype(dtype)
         large[key] = small[key].astype(np.float32) * scale
         base = key.removesuffix(".weight")
         small[base + names[0]] = scale if rows else scale.reshape(())
@@ -145,22 +149,29 @@ def quantized(state: State, rows: bool, names: tuple[str, str]) -> tuple[State, 
 
 
 @pytest.mark.parametrize(
-    ("rows", "names"),
+    ("rows", "names", "dtype"),
     [
-        (False, (".scale_weight", ".scale_input")),
-        (False, (".weight_scale", ".input_scale")),
-        (True, (".weight_scale", ".input_scale")),
+        (False, (".scale_weight", ".scale_input"), ml_dtypes.float8_e4m3fn),
+        (False, (".weight_scale", ".input_scale"), ml_dtypes.float8_e4m3fn),
+        (True, (".weight_scale", ".input_scale"), ml_dtypes.float8_e4m3fn),
+        (False, (".weight_scale", ".input_scale"), np.int8),  # ComfyUI's int8_tensorwise
+        (True, (".weight_scale", ".input_scale"), np.int8),  # LightX2V's int8
     ],
 )
 def test_scaled_weights_are_dequantised(
-    rows: bool, names: tuple[str, str], text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+    rows: bool,
+    names: tuple[str, str],
+    dtype: Any,
+    text_checkpoint: Path,
+    text_files: Mapping[str, Path],
+    tmp_path: Path,
 ) -> None:
     files = dict(text_files)
     checkpoint = Path(shutil.copytree(text_checkpoint, tmp_path / "checkpoint"))
     makers = {"transformer": original_transformer, "text_encoder": original_text_encoder}
     for name, make in makers.items():
-        small, large = quantized(make(checkpoint / name), rows, names)
-        files[name] = tmp_path / f"{name}_fp8_scaled.safetensors"
+        small, large = quantized(make(checkpoint / name), rows, names, dtype)
+        files[name] = tmp_path / f"{name}_scaled.safetensors"
         save_file(small, files[name])
         for file in (checkpoint / name).glob("*.safetensors*"):
             file.unlink()
@@ -171,6 +182,69 @@ def test_scaled_weights_are_dequantised(
     assert found.components == expected.components
     digests = [manifest.source["files"] for manifest in (found, expected)]
     assert digests[0] != digests[1]
+
+
+LAYER = "blocks.0.ffn.0"
+
+
+def said(**layer: Any) -> np.ndarray:
+    """What ComfyUI's newer files have as the tensor X.comfy_quant."""
+    return np.frombuffer(json.dumps(layer).encode(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("layer", "found"),
+    [
+        ({"format": "int8_tensorwise"}, None),
+        ({"format": "int8_tensorwise", "full_precision_matrix_mult": True, "convrot": False}, None),
+        (
+            {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256},
+            "int8_tensorwise with convrot",
+        ),
+        ({"format": "float8_e4m3fn"}, "the format float8_e4m3fn and I8"),
+        *(
+            ({"format": form}, f"the format {form};")
+            for form in ("nvfp4", "mxfp8", "awq_w4a16", "asym_w4a8_int8")
+        ),
+        ({"format": 3}, "the format without a name"),
+        ({}, "the format without a name"),
+    ],
+)
+def test_forms_are_read_or_refused_by_name(
+    layer: dict[str, Any],
+    found: str | None,
+    text_checkpoint: Path,
+    text_files: Mapping[str, Path],
+    tmp_path: Path,
+) -> None:
+    """In a tensor beside the weight, or in the file's metadata, whose names may lack the prefix."""
+    prefix = "model.diffusion_model."
+    state = original_transformer(text_checkpoint / "transformer", prefix)
+    small, _ = quantized(state, True, (".weight_scale", ".input_scale"), np.int8)
+    layers = {"format_version": "1.0", "layers": {LAYER: layer}}
+    for name, tensors, metadata in (
+        ("tensor", {**small, f"{prefix}{LAYER}.comfy_quant": said(**layer)}, None),
+        ("metadata", small, {"_quantization_metadata": json.dumps(layers)}),
+    ):
+        file = tmp_path / f"{name}.safetensors"
+        save_file(tensors, file, metadata)
+        files = {**text_files, "transformer": file}
+        if found is None:
+            with open_files(files):
+                pass
+        else:
+            with pytest.raises(SourceError, match=f"{LAYER}.weight in .*found .*{found}"):
+                open_files(files)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"layers": 3}', "{}", "[" * 5000])
+def test_metadata_that_are_none(
+    text: str, text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    state = original_transformer(text_checkpoint / "transformer")
+    save_file(state, tmp_path / "x.safetensors", {"_quantization_metadata": text})
+    with pytest.raises(SourceError, match=r"_quantization_metadata of .* cannot be read; expected a JSON"):
+        open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
 
 
 def test_weights_without_scales_are_cast(
@@ -214,7 +288,10 @@ def test_a_lora_is_added_to_dequantised_weights(
     [
         ({"blocks.0.ffn.0.weight_scale": np.ones((2, 3), np.float32)}, "a scale of shape \\[2, 3\\]"),
         ({"blocks.0.norm3.weight_scale": np.ones((), np.float32)}, "F32 with blocks.0.norm3.weight_scale"),
-        ({"blocks.0.ffn.0.weight": np.ones((56, 256), np.int8)}, "found I8"),
+        ({"blocks.0.ffn.0.weight": np.ones((56, 256), np.uint8)}, "found U8"),
+        ({"blocks.0.ffn.0.weight_scale_2": np.ones((), np.float32)}, "a second scale, as nvfp4 has"),
+        ({"blocks.0.ffn.0.weight_global_scale": np.ones((), np.float32)}, "a global scale, as nvfp4"),
+        ({"blocks.0.ffn.0.pre_quant_scale": np.ones(256, np.float32)}, "a scale of its inputs, as awq"),
         ({"blocks.0.ffn.0.weight_scale_inv": np.ones((), np.float32)}, "weight_scale_inv"),
     ],
 )
