@@ -69,7 +69,7 @@ class Arrays:
         array = self._arrays[key]
         return TensorEntry(array.dtype, array.shape, 0, array.nbytes, "")
 
-    def float8(self, key: str) -> None:
+    def eight_bit(self, key: str) -> None:
         return None
 
     def read(self, key: str, begin: int, out: np.ndarray) -> None:
