@@ -9,7 +9,7 @@ import click
 
 from wanrun.errors import UsageError
 
-BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86")
+BUILD_EXTRA = ("flax", "orbax.checkpoint", "safetensors", "huggingface_hub", "iced_x86", "gguf")
 """The modules that the extra ``build`` installs. Help, ``inspect`` and ``embed`` need none of them."""
 
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks.")

@@ -19,6 +19,7 @@ from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.eight_bit import EightBit, Scales, weights_in
+from wanbuild.source.gguf_file import weight_file
 from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.safetensors import (
     READABLE_DTYPES,
@@ -178,7 +179,7 @@ def open_file(
         stack: closes the file.
         given: a config.json that takes the place of either, or None.
     """
-    opened = stack.enter_context(TensorFile(file))
+    opened = stack.enter_context(weight_file(file))
     opened.keep(prefix_of_part(opened.entries, name, file))
     holders = dict.fromkeys(opened.entries, opened)
     tensors = _tensors(name, holders, file)

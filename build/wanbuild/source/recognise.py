@@ -11,8 +11,9 @@ from types import MappingProxyType
 
 from wanbuild.mapping.original import common_prefix
 from wanbuild.source.all_in_one import all_in_one
+from wanbuild.source.gguf_file import GgufFile
 from wanbuild.source.parts import NEEDED, OPTIONS
-from wanbuild.source.safetensors import GGUF, PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, gguf, pickled
+from wanbuild.source.safetensors import GGUF, PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, pickled
 from wanrun.errors import SourceError
 from wanrun.files import open_regular
 
@@ -61,7 +62,7 @@ def no_checkpoint(path: Path) -> SourceError:
     """
     start = _start(path)
     if start.startswith(GGUF) or path.suffix.lower() == ".gguf":
-        return gguf(path)
+        return _of_gguf(path)
     if start.startswith((ZIP, PICKLE)) or path.suffix in PICKLED_SUFFIXES:
         return pickled(path)
     if path.suffix != ".safetensors":
@@ -78,6 +79,15 @@ def no_checkpoint(path: Path) -> SourceError:
     except SourceError as error:
         return error
     return _of_weights(path, dtypes)
+
+
+def _of_gguf(path: Path) -> SourceError:
+    """Returns the error of a GGUF file, which is one part."""
+    try:
+        with GgufFile(path) as file:
+            return _of_weights(path, {key: entry.dtype_name for key, entry in file.entries.items()})
+    except SourceError as error:
+        return error
 
 
 def _of_weights(path: Path, dtypes: Mapping[str, str]) -> SourceError:

@@ -67,8 +67,9 @@ def test_quantized_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("wan.gguf", b"", "is a GGUF file, whose weights are quantized"),
-        ("wan.bin", b"GGUF\x03\x00\x00\x00", "is a GGUF file, whose weights are quantized"),
+        ("wan.gguf", b"", "is cut off"),
+        ("wan.gguf", b"GGUF\x03\x00\x00\x00", "is not a valid GGUF file: its header is cut off, or too long"),
+        ("wan.bin", b"GGUF\x03\x00\x00\x00", "is a pickled checkpoint, which is never loaded"),
         ("wan.pth", b"PK\x03\x04....", "is a pickled checkpoint, which is never loaded"),
         ("wan", b"\x80\x02}q", "is a pickled checkpoint, which is never loaded"),
         ("wan.ckpt", b"x", "is a pickled checkpoint, which is never loaded"),

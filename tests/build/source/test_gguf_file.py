@@ -1,0 +1,187 @@
+"""GGUF files: the values that the package gguf gives, in any range of bytes; one line for what is wrong."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+from helpers.single_files import original_transformer
+from helpers.tensor_files import State, save_file
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.source.gguf_file import GgufFile, is_gguf, weight_file
+from wanbuild.source.recognise import no_checkpoint
+from wanbuild.source.safetensors import TensorFile
+from wanbuild.source.single_files import open_files
+from wanrun.errors import SourceError
+
+MADE = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+"""Types that the package gguf quantises."""
+
+READ = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS)
+"""Types that it dequantises only: any bytes will do."""
+
+
+def write(path: Path, state: State, kinds: Mapping[str, Kind], **facts: Any) -> State:
+    """Writes a file with gguf's own writer, and returns what the tensors stand for."""
+    writer, large = gguf.GGUFWriter(path, "wan"), dict[str, np.ndarray]()
+    for name, fact in facts.items():
+        writer.add_array(name.replace("__", "."), fact)
+    for key, value in state.items():
+        kind = kinds.get(key, Kind.F32)
+        if kind in MADE or kind == Kind.BF16:
+            stored = quantize(value.astype(np.float32), kind)
+            large[key] = dequantize(stored, kind).reshape(value.shape).astype(np.float32)
+            writer.add_tensor(key, stored, raw_dtype=kind)
+        elif kind in READ:
+            writer.add_tensor(key, value, raw_dtype=kind)
+            large[key] = dequantize(value, kind).astype(np.float32)
+        else:
+            large[key] = value
+            writer.add_tensor(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return large
+
+
+@pytest.mark.parametrize("kind", [*MADE, *READ], ids=lambda kind: kind.name)
+def test_any_range_of_a_quantised_tensor(kind: Kind, tmp_path: Path) -> None:
+    rng, (items, nbytes) = np.random.default_rng(kind), gguf.GGML_QUANT_SIZES[kind]
+    if kind in MADE:
+        value = rng.standard_normal((3, 4 * items)).astype(np.float32)
+    else:
+        value = rng.integers(0, 48, (3, 4 * nbytes), np.uint8)  # a scale of float16 that is finite
+    path = tmp_path / "x.gguf"
+    large = write(path, {"a": np.ones(7, np.float32), "b": value}, {"b": kind})
+    with weight_file(path) as file:
+        assert isinstance(file, GgufFile) and file.entries["b"].shape == (3, 4 * items)
+        np.testing.assert_array_equal(file.array("a"), large["a"])
+        np.testing.assert_array_equal(file.array("b"), large["b"])
+        flat = large["b"].reshape(-1)
+        for _ in range(20):
+            first, last = sorted(rng.integers(0, len(flat) + 1, 2))
+            part = np.empty(4 * (last - first), np.uint8)
+            file.read("b", 4 * int(first), part)
+            np.testing.assert_array_equal(part.view(np.float32), flat[first:last])
+        for begin, length in ((2, 4), (0, 3), (4 * len(flat), 4), (-4, 4)):
+            with pytest.raises(ValueError, match="bytes"):
+                file.read("b", begin, np.empty(length, np.uint8))
+
+
+def test_plain_types_are_read_as_they_are(tmp_path: Path) -> None:
+    state = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.float16)}
+    large = write(tmp_path / "x.gguf", {**state, "c": state["a"]}, {"c": Kind.BF16})
+    with GgufFile(tmp_path / "x.gguf") as file:
+        assert [file.entries[key].dtype_name for key in "abc"] == ["F32", "F16", "BF16"]
+        for key in "abc":
+            np.testing.assert_array_equal(file.array(key).astype(np.float32), large[key].astype(np.float32))
+
+
+def test_the_artifact_is_that_of_the_dequantised_weights(
+    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """A transformer of Wan as ComfyUI-GGUF has it: matrices quantised, the rest in float32."""
+    state = original_transformer(text_checkpoint / "transformer")
+    kinds = {
+        key: random.Random(key).choice(MADE)
+        for key, value in state.items()
+        if value.ndim == 2 and key.endswith(".weight") and value.shape[1] % 32 == 0
+    }
+    assert len(kinds) > 10
+    five = state["patch_embedding.weight"]
+    flat = {**state, "patch_embedding.weight": five.reshape(five.shape[0], -1)}
+    shape = {"comfy__gguf__orig_shape__patch_embedding__weight": list(five.shape)}
+    large = write(tmp_path / "wan.gguf", flat, kinds, **shape)
+    large["patch_embedding.weight"] = five
+    save_file(large, tmp_path / "wan.safetensors")
+    found = [
+        convert(ConvertRequest(None, tmp_path / name, files={**text_files, "transformer": tmp_path / file}))
+        for name, file in (("one", "wan.gguf"), ("two", "wan.safetensors"))
+    ]
+    assert found[0].components == found[1].components
+    assert found[0].source["files"] != found[1].source["files"]
+    line = str(no_checkpoint(tmp_path / "wan.gguf"))
+    assert "wan.gguf is a transformer in the original naming, one part of a checkpoint; " in line
+    assert "--transformer" in line
+
+
+def damaged(path: Path, edit: Any) -> None:
+    data = bytearray(path.read_bytes())
+    edit(data)
+    path.write_bytes(data)
+
+
+def put(form: str, offset: int, *values: Any) -> Any:
+    return lambda data: struct.pack_into(form, data, offset, *values)
+
+
+# A file of one tensor, and the fact general.architecture: 24 bytes, then the fact's name of 20 at 24.
+NAME = 24 + 8 + 20 + 4 + 8 + 3 + 8
+RANK, SIZES, KIND, OFFSET = NAME + 1, NAME + 5, NAME + 21, NAME + 25
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (put("<I", 4, 9), "its first bytes; expected GGUF of version 2 or 3"),
+        (put("<Q", 8, 2**63), "the number of tensors; expected at most 200000; found 9223372036854775808"),
+        (put("<Q", 16, 2**40), "the number of facts"),
+        (put("<Q", 16, 3), "cut off"),
+        (put("<Q", 24, 2**62), "its header is cut off"),
+        (put("<I", 24 + 28, 77), "the type of a fact; expected 0 to 12; found 77"),
+        (put("<I", 24 + 28, 9), "its header is cut off"),
+        (put("<I", RANK, 99), "the rank of 'b'; expected at most 8; found 99"),
+        (put("<Q", SIZES, 2**60), "the shape of 'b'; expected fewer than"),
+        (put("<Q", SIZES, 33), "the shape of 'b'; expected a multiple of 32 values"),
+        (put("<Q", SIZES, 2**20), "is cut off"),
+        (put("<I", KIND, 999), "the type of 'b'; expected a type that gguf knows; found 999"),
+        (put("<I", KIND, int(Kind.Q8_K)), "b in .* is quantized as Q8_K, which is not read"),
+        (put("<I", KIND, int(Kind.I32)), "b in .* is quantized as I32, which is not read"),
+        (put("<Q", OFFSET, 2**50), "is cut off"),
+        (lambda data: data.__delitem__(slice(60, None)), "its header is cut off"),
+        (lambda data: data.__delitem__(slice(-60, None)), "is cut off"),
+    ],
+)
+def test_hostile_files(edit: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    write(path, {"b": np.ones((2, 64), np.float32)}, {"b": Kind.Q8_0})
+    damaged(path, edit)
+    with pytest.raises(SourceError, match=said) as caught:
+        GgufFile(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_values_and_shapes_that_are_none(
+    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    state, path = original_transformer(text_checkpoint / "transformer"), tmp_path / "x.gguf"
+    shape = {"comfy__gguf__orig_shape__patch_embedding__weight": [1, 2]}
+    write(path, state, {}, **shape)
+    with pytest.raises(SourceError, match=r"orig_shape.patch_embedding.weight; expected a shape of \d+ v"):
+        GgufFile(path)
+    key = next(key for key, value in state.items() if value.ndim == 2 and value.shape[1] % 32 == 0)
+    write(path, state, {key: Kind.Q8_0})
+    with GgufFile(path) as file:
+        offset = file.entries[key].offset
+    damaged(path, put("<H", offset, 0x7E00))  # a scale that is not a number
+    files = {**text_files, "transformer": path}
+    with open_files(files), pytest.raises(SourceError, match="has a value that is not finite"):
+        convert(ConvertRequest(None, tmp_path / "artifact", files=files))
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_which_files_are_gguf(tmp_path: Path) -> None:
+    save_file({"a": np.ones(3, np.float32)}, tmp_path / "a.gguf")  # whatever its name
+    assert not is_gguf(tmp_path / "a.gguf") and not is_gguf(tmp_path / "none") and not is_gguf(tmp_path)
+    with weight_file(tmp_path / "a.gguf") as file:
+        assert type(file) is TensorFile
