@@ -180,7 +180,7 @@ def test_states_are_true(server: Server) -> None:
     told = server.call("POST", f"/v1/videos/{first['id']}/cancel").json
     assert told["phase"] == "cancelling" or told["status"] == "cancelled"  # it is quick
     assert ended(server, first["id"])["status"] == "cancelled"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5  # of twenty seconds and more
     assert ended(server, third["id"])["status"] == "completed"  # the device is free
     assert server.call("GET", f"/v1/videos/{first['id']}/content").status == 409
 

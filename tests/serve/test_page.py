@@ -46,6 +46,7 @@ pytestmark = [
 def browser() -> Iterator[Browser]:
     quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
     arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]
+    expect.set_options(timeout=20_000)  # of a machine that does other tests too
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield browser
