@@ -20,20 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from wanbuild.source.safetensors import DTYPES, GGUF, TensorEntry, TensorFile, nothing_there
+from wanbuild.source.safetensors import DTYPES, GGUF, WEIGHT_DTYPES, TensorEntry, TensorFile, first_bytes
 from wanrun.errors import SourceError
-from wanrun.files import open_regular
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 MAX_COUNT: Final = 200_000
-"""Tensors, facts, or values of a fact: a tokenizer has 256 384 of them, and is not read."""
+"""Of tensors, and of facts."""
 
 MAX_HEADER_BYTES: Final = 64 << 20
-
-PLAIN: Mapping[str, str] = MappingProxyType({"F32": "F32", "F16": "F16", "BF16": "BF16"})
-"""Types whose values are stored as they are, with the dtype of each."""
 
 _FORMATS = ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")
 """struct's formats of a fact's value by the number of its type; 8 is a text, 9 a list."""
@@ -65,9 +61,11 @@ class GgufFile(TensorFile):
         SourceError: if the file is missing or unreadable, breaks the format, or has a type that is not known.
     """
 
+    kind = "GGUF"
+
     def __init__(self, path: Path) -> None:
         self._blocks: dict[str, _Blocks] = {}
-        super().__init__(path, nothing_there)
+        super().__init__(path)
 
     def _read_header(self) -> tuple[Mapping[str, str], Mapping[str, TensorEntry]]:
         head = _Header(self._bytes(0, min(self.nbytes, MAX_HEADER_BYTES)), self)
@@ -111,10 +109,10 @@ class GgufFile(TensorFile):
             kind = GGMLQuantizationType(number)
         except ValueError:
             raise self.damaged(f"the type of {name!r}", "a type that gguf knows", number) from None
-        if kind.name not in PLAIN and not _is_read(kind):
+        if kind.name not in WEIGHT_DTYPES and not _is_read(kind):
             raise SourceError(
                 f"{name} in {self.path} is quantized as {kind.name}, which is not read",
-                expected=f"{', '.join(PLAIN)} or a K-, Q- or IQ-type of the package gguf",
+                expected=f"{', '.join(sorted(WEIGHT_DTYPES))} or a K-, Q- or IQ-type of the package gguf",
                 remedy="use a file of another type, or the published checkpoint",
             )
         items, nbytes = GGML_QUANT_SIZES[kind]
@@ -124,20 +122,10 @@ class GgufFile(TensorFile):
         end = offset + count // items * nbytes
         if end > self.nbytes:
             raise self._cut_off(f"{end} bytes")
-        if kind.name in PLAIN:
-            dtype_name = PLAIN[kind.name]
-            return TensorEntry(DTYPES[dtype_name], shape, offset, end - offset, dtype_name), end
+        if kind.name in WEIGHT_DTYPES:
+            return TensorEntry(DTYPES[kind.name], shape, offset, end - offset, kind.name), end
         self._blocks[name] = _Blocks(kind, offset, items, nbytes)
         return TensorEntry(DTYPES["F32"], shape, offset, 4 * count, "F32"), end
-
-    def damaged(self, what: str, expected: object = None, found: object = None) -> SourceError:
-        """Returns the error of a file that breaks the format."""
-        return SourceError(
-            f"{self.path} is not a valid GGUF file: {what}",
-            expected=expected,
-            found=found,
-            remedy="download it again",
-        )
 
     def keep(self, prefix: str) -> None:
         super().keep(prefix)
@@ -248,13 +236,4 @@ def weight_file(path: Path) -> TensorFile:
     Raises:
         SourceError: as ``TensorFile`` and ``GgufFile``.
     """
-    return GgufFile(path) if is_gguf(path) else TensorFile(path)
-
-
-def is_gguf(path: Path) -> bool:
-    """Returns whether a file begins as GGUF; False for what cannot be read."""
-    try:
-        with open_regular(path) as file:
-            return file.read(len(GGUF)) == GGUF
-    except OSError:
-        return False
+    return GgufFile(path) if first_bytes(path).startswith(GGUF) else TensorFile(path)

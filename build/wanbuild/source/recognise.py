@@ -13,9 +13,15 @@ from wanbuild.mapping.original import common_prefix
 from wanbuild.source.all_in_one import all_in_one
 from wanbuild.source.gguf_file import GgufFile
 from wanbuild.source.parts import NEEDED, OPTIONS
-from wanbuild.source.safetensors import GGUF, PICKLED_SUFFIXES, READABLE_DTYPES, TensorFile, pickled
+from wanbuild.source.safetensors import (
+    GGUF,
+    PICKLED_SUFFIXES,
+    READABLE_DTYPES,
+    TensorFile,
+    first_bytes,
+    pickled,
+)
 from wanrun.errors import SourceError
-from wanrun.files import open_regular
 
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 """The first bytes of files that are no safetensors; torch's own files are a ZIP archive, or a pickle."""
@@ -60,7 +66,7 @@ def no_checkpoint(path: Path) -> SourceError:
     Args:
         path: an existing file.
     """
-    start = _start(path)
+    start = first_bytes(path)
     if start.startswith(GGUF) or path.suffix.lower() == ".gguf":
         return _of_gguf(path)
     if start.startswith((ZIP, PICKLE)) or path.suffix in PICKLED_SUFFIXES:
@@ -124,12 +130,3 @@ def recognised(keys: Iterable[str]) -> tuple[str, str]:
     if bare and all(any(mark in f"{name}." for mark in LORA) for name in bare):
         return "a LoRA", ""
     return next((KINDS[name] for name in bare if name in KINDS), ("a file of weights that is not known", ""))
-
-
-def _start(path: Path) -> bytes:
-    """Returns the first bytes of a regular file; empty for anything else."""
-    try:
-        with open_regular(path) as file:
-            return file.read(8)
-    except OSError:
-        return b""

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
 from wanbuild.config import shown, unique_object
 from wanrun.errors import SourceError
+from wanrun.files import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 32
@@ -85,6 +86,15 @@ class TensorEntry:
     dtype_name: str
 
 
+def first_bytes(path: Path) -> bytes:
+    """Returns the first bytes of a regular file; empty for anything else."""
+    try:
+        with open_regular(path) as file:
+            return file.read(8)
+    except OSError:
+        return b""
+
+
 def refuse_pickle(path: Path) -> None:
     """Raises SourceError if the file has the name of a pickled checkpoint, which runs code when loaded."""
     if path.suffix in PICKLED_SUFFIXES:
@@ -143,6 +153,8 @@ class TensorFile:
             the header is wrong, or entries overlap, leave gaps or do not fill the file exactly.
     """
 
+    kind: ClassVar[str] = "safetensors"
+
     def __init__(self, path: Path, absent: Callable[[Path], SourceError] = nothing_there) -> None:
         refuse_pickle(path)
         self.path = path
@@ -178,9 +190,10 @@ class TensorFile:
             f"{self.path} is cut off", expected=expected, found=f"{self.nbytes}", remedy="download it again"
         )
 
-    def _damaged(self, what: str, expected: object = None, found: object = None) -> SourceError:
+    def damaged(self, what: str, expected: object = None, found: object = None) -> SourceError:
+        """Returns the error of a file that breaks its format."""
         return SourceError(
-            f"{self.path} is not a valid safetensors file: {what}",
+            f"{self.path} is not a valid {self.kind} file: {what}",
             expected=expected,
             found=found,
             remedy="download it again",
@@ -192,13 +205,13 @@ class TensorFile:
             raise gguf(self.path)
         length = int.from_bytes(start, "little")
         if length > MAX_HEADER_BYTES:
-            raise self._damaged("header length", f"at most {MAX_HEADER_BYTES} bytes", length)
+            raise self.damaged("header length", f"at most {MAX_HEADER_BYTES} bytes", length)
         data_start = 8 + length
         if data_start > self.nbytes:
             raise self._cut_off(f"a header of {length} bytes")
         raw = self._bytes(8, length)
         if raw[:1] != b"{":
-            raise self._damaged("header", "a JSON object", repr(raw[:16]))
+            raise self.damaged("header", "a JSON object", repr(raw[:16]))
         try:
             header = json.loads(
                 raw.decode("utf-8"),
@@ -207,27 +220,27 @@ class TensorFile:
                 parse_int=_parse_int,
             )
         except (ValueError, RecursionError) as error:
-            raise self._damaged(f"header: {error}") from None
+            raise self.damaged(f"header: {error}") from None
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(_is_text(value) for value in metadata.values()):
-            raise self._damaged("__metadata__", "strings", shown(metadata))
+            raise self.damaged("__metadata__", "strings", shown(metadata))
         entries = {name: self._entry(name, value, data_start) for name, value in header.items()}
         self._check_cover(entries, data_start)
         return MappingProxyType(metadata), MappingProxyType(entries)
 
     def _entry(self, name: str, value: Any, data_start: int) -> TensorEntry:
         if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-            raise self._damaged(f"entry {name!r}", "dtype, shape and data_offsets", shown(value))
+            raise self.damaged(f"entry {name!r}", "dtype, shape and data_offsets", shown(value))
         dtype_name, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype_name, str) or dtype_name not in DTYPES:
-            raise self._damaged(f"dtype of {name!r}", "one of " + ", ".join(DTYPES), shown(dtype_name))
+            raise self.damaged(f"dtype of {name!r}", "one of " + ", ".join(DTYPES), shown(dtype_name))
         if not _is_sizes(shape) or len(shape) > MAX_RANK:
-            raise self._damaged(f"shape of {name!r}", f"at most {MAX_RANK} sizes", shown(shape))
+            raise self.damaged(f"shape of {name!r}", f"at most {MAX_RANK} sizes", shown(shape))
         if not (_is_sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
-            raise self._damaged(f"data_offsets of {name!r}", "[begin, end]", shown(offsets))
+            raise self.damaged(f"data_offsets of {name!r}", "[begin, end]", shown(offsets))
         dtype, nbytes = DTYPES[dtype_name], offsets[1] - offsets[0]
         if math.prod(shape) * dtype.itemsize != nbytes:
-            raise self._damaged(
+            raise self.damaged(
                 f"length of {name!r}", f"{math.prod(shape) * dtype.itemsize} bytes", f"{nbytes} bytes"
             )
         return TensorEntry(dtype, tuple(shape), data_start + offsets[0], nbytes, dtype_name)
@@ -238,12 +251,12 @@ class TensorFile:
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
             if entry.offset != end:
                 kind = "overlaps the one before" if entry.offset < end else "leaves a hole before it"
-                raise self._damaged(f"{name!r} {kind}", f"offset {end}", entry.offset)
+                raise self.damaged(f"{name!r} {kind}", f"offset {end}", entry.offset)
             end = entry.offset + entry.nbytes
         if end > self.nbytes:
             raise self._cut_off(f"{end} bytes")
         if end < self.nbytes:
-            raise self._damaged("bytes after the last tensor", f"{end} bytes", self.nbytes)
+            raise self.damaged("bytes after the last tensor", f"{end} bytes", self.nbytes)
 
     def _bytes(self, offset: int, count: int) -> bytes:
         data = np.empty(count, np.uint8)

@@ -17,7 +17,7 @@ from gguf.quants import dequantize, quantize
 from helpers.single_files import original_transformer
 from helpers.tensor_files import State, save_file
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.source.gguf_file import GgufFile, is_gguf, weight_file
+from wanbuild.source.gguf_file import GgufFile, weight_file
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.safetensors import TensorFile
 from wanbuild.source.single_files import open_files
@@ -182,6 +182,9 @@ def test_values_and_shapes_that_are_none(
 
 def test_which_files_are_gguf(tmp_path: Path) -> None:
     save_file({"a": np.ones(3, np.float32)}, tmp_path / "a.gguf")  # whatever its name
-    assert not is_gguf(tmp_path / "a.gguf") and not is_gguf(tmp_path / "none") and not is_gguf(tmp_path)
+    with pytest.raises(SourceError, match="there is no file"):
+        weight_file(tmp_path / "none")
+    with pytest.raises(SourceError, match="is not a file"):
+        weight_file(tmp_path)
     with weight_file(tmp_path / "a.gguf") as file:
         assert type(file) is TensorFile
