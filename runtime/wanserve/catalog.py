@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import wanrun
 from wanrun.errors import UsageError, WanError
-from wanserve.names import without_flags
+from wanserve.names import files, without_flags
 from wanserve.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ class Model:
     def options(self) -> Mapping[str, Any]:
         """The rows of the options that have an effect with this model, by Python name."""
         task, own = self.manifest.model.task, self.manifest.model.default_options()
-        media = {row.name for row in wanrun.options() if row.value in ("FILE", "DIR|FILE")}
         shown = dict.fromkeys(own, True)
         shown |= {"mode": task.modes is not None, "segment_overlap": task.windows is not None}
-        shown |= {name: name in task.inputs for name in media}
+        shown |= {name: name in task.inputs for name in files()}
         return {row.name: row for row in wanrun.options() if shown.get(row.name, not row.models)}
 
     @property
@@ -90,12 +89,9 @@ class Model:
                 f"there is no {spell('schedule')} {schedule!r}; expected one of {names}",
                 param=spell("schedule"),
             )
-        given = dict(options)
-        prompt = given.pop("prompt", None)
-        if prompt is None:
+        if "prompt" not in options:
             raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
-        negative = given.pop("negative_prompt", None)
-        return wanrun.resolve(self.folder, prompt, negative, manifest=self.manifest, **given)
+        return wanrun.resolve(self.folder, manifest=self.manifest, **options)
 
     def shown(self, created: float) -> dict[str, Any]:
         """Returns the model as the API answers it."""

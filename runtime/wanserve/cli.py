@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from wanrun.command import Command, options_of
-from wanrun.errors import UsageError, WanError
+from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
 from wanserve.process import WorkerProcess
 from wanserve.settings import Settings
@@ -26,10 +26,6 @@ _network, _limits = options_of("Network"), options_of("Limits")
 _jobs, _loading = options_of("Jobs"), options_of("Loading")
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
-
-
-class ServeError(WanError):
-    """The first artifact cannot be loaded; the exit code is that of its error."""
 
 
 def named(words: tuple[str, ...]) -> dict[str, Path]:
@@ -182,7 +178,6 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
     from dataclasses import replace
 
     try:
-        from wanserve.device import BrokenError
         from wanserve.keys import read_keys
         from wanserve.service import Service
     except ModuleNotFoundError as error:
@@ -210,12 +205,7 @@ def _serve(settings: Settings, given: dict[str, Any], first: WorkerProcess | Non
             say(f"warning: everybody who reaches {service.url} may use it; --keys FILE changes that")
         await service.run(say, opened)
 
-    try:
-        asyncio.run(main())
-    except BrokenError as error:
-        broken = ServeError(str(error))
-        broken.exit_code = error.exit_code  # type: ignore[misc]
-        raise broken from None
+    asyncio.run(main())
     return 0
 
 

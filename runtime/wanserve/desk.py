@@ -13,7 +13,6 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from wanserve import store as stored
@@ -165,7 +164,7 @@ class Desk:
             job.unwanted, running.live.phase = True, "cancelling"
             running.cancel()
             self.publish(job)
-            await self._store.change(lambda connection: stored.put(connection, job))
+            await self._put(job)
             return
         self.check_waiting(job)
         self._waiting.remove(job)
@@ -196,7 +195,7 @@ class Desk:
 
     async def change(self, job: Job) -> None:
         """Stores a waiting job whose options or files have changed."""
-        await self._store.change(lambda connection: stored.put(connection, job))
+        await self._put(job)
         self.publish(job)
 
     async def move(self, job: Job, position: int) -> None:
@@ -236,7 +235,7 @@ class Desk:
     async def begin(self, job: Job, cancel: Callable[[], None]) -> None:
         """Stores that a job runs; ``cancel`` tells its worker to end it."""
         self._running[job.id].cancel = cancel
-        await self._store.change(lambda connection: stored.put(connection, job))
+        await self._put(job)
         self.publish(job)
         self._publish_waiting()
 
@@ -292,7 +291,7 @@ class Desk:
         job.status, job.started = "queued", None
         self._running.pop(job.id, None)
         bisect.insort(self._waiting, job, key=lambda one: one.rank)
-        await self._store.change(lambda connection: stored.put(connection, job))
+        await self._put(job)
         self._wake.set()
         self.publish(job)
 
@@ -327,10 +326,14 @@ class Desk:
                 self.publish(job)
             self._publish_waiting()
 
+    async def _put(self, job: Job) -> None:
+        """Stores a job that has changed."""
+        await self._store.change(lambda connection: stored.put(connection, job))
+
     async def store_again(self) -> None:
         """Stores the ends of jobs that could not be stored."""
         for job in list(self._unstored.values()):
-            await self._store.change(partial(stored.put, job=job))
+            await self._put(job)
             self._unstored.pop(job.id, None)
 
     # What is known.

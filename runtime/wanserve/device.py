@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from wanrun.errors import WanError
 from wanserve.desk import Desk
 from wanserve.job import Job
 from wanserve.messages import (
@@ -40,12 +41,12 @@ LINE_BYTES: Final = 16 << 20
 """The longest message: options with prompts of 100 000 characters."""
 
 
-class BrokenError(Exception):
-    """No worker could load the artifact: there is nothing to serve (``exit_code``)."""
+class BrokenError(WanError):
+    """No worker could load the artifact: there is nothing to serve. The exit code is that of its error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]
 
 
 class Device:

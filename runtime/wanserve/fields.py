@@ -14,8 +14,8 @@ import wanrun
 from wanrun.errors import quoted
 from wanserve.catalog import Catalog, Model
 from wanserve.forms import Form, check_depth
-from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, options_by_name
-from wanserve.refusal import RefusedError, whole
+from wanserve.names import INSTEAD, MEDIA, MERGED, NO_EFFECT, ROLES, files, options_by_name
+from wanserve.refusal import RefusedError, unknown, whole
 from wanserve.uploads import Sent, kind_of, sent_file, sent_text
 
 FORMATS = ("mp4", "webm", "gif", "webp", "mov")
@@ -24,8 +24,6 @@ MAX_NAME = 200
 
 OWN = ("model", "seconds", "width", "height", "format", "output_format")
 """Fields beside the options of the record."""
-
-_FILES = {row.name: row for row in wanrun.options() if row.value in ("FILE", "DIR|FILE")}
 
 
 @dataclass
@@ -71,17 +69,17 @@ async def read_wish(form: Form, catalog: Catalog, model: str | None = None) -> W
         wish.format, wish.spelled["format"] = suffix, "format"
     seconds = given.pop("seconds", None)
     _take_size(given, wish)
-    files = [(name, sent_file(_option_of(name), file, name)) for name, file in form.files]
+    sent = [(name, sent_file(_option_of(name), file, name)) for name, file in form.files]
     for name, value in given.items():
-        if name in MEDIA or options_by_name().get(name) in _FILES:
+        if name in MEDIA or options_by_name().get(name) in files():
             if value not in (None, ""):  # in a thread: base64 of megabytes takes a while
-                files += [(name, one) for one in await asyncio.to_thread(list, _sent_texts(name, value))]
+                sent += [(name, one) for one in await asyncio.to_thread(list, _sent_texts(name, value))]
         else:
             _take_option(name, value, name in form.fields, wish)
     if seconds is not None:
         _take_seconds(seconds, wish)
-    for name, sent in files:
-        await _take_file(name, sent, wish)
+    for name, one in sent:
+        await _take_file(name, one, wish)
     return wish
 
 
@@ -98,7 +96,7 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             inner = list(_flat(_object(name, value)))
         for key, item in inner:
             if len(key) > MAX_NAME:
-                raise RefusedError(f"unknown field {key[:60]!r}", param=key[:60], code="unknown_parameter")
+                raise unknown(key)
             if key in seen:
                 raise RefusedError(f"{key} is given twice", param=key)
             seen.add(key)
@@ -108,15 +106,21 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _object(name: str, value: Any) -> Mapping[str, Any]:
     """Returns a field that is an object, or the JSON text of one."""
     if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value) if value else {}
-        except (msgspec.DecodeError, RecursionError):
-            raise RefusedError(f"{name} is not JSON", param=name) from None
-        check_depth(value)
+        value = _decoded(name, value or "{}")
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise _mistyped(name, "an object", value)
+    return value
+
+
+def _decoded(name: str, text: str) -> Any:
+    """Returns what the JSON text of a field stands for."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise RefusedError(f"{name} is not JSON", param=name) from None
+    check_depth(value)
     return value
 
 
@@ -140,13 +144,14 @@ def _take_size(given: dict[str, Any], wish: Wish) -> None:
     width, height = given.pop("width", None), given.pop("height", None)
     if width is None and height is None:
         return
+    sizes = list[int]()
     for name, value in (("width", width), ("height", height)):
         if value is None:
             raise RefusedError(f"{name} is missing: width and height go together", param=name)
-        whole(value, 1, 99_999, name)
+        sizes.append(whole(value, 1, 99_999, name))
     if any(options_by_name().get(name) == "size" for name in given):
         raise RefusedError("size is given twice: as size, and as width and height", param="size")
-    wish.options["size"], wish.spelled["size"] = f"{int(str(width))}x{int(str(height))}", "size"
+    wish.options["size"], wish.spelled["size"] = "x".join(map(str, sizes)), "size"
 
 
 def _take_option(name: str, value: Any, text: bool, wish: Wish) -> None:
@@ -175,7 +180,7 @@ def _unknown(name: str, wish: Wish) -> RefusedError:
     known = [*wish.model.options, *OWN]
     near = difflib.get_close_matches(name, [*options_by_name(), *OWN, *MEDIA], 1, 0.75)
     hint = f"use {near[0]}" if near else f"expected one of {', '.join(known)}"
-    return RefusedError(f"unknown field {name[:60]!r}; {hint}", param=name[:60], code="unknown_parameter")
+    return unknown(name, f"; {hint}")
 
 
 def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
@@ -245,10 +250,10 @@ def _option_of(name: str) -> str:
     """
     bare = name.removesuffix("[]")
     option = options_by_name().get(bare, MEDIA.get(bare))
-    if option is None or (option and option not in _FILES):
-        what = f"the field {bare[:60]!r} takes no file"
+    if option is None or (option and option not in files()):
+        taken = [row.name for row in wanrun.options() if row.name in files()]
         raise RefusedError(
-            f"{what}; expected one of {', '.join([*_FILES, *MEDIA])}",
+            f"the field {bare[:60]!r} takes no file; expected one of {', '.join([*taken, *MEDIA])}",
             param=bare[:60],
             code="unknown_parameter",
         )
@@ -258,11 +263,7 @@ def _option_of(name: str) -> str:
 def _sent_texts(name: str, value: Any) -> Iterator[Sent]:
     """Yields the images or videos of a field without a file."""
     if isinstance(value, str) and value[:1] in "[{":
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            raise RefusedError(f"{name} is not JSON", param=name) from None
-        check_depth(value)
+        value = _decoded(name, value)
     for one in value if isinstance(value, list) else [value]:
         option = _option_of(name)
         if isinstance(one, dict) and (role := one.get("role")) is not None:

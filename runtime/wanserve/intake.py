@@ -22,7 +22,7 @@ from wanserve.job import Job, Upload
 from wanserve.keys import Client
 from wanserve.messages import Run
 from wanserve.names import MEDIA, NO_EFFECT, options_by_name
-from wanserve.refusal import RefusedError, refused, whole
+from wanserve.refusal import RefusedError, refused, unknown, whole
 
 if TYPE_CHECKING:
     from wanrun import Generation
@@ -178,11 +178,8 @@ class Intake:
                 async with self._reading:
                     await asyncio.to_thread(generation.read_media)
         except ArtifactError as error:
-            answer = refused(error, wish.spell, "not_built")
-            asked = next((name for name in _SHAPE if name in wish.options), None)
-            raise RefusedError(
-                str(answer), code="not_built", param=None if asked is None else wish.spell(asked)
-            ) from None
+            asked = [name for name in _SHAPE if name in wish.options]
+            raise refused(error, wish.spell, "not_built", asked) from None
         except WanError as error:
             raise refused(error, wish.spell) from None
         return generation
@@ -206,7 +203,7 @@ def _named(name: str, job: Job) -> set[str]:
         return {_STAND_FOR[name]}
     option = options_by_name().get(name)
     if option is None and name not in NO_EFFECT:
-        raise RefusedError(f"unknown field {name[:60]!r}", param=name[:60], code="unknown_parameter")
+        raise unknown(name)
     return set() if option is None else {option}
 
 

@@ -81,6 +81,12 @@ def _name(key: str) -> str:
 
 
 @lru_cache
+def files() -> frozenset[str]:
+    """Returns the Python names of the options that are images or videos."""
+    return frozenset(row.name for row in wanrun.options() if row.value in ("FILE", "DIR|FILE"))
+
+
+@lru_cache
 def options_by_name() -> Mapping[str, str]:
     """Returns the Python name of an option by every name that is understood."""
     names = {name: row.name for row in wanrun.options() for name in (row.name, row.key, *row.also)}

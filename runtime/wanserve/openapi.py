@@ -10,7 +10,7 @@ import msgspec
 import wanrun
 from wanserve.catalog import Catalog
 from wanserve.fields import FORMATS
-from wanserve.names import MEDIA, MERGED, NO_EFFECT, options_by_name, without_flags
+from wanserve.names import MEDIA, MERGED, NO_EFFECT, files, options_by_name, without_flags
 
 
 def _path(name: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def create_schema(catalog: Catalog) -> dict[str, Any]:
             continue
         names = [other for other, name in options_by_name().items() if name == row.name and other != row.name]
         own = {name: value for name, value in item.items() if name != "default" or value != []}
-        if row.value in ("FILE", "DIR|FILE"):
+        if row.name in files():
             file = {"type": "string", "format": "binary"}
             own = {"anyOf": [file, {"type": "array", "items": file}]} if row.many else file
         models = f" ({row.models})" if row.models else ""

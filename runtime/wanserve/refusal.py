@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -69,15 +69,26 @@ def kind(status: int) -> str:
     return special.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-def refused(error: WanError, spell: Callable[[str], str], code: str = "invalid_value") -> RefusedError:
+def unknown(name: str, hint: str = "") -> RefusedError:
+    """Returns the error of a field that there is not."""
+    return RefusedError(f"unknown field {name[:60]!r}{hint}", param=name[:60], code="unknown_parameter")
+
+
+def refused(
+    error: WanError,
+    spell: Callable[[str], str],
+    code: str = "invalid_value",
+    asked: Sequence[str] = (),
+) -> RefusedError:
     """Returns the answer for a request that ``wanrun`` refuses, with its own line.
 
     Args:
         error: its error.
         spell: returns the name under which a client knows an option.
         code: the kind of error.
+        asked: the options that it is about, if it names none.
     """
-    named = error.fields
+    named = error.fields or asked
     if error.what.startswith("unknown option"):
         code = "unknown_parameter"
     return RefusedError(error.spelled(spell), code=code, param=spell(named[0]) if named else None)

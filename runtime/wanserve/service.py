@@ -143,7 +143,7 @@ class Service:
         keeping = [asyncio.create_task(device.keep()) for device in self.devices]
         cleaning = asyncio.create_task(self._clean())
         answering = asyncio.create_task(server.serve(sockets=[self.socket]))
-        ending = asyncio.create_task(self._ending())
+        ending = asyncio.create_task(self._end.wait())
         say(f"serving {', '.join(self.catalog.models)} at {self.url}")
         opened(self.url)
         preparing = asyncio.create_task(asyncio.to_thread(self.catalog.prepare))
@@ -208,22 +208,14 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, come)
 
-    async def _ending(self) -> None:
-        """Returns when a signal has come."""
-        await self._end.wait()
-
     async def _clean(self) -> None:
-        """Forgets old jobs, again and again."""
-        settings = self._settings
+        """Stores what could not be stored, and forgets old jobs, again and again."""
+        age, size = self._settings.keep_seconds, self._settings.keep_bytes
         while True:
             with contextlib.suppress(Exception):  # a full disk: later again
                 await self.desk.store_again()
-                for id in outdated(
-                    await self._store.change(stored.ended_jobs),
-                    time.time(),
-                    settings.keep_seconds,
-                    settings.keep_bytes,
-                ):
+                ended = [] if age is None and size is None else await self._store.change(stored.ended_jobs)
+                for id in outdated(ended, time.time(), age, size):
                     with contextlib.suppress(RefusedError):  # removed meanwhile
                         await self.desk.delete(self.desk.find(id, None))
             await asyncio.sleep(CLEAN_SECONDS)

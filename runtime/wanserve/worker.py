@@ -150,11 +150,7 @@ class Worker:
         token.check()
         timings = progress.timings
         pipeline = self._pipelines.get(job.model, timings, token)
-        options = dict(job.options)
-        prompt, negative = options.pop("prompt"), options.pop("negative_prompt", None)
-        generation = wanrun.resolve(
-            pipeline.artifact, prompt, negative, manifest=pipeline.manifest, **options
-        )
+        generation = wanrun.resolve(pipeline.artifact, manifest=pipeline.manifest, **job.options)
         result = pipeline.run(generation, on_step=progress.step, timings=timings, cancel=token)
         with timings.phase("encode_video"):
             save(result, Path(job.folder), job.format)
