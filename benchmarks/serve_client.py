@@ -85,6 +85,26 @@ class Server:
             time.sleep(0.005)
         raise AssertionError("the server is not ready: " + "\n".join(self.lines))
 
+    def look(self, id: str) -> dict[str, Any]:
+        """Returns a job."""
+        return dict(self.call("GET", f"/v1/videos/{id}").json)
+
+    def until(self, id: str, *states: str, steps: bool = False, seconds: float = 60) -> dict[str, Any]:
+        """Returns a job once it has one of these states, and with ``steps`` has made one."""
+        end = time.monotonic() + seconds
+        while (job := self.look(id))["status"] not in states or (steps and not job["step"]):
+            assert time.monotonic() < end and job["status"] not in ENDED, job
+            time.sleep(0.01)
+        return job
+
+    def ended(self, id: str) -> dict[str, Any]:
+        """Returns a job once it has ended."""
+        return self.until(id, *ENDED)
+
+    def running(self, id: str) -> dict[str, Any]:
+        """Returns a job once it makes steps."""
+        return self.until(id, "in_progress", steps=True)
+
     def end(self, number: int = signal.SIGTERM, seconds: float = 60) -> int:
         """Sends a signal, and returns the exit code."""
         with contextlib.suppress(ProcessLookupError):

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import wanrun
-from serve_client import ENDED, Server, events
+from serve_client import Server, events
 
 pytestmark = pytest.mark.slow  # what the server takes is not seen in its tests
 
@@ -37,27 +37,6 @@ def make(server: Server, **fields: Any) -> dict[str, Any]:
     answer = server.call("POST", "/v1/videos", {"model": "toy", "prompt": PROMPT, "num_steps": 2, **fields})
     assert answer.status == 200, answer.body
     return dict(answer.json)
-
-
-def look(server: Server, id: str) -> dict[str, Any]:
-    return dict(server.call("GET", f"/v1/videos/{id}").json)
-
-
-def ended(server: Server, id: str, seconds: float = 60) -> dict[str, Any]:
-    """A job once it has ended."""
-    until = time.monotonic() + seconds
-    while (job := look(server, id))["status"] not in ENDED:
-        assert time.monotonic() < until, job
-        time.sleep(0.02)
-    return job
-
-
-def running(server: Server, id: str) -> dict[str, Any]:
-    """A job once it makes steps."""
-    while not (job := look(server, id))["step"]:
-        assert job["status"] not in ENDED, job
-        time.sleep(0.01)
-    return job
 
 
 def test_the_openai_client(client: openai.OpenAI, toy_artifact: Path, tmp_path: Path) -> None:
@@ -134,7 +113,7 @@ def test_the_forms_of_other_clients_give_the_same_job(server: Server) -> None:
     for kind, body in FORMS.values():
         answer = server.call("POST", "/v1/videos", body, **{"content-type": kind})
         assert answer.status == 200, answer.body
-        jobs.append(ended(server, answer.json["id"]))
+        jobs.append(server.ended(answer.json["id"]))
     assert [job["resolved"] for job in jobs] == [jobs[0]["resolved"]] * 3
     assert len({server.call("GET", f"/v1/videos/{job['id']}/content").body for job in jobs}) == 1
 
@@ -155,14 +134,14 @@ def test_events_tell_each_step(server: Server) -> None:
 def test_states_are_true(server: Server) -> None:
     """One runs, two wait with their positions; they can be moved and changed; each is cancelled."""
     first, second, third = (make(server, num_steps=LONG, seed=seed) for seed in (1, 2, 3))
-    now = running(server, first["id"])
+    now = server.running(first["id"])
     assert (now["status"], now["phase"], now["position"]) == ("in_progress", "steps", None)
-    assert [look(server, job["id"])["position"] for job in (second, third)] == [1, 2]
+    assert [server.look(job["id"])["position"] for job in (second, third)] == [1, 2]
     path = f"/v1/videos/{third['id']}"
     assert server.call("PATCH", path, {"position": 1, "seed": 9, "steps": 3}).json["position"] == 1
-    changed = look(server, third["id"])
+    changed = server.look(third["id"])
     assert changed["options"] == {"prompt": PROMPT, "num_steps": 3, "seed": 9}
-    assert look(server, second["id"])["position"] == 2
+    assert server.look(second["id"])["position"] == 2
     for body in (
         {"size": "1x1"},
         {"position": 0},
@@ -179,18 +158,18 @@ def test_states_are_true(server: Server) -> None:
     began = time.monotonic()
     told = server.call("POST", f"/v1/videos/{first['id']}/cancel").json
     assert told["phase"] == "cancelling" or told["status"] == "cancelled"  # it is quick
-    assert ended(server, first["id"])["status"] == "cancelled"
+    assert server.ended(first["id"])["status"] == "cancelled"
     assert time.monotonic() - began < 5  # of twenty seconds and more
-    assert ended(server, third["id"])["status"] == "completed"  # the device is free
+    assert server.ended(third["id"])["status"] == "completed"  # the device is free
     assert server.call("GET", f"/v1/videos/{first['id']}/content").status == 409
 
 
 def test_a_job_that_runs_is_deleted(server: Server) -> None:
     job = make(server, num_steps=LONG)
-    running(server, job["id"])
+    server.running(job["id"])
     assert server.call("DELETE", f"/v1/videos/{job['id']}").json["deleted"]
     assert server.call("GET", f"/v1/videos/{job['id']}").status == 404
-    assert ended(server, make(server)["id"])["status"] == "completed"
+    assert server.ended(make(server)["id"])["status"] == "completed"
 
 
 def test_an_idempotency_key(server: Server) -> None:
@@ -204,7 +183,7 @@ def test_an_idempotency_key(server: Server) -> None:
     assert server.call("POST", "/v1/videos", {**fields, "num_steps": 3}, **key).status == 409
     other = server.call("POST", "/v1/videos", fields, **{"idempotency-key": "order 67"})
     assert other.json["id"] != first.json["id"]
-    assert ended(server, other.json["id"])["seed"] != first.json["seed"]
+    assert server.ended(other.json["id"])["seed"] != first.json["seed"]
 
 
 def test_a_key_after_a_change(server: Server) -> None:
@@ -221,7 +200,7 @@ def test_a_key_after_a_change(server: Server) -> None:
 
 
 def test_contents(server: Server) -> None:
-    job = ended(server, make(server)["id"])
+    job = server.ended(make(server)["id"])
     path = f"/v1/videos/{job['id']}/content"
     whole = server.call("GET", path)
     assert whole.headers["content-type"] == "video/mp4" and whole.body[4:8] == b"ftyp"
@@ -239,7 +218,7 @@ def test_contents(server: Server) -> None:
 
 def test_lists(server: Server) -> None:
     ids = [
-        ended(server, make(server, prompt=f"a list_of {word}", num_steps=1)["id"])["id"]
+        server.ended(make(server, prompt=f"a list_of {word}", num_steps=1)["id"])["id"]
         for word in ("cats", "dogs")
     ]
     found = server.call("GET", "/v1/videos?q=list_of+dogs").json
@@ -255,7 +234,7 @@ def test_lists(server: Server) -> None:
 
 def test_formats_and_models(server: Server) -> None:
     """Two models are loaded by use; formats are those that wanrun writes."""
-    job = ended(server, make(server, model="other", format="gif", num_steps=1)["id"])
+    job = server.ended(make(server, model="other", format="gif", num_steps=1)["id"])
     assert (job["model"], job["format"]) == ("other", "gif")
     answer = server.call("GET", f"/v1/videos/{job['id']}/content")
     assert answer.headers["content-type"] == "image/gif" and answer.body[:4] == b"GIF8"
@@ -291,7 +270,7 @@ def test_the_description_is_true(server: Server) -> None:
 
 
 def test_metrics_and_health(server: Server) -> None:
-    ended(server, make(server)["id"])
+    server.ended(make(server)["id"])
     text = server.call("GET", "/metrics").body.decode()
     assert 'wanserve_videos_total{model="toy",status="completed"}' in text
     assert 'wanserve_phase_seconds_count{phase="decode"}' in text

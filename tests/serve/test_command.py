@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from helpers.damage import linked
-from serve_client import ENDED, Server, served
+from serve_client import Server, served
 from wanserve.cli import serve
 
 PROMPT = "a red fox"
@@ -60,19 +60,6 @@ def ask(server: Server, **fields: Any) -> str:
     answer = server.call("POST", "/v1/videos", {"prompt": PROMPT, "num_steps": 2, **fields})
     assert answer.status == 200, answer.body
     return str(answer.json["id"])
-
-
-def look(server: Server, id: str) -> dict[str, Any]:
-    return dict(server.call("GET", f"/v1/videos/{id}").json)
-
-
-def until(server: Server, id: str, *states: str, steps: bool = False, seconds: float = 60) -> dict[str, Any]:
-    """A job once it has one of these states, and has made a step."""
-    end = time.monotonic() + seconds
-    while (job := look(server, id))["status"] not in states or (steps and not job["step"]):
-        assert time.monotonic() < end and (job["status"] not in ENDED), job
-        time.sleep(0.01)
-    return job
 
 
 def content(server: Server, id: str) -> bytes:
@@ -124,27 +111,27 @@ def test_sigterm_lets_the_running_job_end(toy_artifact: Path, tmp_path: Path) ->
     """It takes no new jobs meanwhile, and the waiting one is made after the next start."""
     with served(tmp_path / "data", toy_artifact) as server:
         running, waiting = ask(server, num_steps=1000), ask(server, seed=3)
-        until(server, running, "in_progress", steps=True)
+        server.running(running)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         assert server.call("POST", "/v1/videos", {"prompt": PROMPT}).status == 503
         assert server.call("GET", "/readyz").status == 503
-        assert look(server, waiting)["status"] == "queued"
+        assert server.look(waiting)["status"] == "queued"
         assert server.process.wait(60) == 0
     with served(tmp_path / "data", toy_artifact) as server:
-        assert look(server, running)["attempts"] == 1 and look(server, running)["status"] == "completed"
-        until(server, waiting, "completed")
+        assert server.look(running)["attempts"] == 1 and server.look(running)["status"] == "completed"
+        server.until(waiting, "completed")
 
 
 def test_what_runs_too_long_waits_for_the_next_start(toy_artifact: Path, tmp_path: Path) -> None:
     with served(tmp_path / "data", toy_artifact, "--grace", 0.2) as server:
         id = ask(server, num_steps=LONG)
-        until(server, id, "in_progress", steps=True)
+        server.running(id)
         began = time.monotonic()
         assert server.end() == 0
         assert time.monotonic() - began < 5
     with served(tmp_path / "data", toy_artifact) as server:
-        assert until(server, id, "in_progress", steps=True)["attempts"] == 1  # the one before does not count
+        assert server.running(id)["attempts"] == 1  # the one before does not count
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         began = time.monotonic()
@@ -163,28 +150,28 @@ def test_kill_minus_nine(toy_artifact: Path, start: Callable[..., Server]) -> No
         server = start(toy_artifact, "--port", port)
     server.ready()
     jobs.append(ask(server, seed=1, num_steps=LONG))
-    until(server, jobs[-1], "in_progress", steps=True, seconds=120)
+    server.until(jobs[-1], "in_progress", steps=True, seconds=120)
     (worker,) = server.workers
     os.kill(worker, signal.SIGKILL)
-    while look(server, jobs[-1])["attempts"] < 2:
-        assert look(server, jobs[-1])["status"] in ("queued", "in_progress")
+    while server.look(jobs[-1])["attempts"] < 2:
+        assert server.look(jobs[-1])["status"] in ("queued", "in_progress")
         time.sleep(0.02)
-    until(server, jobs[-1], "in_progress", steps=True)
+    server.running(jobs[-1])
     server.call("POST", f"/v1/videos/{jobs[-1]}/cancel")
-    until(server, jobs.pop(), "cancelled")
-    assert [look(server, id)["status"] for id in jobs] == ["completed"] * 6
+    server.until(jobs.pop(), "cancelled")
+    assert [server.look(id)["status"] for id in jobs] == ["completed"] * 6
     first, second = content(server, jobs[0]), content(server, jobs[1])
     assert [content(server, id) for id in jobs] == [first, second] * 3 and first != second
     listed = server.call("GET", "/v1/videos?order=asc").json["data"]
     assert [job["id"] for job in listed[:6]] == jobs
     crash = ask(server, num_steps=LONG)
-    until(server, crash, "in_progress", steps=True)
+    server.running(crash)
     (worker,) = server.workers
     os.kill(worker, signal.SIGSEGV)
-    failed = until(server, crash, "failed")
+    failed = server.until(crash, "failed")
     assert failed["error"]["code"] == "worker_died"
     assert "signal 11 (Segmentation fault)" in failed["error"]["message"]
-    assert until(server, ask(server), "completed")["progress"] == 100
+    assert server.until(ask(server), "completed")["progress"] == 100
     pids = [server.process.pid, *server.workers]
     server.end(signal.SIGKILL)
     end = time.monotonic() + 5
@@ -198,15 +185,15 @@ def test_a_worker_that_is_killed_each_time(toy_artifact: Path, tmp_path: Path) -
     with served(tmp_path / "data", toy_artifact, "--attempts", 2) as server:
         id = ask(server, num_steps=LONG)
         for attempt in (1, 2):
-            job = until(server, id, "in_progress", steps=True)
+            job = server.running(id)
             assert job["attempts"] == attempt
             for pid in server.workers:
                 os.kill(pid, signal.SIGKILL)
-            while look(server, id)["step"]:
+            while server.look(id)["step"]:
                 time.sleep(0.01)
-        failed = until(server, id, "failed")
+        failed = server.until(id, "failed")
         assert "signal 9 (Killed, perhaps for want of memory) (attempt 2)" in failed["error"]["message"]
-        until(server, ask(server), "completed")
+        server.until(ask(server), "completed")
 
 
 def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[..., Server]) -> None:
@@ -217,17 +204,17 @@ def test_want_of_memory_and_two_workers(toy_artifact: Path, start: Callable[...,
         time.sleep(0.05)
     ids = [ask(server, num_steps=LONG) for _ in range(2)]
     for id in ids:
-        until(server, id, "in_progress", steps=True)
+        server.running(id)
     for id in ids:
         server.call("POST", f"/v1/videos/{id}/cancel")
-        until(server, id, "cancelled")
+        server.until(id, "cancelled")
     for pid in server.workers:
         used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.prlimit(pid, resource.RLIMIT_AS, (used, used))
-    failed = until(server, ask(server, seed=4), "failed")
+    failed = server.until(ask(server, seed=4), "failed")
     assert failed["error"]["code"] in ("out_of_memory", "worker_died"), failed["error"]
-    until(server, ask(server, seed=4), "completed", "failed")
-    assert until(server, ask(server, seed=4), "completed", "failed")["status"] == "completed"
+    server.until(ask(server, seed=4), "completed", "failed")
+    assert server.until(ask(server, seed=4), "completed", "failed")["status"] == "completed"
     assert server.call("GET", "/healthz").status == 200
 
 
@@ -236,10 +223,10 @@ def test_an_artifact_that_is_damaged_later(toy_artifact: Path, tmp_path: Path) -
     broken = linked(toy_artifact, tmp_path / "broken")
     with served(tmp_path / "data", f"good={toy_artifact}", f"broken={broken}") as server:
         (broken / "weights").unlink()
-        failed = until(server, ask(server, model="broken"), "failed")
+        failed = server.until(ask(server, model="broken"), "failed")
         assert failed["error"]["code"] == "artifact_error"
         assert str(tmp_path) not in json.dumps(failed)
-        until(server, ask(server, model="good"), "completed")
+        server.until(ask(server, model="good"), "completed")
 
 
 def test_pages_of_another_site(toy_artifact: Path, start: Callable[..., Server]) -> None:
