@@ -31,7 +31,8 @@ import numpy as np
 from crc32c import crc32c
 
 from checkpoints import MODELS, ensure_checkpoint
-from wanbuild.conversion.writer import BLOCK_ITEMS, finite
+from wanbuild.conversion.tensor import finite
+from wanbuild.conversion.writer import BLOCK_ITEMS
 from wanbuild.staging import SYNC_THREADS
 from wanrun.artifact.manifest import read_manifest
 

@@ -23,7 +23,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +35,7 @@ from tinywan.judge import judge
 from tinywan.yardstick import captions, gmsd, psnr, ssim
 
 import wanrun
+from wanbuild.conversion.chosen import parse_quantise
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
@@ -66,10 +67,12 @@ class Built:
     Args:
         weights: the components stored in bfloat16; others are float32.
         dtypes: the options of ``wanbuild compile`` that are bfloat16; others are float32.
+        quantise: ``--quantise``, and then the patterns of ``--keep``.
     """
 
     weights: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    quantise: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,13 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
         "default dtypes": Choice(DEFAULT),
         "everything bfloat16": Choice(Built(PARTS, DTYPES)),
         "default, --loop scan": Choice(DEFAULT, load={"loop": "scan"}),
+        **{
+            f"default, --quantise {form}{''.join(f' --keep {pattern}' for pattern in keep)}": Choice(
+                replace(DEFAULT, quantise=(form, *keep))
+            )
+            for form in ("int8", "float8")
+            for keep in ((), ("text_encoder/*",), ("transformer/*",), ("*/attn?/*",))
+        },
         **{
             f"float32, {solver}, {steps} steps": Choice(options={"solver": solver, "num_steps": steps})
             for solver in ("unipc", "dpm++", "euler")
@@ -158,10 +168,12 @@ def _sizes(variant: str, part: str) -> dict[str, Any]:
 
 def build(source: Path, built: Built, folder: Path) -> Path:
     """Makes an artifact of a checkpoint if it is not there; returns its folder."""
-    artifact = folder / "-".join(["artifact", source.name, *built.weights, *built.dtypes])
+    quantised = [pattern.replace("/", "_").replace("*", "x") for pattern in built.quantise]
+    artifact = folder / "-".join(["artifact", source.name, *built.weights, *built.dtypes, *quantised])
     if not artifact.exists():
         weights = {part: BF16 if part in built.weights else F32 for part in PARTS}
-        convert(ConvertRequest(source, artifact, weights))
+        quantise = parse_quantise(*built.quantise[:1], built.quantise[1:]) if built.quantise else None
+        convert(ConvertRequest(source, artifact, weights, quantise=quantise))
         options = BuildOptions(**{name: BF16 if name in built.dtypes else F32 for name in DTYPES})
         request = CompileRequest(
             artifact, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True, False], options=options

@@ -65,6 +65,7 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
 
 
 def _convert(source: str | None, artifact: Path, **options: Any) -> None:
+    from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.conversion.convert import ConvertRequest
     from wanbuild.conversion.convert import convert as run_convert
     from wanbuild.conversion.defaults import Defaults
@@ -101,8 +102,9 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
         Defaults(**with_sampling(options.get("sampling"), options.get("defaults", {}))),
         parts,
         options.get("configs", {}),
+        parse_quantise(options.get("quantise"), options.get("keep", ())),
     )
-    manifest = run_convert(request)
+    manifest = run_convert(request, report)
     if (old := leftover(artifact)) is not None:
         warn(f"the artifact that was replaced is in {old}, and cannot be removed; remove it")
     size = in_bytes(sum(component.nbytes for component in manifest.components.values()))
@@ -188,20 +190,22 @@ def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> No
 @wanbuild.command(cls=Building)
 @plan_options
 @DEBUG
-def plan(subject: str, as_json: bool, **options: Any) -> None:
+def plan(subject: str, as_json: bool, quantise: str | None, **options: Any) -> None:
     """Predicts memory and time on a chip that need not be here.
 
     SUBJECT is a published model (wan2.1-t2v-14b), a recipe (.toml), or an artifact's or checkpoint's folder.
     """
     import json
 
+    from wanbuild.conversion.chosen import parse_quantise
     from wanbuild.plan.plan import PlanRequest, make_plan
     from wanbuild.plan.report import as_json as in_json
     from wanbuild.plan.report import table
     from wanbuild.plan.subject import read_subject
 
     request = PlanRequest(options=_build_options(options), **options)
-    made = make_plan(read_subject(subject), request, print_error if not as_json else lambda line: None)
+    planned = read_subject(subject, parse_quantise(quantise, ()))
+    made = make_plan(planned, request, print_error if not as_json else lambda line: None)
     print_result(*(json.dumps(in_json(made), indent=2).split("\n") if as_json else table(made)))
 
 

@@ -22,6 +22,7 @@ from wanbuild.models.animate import AnimateTransformer
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.clip_config import ImageEncoderConfig
+from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
@@ -57,7 +58,8 @@ class ComponentKind:
 
     def module(self, config: Any, policy: DtypePolicy) -> nnx.Module:
         """Returns the abstract module whose parameters have the policy's dtypes."""
-        return self.build(config, jnp.dtype(policy.weights), jnp.dtype(policy.norms))
+        module = self.build(config, jnp.dtype(policy.weights), jnp.dtype(policy.norms))
+        return store_in_eight_bits(module, policy.eight_bit)
 
     def policy(self, dtype: Dtype | None) -> DtypePolicy:
         """Returns the policy for a weights dtype, None for the default one; norms are always in float32."""

@@ -37,6 +37,8 @@ FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "lora_low": str,
             "config": str,
             "sampling": str,
+            "quantise": str,
+            "keep": str,
             **dict.fromkeys(OPTIONS, str),
         },
         "convert.defaults": {
@@ -75,9 +77,12 @@ MAX_BYTES = 2**20
 MOST = 2**31 - 1
 """The largest integer; what uses it has a limit of its own."""
 
-DTYPES, LOOPS = ("bfloat16", "float32"), ("both", "step", "scan")
+DTYPES = ("bfloat16", "float32")
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"loop": ("both", "step", "scan"), "quantise": ("int8", "float8", "source")}
+)
 _LORAS = ("lora", "lora_high", "lora_low")
-_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "timesteps", *_LORAS})
+_LISTS = frozenset({"targets", "sizes", "frames", "guidance", "timesteps", "keep", *_LORAS})
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def _check(section: str, data: dict[str, Any], path: Path) -> None:
             raise UsageError(f"{path}: {where} cannot be used", expected=expected, found=found)
         if not items or any(type(item) is int and item < 1 for item in items):
             raise UsageError(f"{path}: {where} is out of range", expected="1 or more", found=found)
-        known = DTYPES if name.endswith("dtype") else LOOPS if name == "loop" else None
+        known = DTYPES if name.endswith("dtype") else CHOICES.get(name)
         if known is not None and value not in known:
             raise UsageError(f"{path}: {where} is unknown", expected=" or ".join(known), found=found)
 

@@ -51,7 +51,9 @@ class Pair:
 
     def _run(self, params: Any, x: Any, text: Any, pose: Any, video: Any, dtype: Any, multiple: int) -> Any:
         model = bind(self.module, params)
-        cache, rope = model.prepare(text, LATENT, dtype, self.tokens, multiple, face_video=video)
+        cache, rope = model.prepare(
+            text, LATENT, dtype, image_tokens=self.tokens, image_multiple=multiple, face_video=video
+        )
         condition = {"channels": jnp.asarray(self.channels), "pose": pose}
         return model(x, jnp.float32(TIMESTEP), cache, rope, condition, blocked_attention, dtype)
 
@@ -145,7 +147,7 @@ def test_a_face_video_that_does_not_fit(pair: Pair, shape: tuple[int, ...] | Non
     video = None if shape is None else np.zeros(shape, np.uint8)
     model = bind(pair.module, pair.params)
     with pytest.raises(ValueError, match=r"has to be \(9, 16, 16, 3\)"):
-        model.prepare(pair.text, LATENT, jnp.float32, pair.tokens, face_video=video)
+        model.prepare(pair.text, LATENT, jnp.float32, image_tokens=pair.tokens, face_video=video)
 
 
 def test_parameters_and_their_dtypes() -> None:

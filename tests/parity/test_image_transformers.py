@@ -59,7 +59,7 @@ class Images:
 
     def _run(self, params: Any, tokens: Any, multiple: int, dtype: Any) -> Any:
         model = bind(self.module, params)
-        cache, rope = model.prepare(self.text, LATENT, dtype, tokens, multiple)
+        cache, rope = model.prepare(self.text, LATENT, dtype, image_tokens=tokens, image_multiple=multiple)
         condition = {"channels": jnp.asarray(self.channels)}
         return model(self.x, jnp.float32(700), cache, rope, condition, blocked_attention, dtype)
 

@@ -6,14 +6,24 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from flax import nnx
+
 from wanbuild.components import KINDS, DtypePolicy, kind_of
+from wanbuild.conversion.chosen import (
+    Quantise,
+    chosen_layers,
+    in_eight_bits,
+    lost_lines,
+    stored_in_eight_bits,
+)
 from wanbuild.conversion.defaults import Defaults, model_record
 from wanbuild.conversion.provenance import SmallFiles, read_small_files, source_record
 from wanbuild.conversion.replacement import check_own, keep_valid
@@ -67,6 +77,7 @@ class ConvertRequest:
         files: weight files by component, and the tokenizer's folder, file or hub id, that take the place of
             the source's.
         configs: config files by part, in place of the source's or of those that are assumed.
+        quantise: which layers are stored in 8 bits; None for none.
     """
 
     source: str | Path | None
@@ -80,6 +91,7 @@ class ConvertRequest:
     defaults: Defaults = field(default_factory=Defaults)
     files: Mapping[str, Path] = field(default_factory=dict)
     configs: Mapping[str, Path] = field(default_factory=dict)
+    quantise: Quantise | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +113,12 @@ class _Plan:
         return sum(layout.nbytes for layout in component_layouts(self.assignments).values())
 
 
-def _plan_components(source: Source, variant: Variant, request: ConvertRequest) -> dict[str, _Plan]:
+def _plan_components(
+    source: Source, variant: Variant, request: ConvertRequest, loras: Loras
+) -> dict[str, _Plan]:
     """Plans every component; raises one error with the problems of all of them."""
-    plans: dict[str, _Plan] = {}
+    modules: dict[str, nnx.Module] = {}
+    assigned: dict[str, tuple[Assignment, ...]] = {}
     problems: list[str] = []
     components = {name: source.component(name) for name in variant.weight_components}
     kinds = {name: kind_of(name, component.class_name) for name, component in components.items()}
@@ -115,15 +130,26 @@ def _plan_components(source: Source, variant: Variant, request: ConvertRequest) 
     policies = _policies(variant, request)
     for name, config in configs.items():
         component, kind, policy = components[name], kinds[name], policies[name]
-        assignments, found = assign(kind.rules, component.shapes, kind.module(config, policy), name)
+        modules[name] = kind.module(config, policy)
+        assigned[name], found = assign(kind.rules, component.shapes, modules[name], name)
         problems += found
-        plans[name] = _Plan(config, policy, assignments)
     if problems:
         raise SourceError(
             f"{source.path} does not fit its config: {describe_problems(problems)}",
             remedy="check that the download is complete and is the checkpoint its config describes",
         )
-    return plans
+    stored = {
+        name: stored_in_eight_bits(components[name], items, loras.deltas.get(name, {}).keys())
+        for name, items in assigned.items()
+    }
+    return {
+        name: _Plan(
+            configs[name],
+            msgspec.structs.replace(policies[name], eight_bit=layers),
+            in_eight_bits(assigned[name], layers),
+        )
+        for name, layers in chosen_layers(request.quantise, modules, stored).items()
+    }
 
 
 def _policies(variant: Variant, request: ConvertRequest) -> dict[str, DtypePolicy]:
@@ -229,11 +255,12 @@ def _write_components(
         return {name: writer.finish() for name, writer in writers.items()}
 
 
-def convert(request: ConvertRequest) -> Manifest:
+def convert(request: ConvertRequest, report: Callable[..., None] = lambda *lines: None) -> Manifest:
     """Creates an artifact with the source's weights.
 
     Args:
         request: source, artifact and options.
+        report: gets lines about what rounding to 8 bits has lost.
 
     Returns:
         The new artifact's manifest.
@@ -250,7 +277,7 @@ def convert(request: ConvertRequest) -> Manifest:
         source = stack.enter_context(_open(request))
         variant = variant_of(source)
         loras = stack.enter_context(_open_loras(source, variant, request.loras))
-        plans = _plan_components(source, variant, request)
+        plans = _plan_components(source, variant, request, loras)
         model = _model_record(source, variant, plans, request)
         small = read_small_files(source)
         with build_lock(artifact):
@@ -267,6 +294,7 @@ def convert(request: ConvertRequest) -> Manifest:
                     manifest = keep_valid(artifact, manifest, building)
                 manifest.write(building)
                 commit(artifact)
+    report(*lost_lines({name: item.lost for name, item in written.items()}))
     return manifest
 
 

@@ -77,6 +77,19 @@ _OPTIONS = (
         help="Default option of a generation; repeatable. NAME is steps, guidance_scale, guidance_scale_2, "
         "boundary, flow_shift, solver, fps or timesteps (separated by commas).",
     ),
+    click.option(
+        "--quantise",
+        type=click.Choice(["int8", "float8", "source"]),
+        help="Store the weights of the transformers' blocks and of the text encoder's feed-forward in "
+        "8 bits, with a scale for each row; source: as a source of 8 bits has them.",
+    ),
+    click.option(
+        "--keep",
+        metavar="PATTERN",
+        multiple=True,
+        help="Layers that --quantise leaves as they are, such as 'blocks/attn2/*' or 'text_encoder/*'; "
+        "repeatable.",
+    ),
     click.option("--threads", type=click.IntRange(min=1), help="Worker threads.  [default: one per core]"),
 )
 

@@ -6,21 +6,27 @@ and face belong to the frames after it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from wanbuild.models.animate_config import AnimateConfig
 from wanbuild.models.blocks import KV
 from wanbuild.models.face import FaceAdapter, FaceEncoder
 from wanbuild.models.layers import Linear
-from wanbuild.models.loops import map_leading
 from wanbuild.models.motion_encoder import MotionEncoder
-from wanbuild.models.params import scan_beside, stacked
+from wanbuild.models.params import stacked
 from wanbuild.models.partition import mesh_sizes
-from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer, spatial_shape
+from wanbuild.models.transformer import (
+    ApplyBlock,
+    Carry,
+    Condition,
+    Context,
+    WanTransformer,
+    spatial_shape,
+)
 
 
 class AnimateTransformer(WanTransformer):
@@ -41,42 +47,57 @@ class AnimateTransformer(WanTransformer):
         self.face_encoder = FaceEncoder(config, dtype)
         self.face_adapter = stacked(FaceAdapter(config, dtype, norm_dtype), len(config.face_positions))
 
+    @property
+    def stacks(self) -> dict[str, Sequence[int]]:
+        return {**super().stacks, "face_adapter": self.config.face_positions}
+
     def prepare(
-        self,
-        embeddings: jax.Array,
-        latent_shape: tuple[int, int, int],
-        dtype: Any,
-        image_tokens: jax.Array | None = None,
-        image_multiple: int = 1,
-        face_video: jax.Array | None = None,
+        self, embeddings: jax.Array, latent_shape: tuple[int, int, int], dtype: Any, **inputs: Any
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """Returns what stays constant over a generation, including the face's keys and values.
+        """Returns what stays constant over a generation; arguments as of the base, and of ``context``.
 
         Args:
-            embeddings: prompt embeddings (P, T, text_dim). The first prompt sees the face video; the others,
-                negative prompts, see a black face.
+            embeddings: prompt embeddings (P, T, text_dim).
             latent_shape: latent frames including the reference image's, rows and columns.
             dtype: compute dtype of the cache.
-            image_tokens: the image encoder's tokens, (1, tokens, image_dim).
-            image_multiple: image tokens are padded to a multiple of this, and the padding is masked.
-            face_video: uint8 (F, S, S, 3), S the config's motion_encoder_size and F the frames of the video.
-
-        Returns:
-            The cache, whose ``face`` is ``k`` and ``v`` of shape (L, P, T, J, N, K) for L adapters, T latent
-            frames and J tokens per frame; and the rope tables.
+            inputs: ``face_video`` among them.
 
         Raises:
             ValueError: if the face video is missing, or its frames or size do not match.
         """
-        size = self.config.motion_encoder_size
+        size, face_video = self.config.motion_encoder_size, inputs.get("face_video")
         wanted = (4 * (latent_shape[0] - 2) + 1, size, size, 3)
         if face_video is None or face_video.shape != wanted:
             raise ValueError(f"face_video has to be {wanted}, not {getattr(face_video, 'shape', None)}")
-        cache, rope = super().prepare(embeddings, latent_shape, dtype, image_tokens, image_multiple)
+        return super().prepare(embeddings, latent_shape, dtype, **inputs)
+
+    def context(
+        self,
+        embeddings: jax.Array,
+        dtype: Any,
+        image_tokens: jax.Array | None = None,
+        image_multiple: int = 1,
+        face_video: jax.Array | None = None,
+    ) -> dict[str, jax.Array]:
+        """Returns the base's context, and ``face``: face tokens (P, T, J, D), float32, of T latent frames.
+
+        Args:
+            embeddings: prompt embeddings (P, T, text_dim). The first prompt sees the face video; the others,
+                negative prompts, see a black face.
+            dtype: compute dtype.
+            image_tokens: as of the base.
+            image_multiple: as of the base.
+            face_video: uint8 (F, S, S, 3), S the config's motion_encoder_size and F the frames of the video.
+        """
+        assert face_video is not None
         tokens = self.face_encoder(self._motions(face_video, len(embeddings)))
-        graphdef, state = nnx.split(self.face_adapter)
-        face = map_leading(lambda layer: nnx.merge(graphdef, layer).kv(tokens, dtype), state)
-        return {**cache, "face": face}, rope
+        return {**super().context(embeddings, dtype, image_tokens, image_multiple), "face": tokens}
+
+    def keys(self, stack: str, layer: Any, context: Context, dtype: Any) -> KV:
+        """Returns the keys and values of one layer: an adapter's are of shape (P, T, J, N, K)."""
+        if stack == "face_adapter":
+            return layer.kv(context["face"], dtype)  # type: ignore[no-any-return]
+        return super().keys(stack, layer, context, dtype)
 
     def _motions(self, face_video: jax.Array, prompts: int) -> jax.Array:
         """Returns motion vectors (P, F, C): of the video, and for each further prompt of black frames."""
@@ -105,20 +126,8 @@ class AnimateTransformer(WanTransformer):
         _, rows, columns = self.config.grid(spatial_shape(pose[None]))
         return jnp.where(jnp.arange(x.shape[1])[:, None] < rows * columns, 0, tokens)
 
-    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
-        """Runs tokens (B, S, D) through all blocks and face adapters."""
-        del condition
-
-        def beside(adapter: FaceAdapter, x: jax.Array, kv: KV) -> jax.Array:
-            return (x.astype(jnp.float32) + adapter(x, kv, apply.attention)).astype(x.dtype)
-
-        return scan_beside(  # type: ignore[no-any-return]
-            self.blocks,
-            self.face_adapter,
-            self.config.face_positions,
-            apply,
-            beside,
-            x,
-            cache["blocks"],
-            cache["face"],
-        )
+    def apply_beside(self, apply: ApplyBlock, layer: FaceAdapter, carry: Carry, kv: KV, extra: Any) -> Carry:
+        """Adds what a face adapter makes of the tokens."""
+        del extra
+        x = carry["x"]
+        return {"x": (x.astype(jnp.float32) + layer(x, kv, apply.attention)).astype(x.dtype)}

@@ -22,8 +22,9 @@ class Forms:
     """The forms that a traced program asks for; see ``wanrun.artifact.programs.Kernels``.
 
     Args:
-        cpu: whether the program is for XLA's CPU backend: bfloat16 arrays are sliced as uint16 of the same
-            bits, and values that several operations read are computed in blocks that stay in the cache.
+        cpu: whether the program is for XLA's CPU backend: bfloat16 and 8-bit floats are sliced as integers of
+            the same bits, and values that several operations read are computed in blocks that stay in the
+            cache.
         widened: whether layers and attention convert bfloat16 operands to float32 before they multiply.
     """
 

@@ -72,7 +72,11 @@ class Linear(nnx.Module):
         dtype: dtype of the stored weight and bias.
         axes: logical axes of the weight, (out, in).
         bias: whether there is a bias.
+
+    A weight that is stored in 8 bits has a ``scale`` too: see ``wanbuild.models.eight_bit``.
     """
+
+    scale: nnx.Param
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class Linear(nnx.Module):
         self.weight = param((out_dim, in_dim), dtype, axes)
         if bias:
             self.bias = param((out_dim,), dtype, axes[:1])
-        self.has_bias = bias
+        self.has_bias, self.has_scale = bias, False
 
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
@@ -97,6 +101,8 @@ class Linear(nnx.Module):
             y = _product_by_block(x, weight)
         else:
             y = _product(x, weight[...])
+        if self.has_scale:
+            y = y * self.scale[...]
         if self.has_bias:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(out_dtype or x.dtype)

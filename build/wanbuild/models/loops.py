@@ -1,8 +1,8 @@
-"""``lax.scan`` and ``lax.map`` that slice bfloat16 arrays without widening them.
+"""``lax.scan`` and ``lax.map`` that slice bfloat16 and 8-bit floats without widening them.
 
-XLA's CPU backend has no bfloat16 dynamic-slice or gather: it converts the whole array to float32, and each
-slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB copy in every denoising step. So
-sliced arrays are sliced as uint16 of the same bits, and weights are already passed as uint16
+XLA's CPU backend has no dynamic-slice or gather of these: it converts the whole array to a wider float, and
+each slice back. Over the stacked weights of a 1.3B transformer that is a 5.5 GB copy in every denoising step.
+So sliced arrays are sliced as unsigned integers of the same bits, and weights are already passed so
 (``Kernels.weight_bits`` of the manifest), because a bitcast of a whole array is a copy there too.
 
 A TPU slices bfloat16, and copies whole stacks for a bitcast: ``models.forms`` says which a program is for.
@@ -20,23 +20,32 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.models.forms import forms
+from wanrun.artifact.layout import BITS
 
 
 def to_bits(x: jax.Array) -> jax.Array:
-    """Returns a bfloat16 array as uint16 of the same bits, in a program that slices those; else the array."""
-    as_bits = x.dtype == jnp.bfloat16 and forms().cpu
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if as_bits else x
+    """Returns floats of ``BITS`` as integers of the same bits, in a program that slices those; else x."""
+    as_bits = x.dtype.name in BITS and forms().cpu
+    return jax.lax.bitcast_convert_type(x, BITS[x.dtype.name]) if as_bits else x
 
 
 def from_bits(x: jax.Array) -> jax.Array:
-    """Returns a uint16 array as bfloat16 of the same bits; returns any other array unchanged."""
-    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+    """Returns such integers as the floats of the same bits; returns any other array unchanged."""
+    dtype = next((name for name, bits in BITS.items() if x.dtype == bits), None)
+    return x if dtype is None else jax.lax.bitcast_convert_type(x, jnp.dtype(dtype))
 
 
 def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
-    """``jax.lax.scan`` over the leading axis of every array in xs; uint16 arrays reach body as bfloat16."""
+    """``jax.lax.scan`` over the leading axis of every array in xs; uint16 arrays reach body as bfloat16.
+
+    uint8 arrays stay what they are: they may be pixels.
+    """
+
+    def floats(bits: jax.Array) -> jax.Array:
+        return bits if bits.dtype == jnp.uint8 else from_bits(bits)
+
     return jax.lax.scan(
-        lambda carry, bits: body(carry, jax.tree.map(from_bits, bits)), carry, jax.tree.map(to_bits, xs)
+        lambda carry, bits: body(carry, jax.tree.map(floats, bits)), carry, jax.tree.map(to_bits, xs)
     )
 
 

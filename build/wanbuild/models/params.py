@@ -107,8 +107,7 @@ class Stack:
             return nnx.merge(self._graphdef, layer)
         return self._merged(
             jax.tree.map(
-                lambda stack: from_bits(jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)),
-                self._state,
+                lambda stack: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False), self._state
             )
         )
 
@@ -119,6 +118,7 @@ class Stack:
             axes = variable.get_metadata()["axes"][1:]
             return variable.replace(constrain_parameter(variable.get_value(), axes))
 
+        layer = jax.tree.map(from_bits, layer)
         if whole and mesh_sizes():
             layer = jax.tree.map(made_whole, layer, is_leaf=_is_variable)
         return nnx.merge(self._graphdef, layer)
@@ -218,8 +218,8 @@ def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
 
     Args:
         module: an abstract module.
-        params: nested dicts with the structure of ``abstract_params(module)``. A uint16 array stands for
-            bfloat16 of the same bits.
+        params: nested dicts with the structure of ``abstract_params(module)``. Unsigned integers stand for
+            floats of the same bits: see ``from_bits``.
 
     Raises:
         KeyError: if a parameter is missing.

@@ -7,8 +7,9 @@ accumulation; norms, modulation and the condition embedder run in float32.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.models.attention import Attention
-from wanbuild.models.blocks import KV, Rope, WanBlock, block_kv, modulated
+from wanbuild.models.blocks import KV, Rope, WanBlock, modulated
 from wanbuild.models.condition_embedder import ConditionEmbedder
 from wanbuild.models.layers import Linear
-from wanbuild.models.params import param, scan_layers, stacked
+from wanbuild.models.loops import map_leading
+from wanbuild.models.params import Stack, param, scan_beside, scan_layers, stacked
 from wanbuild.models.partition import (
     constrain,
     gathered_tokens,
@@ -33,7 +35,13 @@ from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
 
 Cache = Mapping[str, KV]
-"""Keys and values by stack of blocks: ``blocks``, and a variant's additional stacks."""
+"""Keys and values by stack of layers: ``blocks``, and that of a variant's layers beside them."""
+
+Carry = dict[str, jax.Array]
+"""What layers pass on: ``x``, tokens (B, S, D) in the compute dtype, and a variant's further tokens."""
+
+Context = Mapping[str, jax.Array]
+"""What keys and values are computed of: see ``WanTransformer.context``."""
 
 Condition = Mapping[str, jax.Array]
 """A video's conditions besides text: ``channels``, float32 (C, T, h, w), which are appended to the latents'
@@ -43,6 +51,8 @@ channels, and a variant's other inputs. Empty for text alone."""
 @dataclass(frozen=True)
 class ApplyBlock:
     """Maps a block, tokens (B, S, D) and one layer of its cache to the next tokens.
+
+    On a chip, long videos go through one after the other, which takes half of the memory with guidance.
 
     Args:
         modulation: shared by all blocks of a step, as are the other arguments: see ``WanBlock.__call__``.
@@ -57,7 +67,19 @@ class ApplyBlock:
     groups: jax.Array | None
 
     def __call__(self, block: WanBlock, x: jax.Array, kv: KV) -> jax.Array:
-        return block(x, kv, self.modulation, self.rope, self.attention, self.groups)
+        if len(x) == 1 or block.ffn.parts(x) == 1:
+            return block(x, kv, self.modulation, self.rope, self.attention, self.groups)
+
+        def one(given: tuple[jax.Array, KV, jax.Array]) -> jax.Array:
+            x, own, modulation = given
+            return block(x, {**kv, **own}, modulation, self.rope, self.attention, self.groups)
+
+        prompts = {name: kv[name] for name in ("k", "v")}
+        each = jax.tree.map(
+            lambda array: jnp.repeat(array, len(x) // len(array), axis=0)[:, None],
+            (x, prompts, self.modulation),
+        )
+        return jax.lax.map(one, each).reshape(x.shape)
 
 
 def spatial_shape(latents: jax.Array) -> tuple[int, int, int]:
@@ -96,13 +118,13 @@ class WanTransformer(nnx.Module):
         self.scale_shift_table = param((1, 2, config.dim), norm_dtype, (None, None, "embed"))
         self.proj_out = Linear(config.dim, patch_out, dtype, (None, "embed"))
 
+    @property
+    def stacks(self) -> dict[str, Sequence[int]]:
+        """The stacks of layers, each with the layers of ``blocks`` that its own follow: that one first."""
+        return {"blocks": range(self.config.num_layers)}
+
     def prepare(
-        self,
-        embeddings: jax.Array,
-        latent_shape: tuple[int, int, int],
-        dtype: Any,
-        image_tokens: jax.Array | None = None,
-        image_multiple: int = 1,
+        self, embeddings: jax.Array, latent_shape: tuple[int, int, int], dtype: Any, **inputs: Any
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         """Returns what stays constant over a generation: the cross-attention cache and the rotary tables.
 
@@ -110,25 +132,63 @@ class WanTransformer(nnx.Module):
             embeddings: prompt embeddings (P, T, text_dim).
             latent_shape: latent frames, rows and columns.
             dtype: compute dtype of the cache.
+            inputs: the other arguments of ``context``.
+        """
+        context = self.context(embeddings, dtype, **inputs)
+        return self.caches(context, dtype), self.rope(latent_shape)
+
+    def context(
+        self,
+        embeddings: jax.Array,
+        dtype: Any,
+        image_tokens: jax.Array | None = None,
+        image_multiple: int = 1,
+    ) -> dict[str, jax.Array]:
+        """Returns what the keys and values of all layers are computed of.
+
+        Args:
+            embeddings: prompt embeddings (P, T, text_dim).
+            dtype: compute dtype.
             image_tokens: the image encoder's tokens, (N, tokens, image_dim), for a model that takes N images.
             image_multiple: image tokens are padded to a multiple of this, and the padding is masked.
 
         Returns:
-            The cache and the rope tables.
+            ``text`` (P, T, D), and its ``pieces`` where not all rows are computed (``Prompts``); for a model
+            that takes images ``image`` (1, I, D) and, if it is padded, ``image_mask``, bool (I,).
         """
         prompts = Prompts.of(embeddings)
         text = prompts.map(lambda rows: self.condition_embedder.text(rows).astype(dtype))
-        text = Prompts(constrain(text, "prompts", None, None), prompts.pieces)
-        image, mask = None, None
+        context = {"text": constrain(text, "prompts", None, None)}
+        if prompts.pieces is not None:
+            context["pieces"] = prompts.pieces
         if image_tokens is not None:
             image, mask = padded(self.condition_embedder.image(image_tokens).astype(dtype), image_multiple)
-        cos, sin = rope_tables(self.config.grid(latent_shape), self.config.attention_head_dim)
-        rope = {"cos": shared_tokens(cos, 0), "sin": shared_tokens(sin, 0)}
-        return self.caches(text, image, mask), rope
+            context["image"] = image
+            if mask is not None:
+                context["image_mask"] = mask
+        return context
 
-    def caches(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
-        """Computes the cache of every stack of blocks; arguments as in ``CrossAttention.kv``."""
-        return {"blocks": block_kv(self.blocks, text, image, mask)}
+    def rope(self, latent_shape: tuple[int, int, int]) -> dict[str, jax.Array]:
+        """Returns the rotary tables."""
+        cos, sin = rope_tables(self.config.grid(latent_shape), self.config.attention_head_dim)
+        return {"cos": shared_tokens(cos, 0), "sin": shared_tokens(sin, 0)}
+
+    def caches(self, context: Context, dtype: Any) -> dict[str, Any]:
+        """Computes the keys and values of every stack of layers."""
+
+        def cache(name: str) -> KV:
+            stack = Stack(getattr(self, name))
+            return map_leading(  # type: ignore[no-any-return]
+                lambda layer: self.keys(name, stack.layer(layer, whole=False), context, dtype), stack.scanned
+            )
+
+        return {name: cache(name) for name in self.stacks}
+
+    def keys(self, stack: str, layer: Any, context: Context, dtype: Any) -> KV:
+        """Returns the keys and values of one layer of a stack."""
+        del stack, dtype
+        text = Prompts(context["text"], context.get("pieces"))
+        return layer.attn2.kv(text, context.get("image"), context.get("image_mask"))  # type: ignore[no-any-return]
 
     def patchify(self, latents: jax.Array) -> jax.Array:
         """(B, C, T, h, w) -> tokens of raw values (B, S, C·patch volume), in the order of the conv weight.
@@ -156,17 +216,78 @@ class WanTransformer(nnx.Module):
             latents = jnp.concatenate([latents, channels], axis=1)
         return self.patch_embedding(self.patchify(latents).astype(dtype))
 
-    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
-        """Runs tokens (B, S, D) through all blocks; a variant also applies its own.
+    def carry(self, x: jax.Array, condition: Condition) -> Carry:
+        """Returns what layers pass on, of embedded tokens (B, S, D)."""
+        del condition
+        return {"x": x}
+
+    def apply_block(self, apply: ApplyBlock, block: WanBlock, carry: Carry, kv: KV) -> Carry:
+        """Applies a layer of the stack ``blocks``."""
+        return {**carry, "x": apply(block, carry["x"], kv)}
+
+    def apply_beside(self, apply: ApplyBlock, layer: Any, carry: Carry, kv: KV, extra: Any) -> Carry:
+        """Applies a layer of the stack beside; ``extra`` is its part of ``per_layer_beside``."""
+        raise NotImplementedError
+
+    def per_layer_beside(self, condition: Condition) -> Any:
+        """Returns arrays with a part for each layer beside, or None."""
+        del condition
+
+    def run_blocks(self, carry: Carry, apply: ApplyBlock, cache: Cache, condition: Condition) -> Carry:
+        """Runs all layers.
 
         Args:
-            x: the tokens.
+            carry: what ``carry`` returns.
             apply: applies a block to tokens, with its keys and values.
             cache: keys and values of every stack.
-            condition: inputs of a variant's own blocks.
+            condition: the step's conditions.
         """
-        del condition
-        return scan_layers(self.blocks, apply, x, cache["blocks"])
+        main = functools.partial(self.apply_block, apply)
+        blocks, *beside = self.stacks
+        if not beside:
+            return scan_layers(self.blocks, main, carry, cache[blocks])  # type: ignore[no-any-return]
+        side = beside[0]
+        return scan_beside(  # type: ignore[no-any-return]
+            self.blocks,
+            getattr(self, side),
+            self.stacks[side],
+            main,
+            lambda layer, carry, extra: self.apply_beside(apply, layer, carry, *extra),
+            carry,
+            cache[blocks],
+            (cache[side], self.per_layer_beside(condition)),
+        )
+
+    def begin(
+        self, latents: jax.Array, timesteps: jax.Array, condition: Condition, dtype: Any
+    ) -> dict[str, Any]:
+        """Returns what a step's layers begin with; arguments as of a call.
+
+        Returns:
+            ``carry``, what layers pass on; ``modulation``, float32 (1 or B, G, 6, D), of all of them; and
+            ``embedding``, float32 (1 or B, G, D), which ``end`` takes.
+        """
+        timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
+        embedding, modulation = self.condition_embedder.time(timesteps)
+        carry = self.carry(self.embed(latents, condition, dtype), condition)
+        return {"carry": carry, "modulation": modulation, "embedding": embedding}
+
+    def applying(
+        self, modulation: jax.Array, rope: Rope, latent_shape: tuple[int, int, int], attention: Attention
+    ) -> ApplyBlock:
+        """Returns how a step's blocks are applied."""
+        count = math.prod(self.config.grid(latent_shape))
+        groups = token_groups(count, modulation.shape[1])
+        return ApplyBlock(modulation, rope, TokenAttention(attention, count), groups)
+
+    def end(self, carry: Carry, embedding: jax.Array, latent_shape: tuple[int, int, int]) -> jax.Array:
+        """Returns the velocity of what the last layer passes on, float32 (B, out_channels, T, h, w)."""
+        x, count = carry["x"], math.prod(self.config.grid(latent_shape))
+        groups = token_groups(count, embedding.shape[1])
+        head = self.scale_shift_table[...].astype(jnp.float32) + embedding[..., None, :]
+        x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps, groups).astype(x.dtype)
+        x = gathered_tokens(self.proj_out(x, out_dtype=jnp.float32), count)
+        return self.unpatchify(x, latent_shape)
 
     def __call__(
         self,
@@ -193,13 +314,7 @@ class WanTransformer(nnx.Module):
         Returns:
             float32 (B, out_channels, T, h, w).
         """
-        timesteps = timesteps if timesteps.ndim == 2 else jnp.atleast_1d(timesteps)[:, None]
-        embedding, modulation = self.condition_embedder.time(timesteps)
-        count = math.prod(self.config.grid(spatial_shape(latents)))
-        groups, among = token_groups(count, timesteps.shape[1]), TokenAttention(attention, count)
-        x = self.embed(latents, condition, dtype)
-        x = self.run_blocks(x, ApplyBlock(modulation, rope, among, groups), cache, condition)
-        head = self.scale_shift_table[...].astype(jnp.float32) + embedding[..., None, :]
-        x = modulated(x, head[..., 1, :], head[..., 0, :], self.config.eps, groups).astype(dtype)
-        x = gathered_tokens(self.proj_out(x, out_dtype=jnp.float32), count)
-        return self.unpatchify(x, spatial_shape(latents))
+        shape, begun = spatial_shape(latents), self.begin(latents, timesteps, condition, dtype)
+        apply = self.applying(begun["modulation"], rope, shape, attention)
+        carry = self.run_blocks(begun["carry"], apply, cache, condition)
+        return self.end(carry, begun["embedding"], shape)

@@ -6,17 +6,17 @@ outputs, times a scale, are added to the base's tokens after the blocks in ``vac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.blocks import KV, WanBlock, block_kv
+from wanbuild.models.blocks import KV, WanBlock
 from wanbuild.models.layers import Linear
-from wanbuild.models.params import scan_beside, stacked
-from wanbuild.models.prompts import Prompts
-from wanbuild.models.transformer import ApplyBlock, Cache, Condition, WanTransformer
+from wanbuild.models.params import stacked
+from wanbuild.models.transformer import ApplyBlock, Carry, Condition, WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 
 
@@ -69,36 +69,24 @@ class VACETransformer(WanTransformer):
         self.vace_proj_in = Linear(config.dim, config.dim, dtype, ("embed", "heads"))
         self.vace_blocks = stacked(ControlBlock(config, dtype, norm_dtype), len(config.vace_layers))
 
-    def caches(self, text: Prompts, image: jax.Array | None, mask: jax.Array | None) -> dict[str, Any]:
-        """Computes the base's cache and the control blocks' cache."""
-        return {
-            **super().caches(text, image, mask),
-            "control": block_kv(self.vace_blocks, text, image, mask),
-        }
+    @property
+    def stacks(self) -> dict[str, Sequence[int]]:
+        return {**super().stacks, "vace_blocks": self.config.vace_layers}
 
-    def run_blocks(self, x: jax.Array, apply: ApplyBlock, cache: Cache, condition: Condition) -> jax.Array:
-        """Runs tokens (B, S, D) through the base's blocks, and adds the control blocks' outputs."""
+    def carry(self, x: jax.Array, condition: Condition) -> Carry:
+        """Returns the base's tokens ``x`` and the ``control`` tokens, of embedded tokens (B, S, D)."""
         control = self.vace_patch_embedding(self.patchify(condition["control"][None]).astype(x.dtype))
         control = (self.vace_proj_in(control, out_dtype=jnp.float32) + x.astype(jnp.float32)).astype(x.dtype)
+        return {"x": x, "control": control}
 
-        def base(block: WanBlock, carry: tuple[jax.Array, jax.Array], kv: KV) -> Any:
-            x, control = carry
-            return apply(block, x, kv), control
+    def per_layer_beside(self, condition: Condition) -> jax.Array:
+        return condition["scale"]
 
-        def beside(block: ControlBlock, carry: tuple[jax.Array, jax.Array], extra: Any) -> Any:
-            x, control = carry
-            kv, scale = extra
-            control = apply(block, control, kv)
-            hint = block.proj_out(control, out_dtype=jnp.float32)
-            return (x.astype(jnp.float32) + hint * scale).astype(x.dtype), control
-
-        return scan_beside(  # type: ignore[no-any-return]
-            self.blocks,
-            self.vace_blocks,
-            self.config.vace_layers,
-            base,
-            beside,
-            (x, control),
-            cache["blocks"],
-            (cache["control"], condition["scale"]),
-        )[0]
+    def apply_beside(
+        self, apply: ApplyBlock, layer: ControlBlock, carry: Carry, kv: KV, extra: jax.Array
+    ) -> Carry:
+        """Applies a control block, and adds its output to the base's tokens; ``extra`` is its scale."""
+        control = apply(layer, carry["control"], kv)
+        hint = layer.proj_out(control, out_dtype=jnp.float32)
+        x = carry["x"]
+        return {"x": (x.astype(jnp.float32) + hint * extra).astype(x.dtype), "control": control}

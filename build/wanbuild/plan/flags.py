@@ -37,6 +37,11 @@ _OPTIONS = (
         callback=lambda _, option, text: parse_mesh(text),
         help="Devices by axis.  [default: the fastest mesh that fits]",
     ),
+    click.option(
+        "--quantise",
+        type=click.Choice(["int8", "float8"]),
+        help="Plan weights of 8 bits, as of wanbuild convert.  [default: as a recipe says]",
+    ),
     click.option("--dtype", type=_STORED, help="Compute dtype.  [default: bfloat16]"),
     click.option("--vae-dtype", type=_STORED, help="Compute dtype of the VAE.  [default: float32]"),
     click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time."),

@@ -7,9 +7,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import replace
+
 from wanbuild.components import kind_of
+from wanbuild.conversion.chosen import Quantise, chosen_layers
 from wanbuild.conversion.defaults import model_record
 from wanbuild.conversion.orbax import plan_layout
+from wanbuild.models.eight_bit import store_in_eight_bits
 from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.published.settings import MODEL_INDEXES
@@ -20,6 +24,7 @@ from wanrun.artifact.manifest import Component, Manifest, Tokenizer
 from wanrun.artifact.model import Defaults, Model
 from wanrun.artifact.parameters import Parameter
 from wanrun.artifact.record import Dtype
+from wanrun.errors import UsageError
 
 TEXT_LENGTH = 512
 """Tokens of a prompt with its padding."""
@@ -39,16 +44,19 @@ def published_variant(repository: str) -> Variant:
     return variants()["-".join(repository.lower().split("-")[:2])]
 
 
-def published_manifest(repository: str, dtypes: Mapping[str, Dtype | None] | None = None) -> Manifest:
+def published_manifest(
+    repository: str, dtypes: Mapping[str, Dtype | None] | None = None, quantise: Quantise | None = None
+) -> Manifest:
     """Returns the manifest of a published model.
 
     Args:
         repository: its name in the organisation Wan-AI.
         dtypes: stored dtypes by component; the default ones where not given.
+        quantise: which layers are stored in 8 bits.
     """
     variant = published_variant(repository)
     boundary = MODEL_INDEXES[variant.name].get("boundary_ratio")
-    return manifest_of(variant, PUBLISHED_MODELS[repository], boundary, dtypes)
+    return manifest_of(variant, PUBLISHED_MODELS[repository], boundary, dtypes, quantise)
 
 
 def manifest_of(
@@ -56,6 +64,7 @@ def manifest_of(
     configs: Configs,
     boundary: float | None = None,
     dtypes: Mapping[str, Dtype | None] | None = None,
+    quantise: Quantise | None = None,
 ) -> Manifest:
     """Returns the manifest that a conversion would write, without files and checksums.
 
@@ -64,14 +73,21 @@ def manifest_of(
         configs: its configs.
         boundary: share of the training timesteps below which the low-noise expert runs; None for one expert.
         dtypes: stored dtypes by component; the default ones where not given.
+        quantise: which layers are stored in 8 bits.
 
     Raises:
         SourceError: for a config that the variant cannot have.
+        UsageError: for layers that there are not, or as a source has them, of which only a conversion knows.
     """
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
     parsed = {name: kinds[name].parse(config, f"config of {name}") for name, config in configs.items()}
     policies = {name: kind.policy((dtypes or {}).get(name)) for name, kind in kinds.items()}
+    if quantise is not None and quantise.form == "source":
+        raise UsageError("--quantise source cannot be planned", remedy="plan int8, which has the same size")
     modules = {name: kind.module(parsed[name], policies[name]) for name, kind in kinds.items()}
+    for name, layers in chosen_layers(quantise, modules).items():
+        policies[name] = replace(policies[name], eight_bit=layers)
+        modules[name] = store_in_eight_bits(modules[name], layers)
     return Manifest(
         model=_model(variant, parsed, boundary),
         configs={name: dict(config) for name, config in configs.items()},

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
+from wanbuild.conversion.chosen import Quantise, parse_quantise
 from wanbuild.hub.repository import locate_tokenizer
 from wanbuild.plan.published import (
     manifest_of,
@@ -61,24 +62,30 @@ class Subject:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_subject(text: str) -> Subject:
+def read_subject(text: str, quantise: Quantise | None = None) -> Subject:
     """Returns the subject that a user names.
 
     Args:
         text: a published model's name or hub id, or the path of a recipe, an artifact or a checkpoint.
+        quantise: which layers a conversion would store in 8 bits; None: as the recipe says, or none.
 
     Raises:
-        UsageError: if there is no such thing; it lists the published models.
+        UsageError: if there is no such thing; it lists the published models. If an artifact is to have other
+            weights than it has.
         ArtifactError: for a damaged artifact.
         SourceError: for a damaged checkpoint.
     """
     path = Path(text)
     if path.suffix == ".toml":
-        return _of_recipe(path)
+        return _of_recipe(path, quantise)
     if (path / MANIFEST).is_file():
+        if quantise is not None:
+            raise UsageError(
+                f"{text} is converted already", remedy="leave --quantise out, or plan its source"
+            )
         manifest = read_manifest(path)
         return Subject(path.resolve().name, manifest, _sizes(manifest, text), _built(manifest))
-    if (found := _of_source(text, {})) is not None:
+    if (found := _of_source(text, {}, quantise)) is not None:
         return found
     names = ", ".join(published_names())
     raise UsageError(
@@ -87,9 +94,9 @@ def read_subject(text: str) -> Subject:
     )
 
 
-def _of_recipe(path: Path) -> Subject:
+def _of_recipe(path: Path, quantise: Quantise | None) -> Subject:
     recipe = read_recipe(path)
-    if (found := model_of(recipe)) is None:
+    if (found := model_of(recipe, quantise)) is None:
         raise UsageError(
             f"the source of {path} is neither here nor a published model",
             expected=f"a folder with {INDEX}, or one of {', '.join(published_names())}",
@@ -98,40 +105,50 @@ def _of_recipe(path: Path) -> Subject:
     return Subject(path.stem, found.manifest, found.sizes, recipe.compile, recipe.convert.get("defaults", {}))
 
 
-def model_of(recipe: Recipe) -> Subject | None:
+def model_of(recipe: Recipe, quantise: Quantise | None = None) -> Subject | None:
     """Returns the model of a recipe; None if its source is neither here nor a published model.
+
+    Args:
+        recipe: the recipe.
+        quantise: in place of what the recipe says.
 
     Raises:
         SourceError: for a damaged checkpoint.
     """
     dtypes = {name: recipe.convert.get(option) for name, option in _STORED.items()}
+    quantise = quantise or parse_quantise(recipe.convert.get("quantise"), recipe.convert.get("keep", ()))
     parts = all_in_one(recipe.source)
     if recipe.source is not None and not parts:
-        return _of_source(recipe.source, dtypes) or _of_source(Path(recipe.source).name, dtypes)
+        places = recipe.source, Path(recipe.source).name
+        found = (_of_source(place, dtypes, quantise) for place in places)
+        return next((one for one in found if one is not None), None)
     files = {**parts, **recipe.parts}
     if TOKENIZER in files:
         files[TOKENIZER] = locate_tokenizer(files[TOKENIZER])
     with open_files(files, recipe.configs) as source:
-        return _of_open(source, "files", dtypes)
+        return _of_open(source, "files", dtypes, quantise)
 
 
-def _of_source(text: str, dtypes: Mapping[str, Dtype | None]) -> Subject | None:
+def _of_source(text: str, dtypes: Mapping[str, Dtype | None], quantise: Quantise | None) -> Subject | None:
     """Returns the subject of a checkpoint's folder or a published model; None if it is neither."""
     if (Path(text) / INDEX).is_file():
         with open_source(Path(text)) as source:
-            return _of_open(source, Path(text).name, dtypes)
+            return _of_open(source, Path(text).name, dtypes, quantise)
     name = text.lower().rpartition("/")[2].removesuffix("-diffusers")
     if name not in published_names() or text.count("/") > 1:
         return None
     repository = published_names()[name]
-    return Subject(name, published_manifest(repository, dtypes), published_sizes(repository))
+    return Subject(name, published_manifest(repository, dtypes, quantise), published_sizes(repository))
 
 
-def _of_open(source: Source, name: str, dtypes: Mapping[str, Dtype | None]) -> Subject:
+def _of_open(
+    source: Source, name: str, dtypes: Mapping[str, Dtype | None], quantise: Quantise | None
+) -> Subject:
     """Returns the subject of an open checkpoint."""
     variant = variant_of(source)
     configs = {name: part.recorded_config for name, part in source.components.items()}
-    return Subject(name, manifest_of(variant, configs, source.boundary_ratio, dtypes), variant.sizes)
+    manifest = manifest_of(variant, configs, source.boundary_ratio, dtypes, quantise)
+    return Subject(name, manifest, variant.sizes)
 
 
 def published_sizes(repository: str) -> tuple[tuple[int, int], ...]:

@@ -17,6 +17,7 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.shardings import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
 from wanbuild.variants.table import variant_named
+from wanrun.artifact.layout import BITS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, jax_mesh
 from wanrun.artifact.programs import Kernels
@@ -87,11 +88,11 @@ class Parts:
         self._check_shape()
 
     def _arguments(self, params: Any) -> Any:
-        """Returns the abstract weights that a program takes; bfloat16 as uint16 if the kernels take bits."""
+        """Returns the abstract weights that a program takes, those of ``BITS`` as integers if kernels ask."""
 
         def argument(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            as_bits = self.kernels.weight_bits and leaf.dtype == jnp.bfloat16
-            return jax.ShapeDtypeStruct(leaf.shape, jnp.uint16) if as_bits else leaf
+            as_bits = self.kernels.weight_bits and leaf.dtype.name in BITS
+            return jax.ShapeDtypeStruct(leaf.shape, BITS[leaf.dtype.name]) if as_bits else leaf
 
         return jax.tree.map(argument, params)
 

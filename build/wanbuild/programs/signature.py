@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from wanrun.artifact.layout import BITS
 from wanrun.artifact.parameters import Component, nest
 from wanrun.artifact.programs import Program
 from wanrun.errors import ArtifactError
@@ -29,7 +30,7 @@ def check_signature(
         name: the program.
         program: what the manifest says of it.
         components: the artifact's weights; an input of such a name is of its parameters.
-        bits: whether bfloat16 weights are passed as uint16.
+        bits: whether weights of ``BITS`` are passed as integers.
         exported: what the file holds.
 
     Raises:
@@ -62,7 +63,7 @@ def weights_described(component: Component, bits: bool) -> Any:
     """A component's parameters as a program takes them: nested dicts of texts such as ``float32[2,3]``."""
 
     def text(dtype: str, shape: tuple[int, ...]) -> str:
-        return aval_text("uint16" if bits and dtype == "bfloat16" else dtype, *shape)
+        return aval_text(BITS.get(dtype, dtype) if bits else dtype, *shape)
 
     layouts = {path: parameter.layout for path, parameter in component.parameters.items()}
     return nest({path: text(layout.dtype, layout.shape) for path, layout in layouts.items()})

@@ -65,7 +65,7 @@ def check_spread(name: str, component: Component, program: Program, devices: int
         component: its entry in the manifest.
         program: the program that spreads it.
         devices: the devices of the mesh.
-        bits: whether bfloat16 weights are passed as uint16.
+        bits: whether weights of ``BITS`` are passed as integers.
 
     Raises:
         ArtifactError: naming the first difference.

@@ -56,11 +56,13 @@ class EightBit:
         table: the value of each of the 256 stored bytes, float32 (256,), multiplied by a tensor's one scale.
         rows: one scale for each row of the tensor, float32 (rows,); None if there are none.
         row_items: items of a row.
+        scale: a tensor's one scale.
     """
 
     table: np.ndarray
     rows: np.ndarray | None
     row_items: int
+    scale: float = 1.0
 
     def values(self, stored: np.ndarray, start: int) -> np.ndarray:
         """Returns the weights, float32.
@@ -75,6 +77,12 @@ class EightBit:
             scales = np.repeat(self.rows[first : last + 1], self.row_items)
             values *= scales[start - first * self.row_items :][: len(values)]
         return values
+
+    def scales(self, first: int, count: int) -> np.ndarray:
+        """Returns the scales of ``count`` rows from ``first`` on, float32."""
+        if self.rows is None:
+            return np.full(count, self.scale, np.float32)
+        return self.rows[first : first + count]
 
     @property
     def digest(self) -> str:
@@ -150,7 +158,9 @@ class Scales:
         if name is None:
             return EightBit(table, None, items)
         scale = _scale(holders[name], name, key, entry)
-        return EightBit(table * scale, None, items) if scale.size == 1 else EightBit(table, scale, items)
+        if scale.size > 1:
+            return EightBit(table, scale, items)
+        return EightBit(table * scale, None, items, float(scale[0]))
 
     def _check_form(self, key: str, file: TensorFile, entry: TensorEntry) -> None:
         """Raises SourceError for a weight that is quantized in a form which is not read, naming the form."""

@@ -23,7 +23,12 @@ CRC_BYTES = 4
 ALIGNMENT = 64
 """The CPU backend aliases a host buffer that is aligned to 64 bytes, and copies any other buffer."""
 
-ITEM_BYTES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "float16": 2, "float32": 4})
+ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1}
+)
+
+BITS: Mapping[str, str] = MappingProxyType({"bfloat16": "uint16", "float8_e4m3fn": "uint8"})
+"""The dtypes that programs for XLA's CPU backend take as unsigned integers of the same bits, and as which."""
 
 
 class ArrayLayout(Record, frozen=True):

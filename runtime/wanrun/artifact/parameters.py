@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from wanrun.artifact.layout import ArrayLayout
 from wanrun.artifact.record import Dtype, Record
@@ -13,17 +15,24 @@ Tree = dict[str, Any]
 """Nested dicts, as programs take weights."""
 
 
-class DtypePolicy(Record, frozen=True):
+EightBitDtype = Literal["int8", "float8_e4m3fn"]
+"""A dtype for stored weights that have a scale for each row."""
+
+
+class DtypePolicy(Record, frozen=True, omit_defaults=True):
     """Storage dtypes of one component.
 
     Attributes:
         weights: matmul and convolution weights with their biases.
         norms: norms; in the transformer also the condition embedder and scale_shift_table, in the image
             encoder also the class and position embeddings.
+        eight_bit: the layers whose weights are of 8 bits instead, by path: beside each ``weight`` (out, in)
+            is ``scale``, float32 (out,), by which the layer multiplies its product.
     """
 
     weights: Dtype
     norms: Dtype
+    eight_bit: Mapping[str, EightBitDtype] = msgspec.field(default_factory=dict)
 
 
 class Parameter(Record, frozen=True, kw_only=True):

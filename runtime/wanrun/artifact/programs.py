@@ -193,7 +193,7 @@ class Kernels(Record, frozen=True, omit_defaults=True):
         attention: the form of the attention: ``cpu`` (blocks of queries), ``splash`` (a Pallas kernel for
             TPUs) or ``cudnn``.
         convolution: the form of the VAE's convolutions.
-        weight_bits: whether bfloat16 weights are passed, and sliced, as uint16 of the same bits.
+        weight_bits: whether weights of ``BITS`` are passed, and sliced, as integers of the same bits.
         image_multiple: image tokens are padded to a multiple of this.
         attention_blocks: the kernel's queries, keys, and keys computed at once, in a block; empty for a form
             that has no such choice.

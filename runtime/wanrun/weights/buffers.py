@@ -17,7 +17,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from wanrun.artifact.layout import ALIGNMENT, ArrayLayout
+from wanrun.artifact.layout import ALIGNMENT, BITS, ArrayLayout
 from wanrun.artifact.manifest import Component
 from wanrun.errors import ArtifactError
 from wanrun.units import in_bytes
@@ -27,6 +27,8 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "bfloat16": np.dtype(ml_dtypes.bfloat16),
         "float32": np.dtype(np.float32),
         "float16": np.dtype("f2"),
+        "int8": np.dtype(np.int8),
+        "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     }
 )
 
@@ -87,9 +89,9 @@ class Memory:
     def array(self, path: str, layout: ArrayLayout, bits: bool) -> np.ndarray:
         """Returns the rows that are held, one behind the other along axis 0, as an array.
 
-        bfloat16 becomes uint16 of the same bits if ``bits`` is set.
+        If ``bits`` is set, floats of ``BITS`` become integers of the same bits.
         """
-        dtype = np.dtype(np.uint16) if bits and layout.dtype == "bfloat16" else DTYPES[layout.dtype]
+        dtype = np.dtype(BITS[layout.dtype]) if bits and layout.dtype in BITS else DTYPES[layout.dtype]
         shape = self._rows[path] * layout.row_shape[0], *layout.shape[1:]
         return np.frombuffer(self._block, dtype, math.prod(shape), self._offsets[path]).reshape(shape)
 

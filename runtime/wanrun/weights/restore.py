@@ -260,7 +260,7 @@ class Restore:
         Of a parameter that is not read whole, the array has the wanted rows along axis 0.
 
         Args:
-            bits: whether bfloat16 arrays are returned as uint16 of the same bits, as some programs take.
+            bits: whether floats of ``BITS`` are returned as integers of the same bits, as some programs take.
 
         Raises:
             ArtifactError: naming the parameter, if a file is missing or damaged.

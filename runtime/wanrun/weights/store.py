@@ -61,7 +61,7 @@ class WeightStore:
 
     def __init__(self, opened: OpenedArtifact, memories: Mapping[str, Memory] = MappingProxyType({})) -> None:
         self.opened, self.executables = opened, Executables(opened)
-        # Whether bfloat16 weights are kept as uint16 of the same bits, as the programs take them.
+        # Whether floats of ``BITS`` are kept as integers of the same bits, as the programs take them.
         self._bits = opened.program_set.kernels.weight_bits
         self._memories = dict(memories)
         self._kept: frozenset[str] = frozenset()

@@ -21,7 +21,7 @@ from helpers.damage import one_error
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.conversion.writer import Delta
+from wanbuild.lora.deltas import Delta
 from wanbuild.lora.merge import LoraRequest, Loras, exchanged, open_loras, parse_lora
 from wanbuild.toy.configs import TOY_TRANSFORMER
 from wanbuild.toy.shapes import transformer_shapes

@@ -1,0 +1,193 @@
+"""Which layers' weights an artifact stores in 8 bits, by a table, and what that loses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+
+from wanbuild.mapping.engine import Assignment
+from wanbuild.models.eight_bit import LARGEST, linear_layers
+from wanbuild.models.params import LAYERS
+from wanbuild.source.component import SourceComponent
+from wanrun.artifact.manifest import TRANSFORMERS
+from wanrun.errors import UsageError
+
+FORMS: Mapping[str, str | None] = MappingProxyType(
+    {"int8": "int8", "float8": "float8_e4m3fn", "source": None}
+)
+"""The choices of ``--quantise``, and the dtype of each; ``source``: each layer has the source's."""
+
+TABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # The blocks are 97 % of a transformer. Embeddings, modulation, time and head are few, and everything
+        # goes through them.
+        "transformer": ("blocks/*", "vace_blocks/*", "face_adapter/*"),
+        # Rounded attention changes what a prompt means sooner than a rounded feed-forward does
+        # (docs/notes/eight-bit.md, "The text encoder").
+        "text_encoder": ("blocks/wi_0", "blocks/wi_1"),
+    }
+)
+"""By component, the layers that are rounded to 8 bits. Both experts are ``transformer``."""
+
+MOST_INPUTS = 2**16
+"""Layers with more inputs are not stored in 8 bits; published ones have 13824 at most."""
+
+WORST = 10
+"""Layers that are named with what they lose."""
+
+
+@dataclass(frozen=True)
+class Quantise:
+    """A choice of layers.
+
+    Args:
+        form: one of ``FORMS``.
+        keep: patterns of layers that stay as they are, such as ``blocks/attn2/*`` or ``text_encoder/*``.
+    """
+
+    form: str
+    keep: Sequence[str] = ()
+
+
+def parse_quantise(form: str | None, keep: Sequence[str]) -> Quantise | None:
+    """Returns what the options ``--quantise`` and ``--keep`` say.
+
+    Raises:
+        UsageError: for patterns without a form.
+    """
+    if form is None and keep:
+        raise UsageError("--keep is for --quantise", remedy="add --quantise int8, or leave --keep out")
+    return None if form is None else Quantise(form, tuple(keep))
+
+
+def chosen_layers(
+    quantise: Quantise | None,
+    modules: Mapping[str, Any],
+    stored: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> dict[str, dict[str, str]]:
+    """Returns the dtype of each layer that is stored in 8 bits, by component and path; experts have the same.
+
+    Args:
+        quantise: the choice; None for no layer.
+        modules: the abstract module of every component.
+        stored: the dtypes that ``stored_in_eight_bits`` returns, by component, for the form ``source``.
+
+    Raises:
+        UsageError: if a pattern fits no layer, or there is nothing to store in 8 bits.
+    """
+    if quantise is None:
+        return {name: {} for name in modules}
+    possible = {
+        name: dict(_possible(quantise, name, module, stored.get(name, {})))
+        for name, module in modules.items()
+    }
+    names = {f"{_table_name(name)}/{path}" for name, layers in possible.items() for path in layers}
+    for pattern in quantise.keep:
+        if not any(_fits(name, pattern) for name in names):
+            some = ", ".join(sorted(names)[:3])
+            raise UsageError(
+                f"no layer fits --keep {pattern}",
+                expected=f"the path of a layer, with * for any text: {some}, ..." if some else None,
+                found=None if some else "no layer that could be stored in 8 bits",
+            )
+    kept = {name for name in names if any(_fits(name, pattern) for pattern in quantise.keep)}
+    chosen = {
+        name: {path: dtype for path, dtype in layers.items() if f"{_table_name(name)}/{path}" not in kept}
+        for name, layers in possible.items()
+    }
+    experts = [name for name in TRANSFORMERS if name in chosen]  # they share their programs
+    common = set.intersection(*(set(chosen[name].items()) for name in experts))
+    chosen |= {name: dict(sorted(common)) for name in experts}
+    if not any(chosen.values()):
+        raise UsageError(
+            f"--quantise {quantise.form} finds nothing to store in 8 bits",
+            expected="8-bit weights in the source" if quantise.form == "source" else "a layer without --keep",
+        )
+    return chosen
+
+
+def _table_name(component: str) -> str:
+    return TRANSFORMERS[0] if component in TRANSFORMERS else component
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a pattern fits a layer's name, with or without its component."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[2], pattern)
+
+
+def _possible(
+    quantise: Quantise, name: str, module: Any, stored: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yields path and dtype of every layer that can be stored in 8 bits."""
+    patterns, dtype = TABLE.get(_table_name(name), ()), FORMS[quantise.form]
+    for path, layer in linear_layers(module).items():
+        is_stacked = layer.weight.get_metadata()["axes"][0] == LAYERS
+        if not is_stacked or layer.weight.shape[-1] > MOST_INPUTS:
+            continue
+        if dtype is None and path in stored:
+            yield path, stored[path]
+        if dtype is not None and any(fnmatchcase(path, pattern) for pattern in patterns):
+            yield path, dtype
+
+
+def stored_in_eight_bits(
+    source: SourceComponent, assignments: Sequence[Assignment], merged: Collection[str]
+) -> dict[str, str]:
+    """Returns the layers whose weights the source has in one 8-bit dtype, and that dtype, by path.
+
+    Args:
+        source: the component.
+        assignments: the source of every parameter.
+        merged: the source tensors that a LoRA is merged into. Their layers are left out: the sums have other
+            values than 8 bits with the source's scales.
+    """
+    found = dict[str, str]()
+    for item in assignments:
+        dtypes = {_dtype_of(source, fill.key) for fill in item.fills}
+        (dtype, *others) = dtypes
+        if not others and dtype in LARGEST and not any(fill.key in merged for fill in item.fills):
+            found[item.path.removesuffix("/weight")] = dtype
+    return found
+
+
+def _dtype_of(source: SourceComponent, key: str) -> str:
+    return "" if source.eight_bit(key) is None else source.entry(key).dtype.name
+
+
+def in_eight_bits(assignments: Sequence[Assignment], layers: Mapping[str, str]) -> tuple[Assignment, ...]:
+    """Returns assignments in which the weights of these layers have their 8-bit dtypes."""
+    dtypes = {f"{path}/weight": jnp.dtype(name) for path, name in layers.items()}
+    return tuple(
+        dataclasses.replace(item, dtype=dtypes[item.path]) if item.path in dtypes else item
+        for item in assignments
+    )
+
+
+def lost_lines(lost: Mapping[str, Mapping[tuple[str, int], float]]) -> Iterator[str]:
+    """Yields what the rounding of weights to 8 bits has lost, and the worst layers, for people.
+
+    Args:
+        lost: by component, then by path and layer, the relative error of a weight, as of
+            ``WrittenComponent.lost``.
+    """
+    for name, errors in lost.items():
+        rounded = {where: error for where, error in errors.items() if error}
+        if errors:
+            mean = sum(rounded.values()) / max(len(rounded), 1)
+            kept = len(errors) - len(rounded)
+            exact = f", {kept} as the source has them" if kept else ""
+            yield f"{name}: {len(errors)} weights in 8 bits, mean error {100 * mean:.2f} %{exact}"
+    everywhere = [
+        (error, name, path.removesuffix("/weight"), layer)
+        for name, errors in lost.items()
+        for (path, layer), error in errors.items()
+        if error
+    ]
+    for error, name, path, layer in sorted(everywhere, reverse=True)[:WORST]:
+        yield f"  {100 * error:5.2f} % in {name}/{path}, layer {layer}"

@@ -1,0 +1,49 @@
+"""Layers whose weights are stored in 8 bits.
+
+A weight (out, in) becomes ``weight`` of an 8-bit dtype and ``scale``, float32 (out,): value = weight x scale.
+A layer multiplies with the stored values, which bfloat16 holds exactly, and scales the product. So weights
+stay 8 bits wide in memory, and no more of them is widened at a time than is being multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from wanbuild.models.layers import Linear
+from wanbuild.models.params import param
+
+LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "float8_e4m3fn": 448.0})
+"""The 8-bit dtypes, and the largest value of each that is used: -128 has no opposite."""
+
+
+def linear_layers(module: nnx.Module) -> dict[str, Linear]:
+    """Returns every ``Linear`` of a module by its path, sorted."""
+    modules = (("/".join(map(str, path)), layer) for path, layer in nnx.iter_modules(module))
+    return {path: layer for path, layer in sorted(modules) if isinstance(layer, Linear)}
+
+
+def store_in_eight_bits(module: Any, layers: Mapping[str, str]) -> Any:
+    """Declares layers' weights as of 8 bits, with a scale for each row.
+
+    Args:
+        module: an abstract module, which is changed.
+        layers: the dtype of each layer's weight, by the layer's path.
+
+    Returns:
+        The module.
+
+    Raises:
+        KeyError: if the module has no such layer.
+    """
+    found = linear_layers(module) if layers else {}
+    for path, dtype in layers.items():
+        layer = found[path]
+        shape, axes = layer.weight.shape, layer.weight.get_metadata()["axes"]
+        layer.weight = param(shape, jnp.dtype(dtype), axes)
+        layer.scale, layer.has_scale = param(shape[:-1], jnp.float32, axes[:-1]), True
+    return module

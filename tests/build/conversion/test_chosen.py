@@ -1,0 +1,191 @@
+"""Which layers are stored in 8 bits, and what an artifact then holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.naive import load_params
+from helpers.naive_conversion import load_state
+from wanbuild.check.weights import check_weights, check_with_orbax
+from wanbuild.components import kind_of
+from wanbuild.conversion import writer as writer_module
+from wanbuild.conversion.chosen import Quantise, chosen_layers, lost_lines, parse_quantise
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.conversion.quantise import Quantiser
+from wanbuild.models.eight_bit import linear_layers
+from wanbuild.models.params import LAYERS
+from wanbuild.plan.published import published_manifest
+from wanbuild.published.models import PUBLISHED_MODELS
+from wanbuild.toy.checkpoint import write_toy
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest, read_manifest
+from wanrun.artifact.parameters import flat
+from wanrun.errors import SourceError, UsageError
+from wanrun.weights.buffers import DTYPES
+
+
+def modules_of(repository: str) -> dict[str, Any]:
+    modules = {}
+    for name, config in PUBLISHED_MODELS[repository].items():
+        kind = kind_of(name, config.get("_class_name"))
+        modules[name] = kind.module(kind.parse(config, name), kind.policy(None))
+    return modules
+
+
+@pytest.mark.parametrize("repository", PUBLISHED_MODELS)
+def test_the_table(repository: str) -> None:
+    """All matrices of a transformer's blocks, and of the text encoder two of seven; nothing else."""
+    modules = modules_of(repository)
+    chosen = chosen_layers(Quantise("int8"), modules)
+    assert set(chosen) == set(modules)
+    for name, layers in chosen.items():
+        linear = linear_layers(modules[name])
+        stacked = {path for path, one in linear.items() if one.weight.get_metadata()["axes"][0] == LAYERS}
+        if name in TRANSFORMERS:
+            assert set(layers) == stacked
+        else:
+            assert set(layers) == ({"blocks/wi_0", "blocks/wi_1"} if name == "text_encoder" else set())
+        assert set(layers.values()) <= {"int8"}
+
+
+@pytest.mark.parametrize("repository", PUBLISHED_MODELS)
+@pytest.mark.parametrize("form", ["int8", "float8"])
+def test_a_transformer_has_half_of_its_bytes(repository: str, form: str) -> None:
+    sizes = [published_manifest(repository, quantise=quantise) for quantise in (Quantise(form), None)]
+    for name in TRANSFORMERS:
+        if name in sizes[0].components:
+            small, large = (manifest.components[name].nbytes for manifest in sizes)
+            assert 0.5 < small / large <= 0.53
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        ([], {"attn1/to_k", "attn2/to_out", "ffn/up", "wi_0"}),
+        (["blocks/attn?/*"], {"ffn/up", "wi_0"}),
+        (["text_encoder/*"], {"attn1/to_k", "attn2/to_out", "ffn/up"}),
+        (["transformer/*", "*/wi_1"], {"wi_0"}),
+        (["*/to_k", "blocks/ffn/*"], {"attn2/to_out", "wi_0"}),
+    ],
+)
+def test_layers_that_are_kept(keep: list[str], left: set[str]) -> None:
+    chosen = chosen_layers(Quantise("float8", keep), modules_of("Wan2.2-T2V-A14B-Diffusers"))
+    assert chosen["transformer"] == chosen["transformer_2"]
+    paths = {path.removeprefix("blocks/") for layers in chosen.values() for path in layers}
+    assert paths & {"attn1/to_k", "attn2/to_out", "ffn/up", "wi_0"} == left
+
+
+@pytest.mark.parametrize(
+    ("quantise", "message"),
+    [
+        (Quantise("int8", ["blocks/attn3/*"]), r"no layer fits --keep blocks/attn3/\*; expected .*to_k"),
+        (Quantise("int8", ["patch_embedding"]), "no layer fits --keep patch_embedding"),
+        (Quantise("int8", ["*"]), "finds nothing to store in 8 bits; expected a layer without --keep"),
+        (Quantise("source"), "finds nothing to store in 8 bits; expected 8-bit weights in the source"),
+        (Quantise("source", ["*"]), r"no layer fits --keep \*; found no layer"),
+    ],
+)
+def test_choices_that_cannot_be(quantise: Quantise, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        chosen_layers(quantise, modules_of("Wan2.1-T2V-1.3B-Diffusers"))
+
+
+def test_keep_is_for_quantise() -> None:
+    assert parse_quantise(None, []) is None
+    with pytest.raises(UsageError, match="--keep is for --quantise; add --quantise int8"):
+        parse_quantise(None, ["*"])
+
+
+def arrays_of(artifact: Path, name: str) -> dict[str, np.ndarray]:
+    """A component's arrays, read file by file."""
+    manifest = read_manifest(artifact)
+    component = manifest.components[name]
+    found = {}
+    for path, parameter in component.parameters.items():
+        layout = parameter.layout
+        folder = artifact / component.folder / path.replace("/", ".")
+        chunks = [(folder / layout.chunk_file(index)).read_bytes()[:-4] for index in range(layout.chunks)]
+        found[path] = np.frombuffer(b"".join(chunks), DTYPES[layout.dtype]).reshape(layout.shape)
+    return found
+
+
+def expected_of(checkpoint: Path, manifest: Manifest, name: str) -> Mapping[str, np.ndarray]:
+    """The arrays in float32, loaded and stacked naively."""
+    config = manifest.configs[name]
+    kind = kind_of(name, config.get("_class_name"))
+    module = kind.module(kind.parse(config, name), kind.policy("float32"))
+    return flat(load_params(load_state(checkpoint / name), kind.rules, module))
+
+
+@pytest.mark.parametrize("form", ["int8", "float8"])
+def test_an_artifact_holds_rounded_rows(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both experts, with control blocks; in blocks of few rows, and the same bytes with other threads."""
+    write_toy(tmp_path / "toy", "wan2.2-vace", seed=4)
+    lines: list[str] = []
+    request = ConvertRequest(tmp_path / "toy", tmp_path / "a", quantise=Quantise(form), threads=3)
+    manifest = convert(request, lambda *told: lines.extend(told))
+    monkeypatch.setattr(writer_module, "BLOCK_ITEMS", 300)
+    again = convert(
+        ConvertRequest(tmp_path / "toy", tmp_path / "b", quantise=Quantise(form), threads=1),
+    )
+    assert again.content_digest == manifest.content_digest
+    dtype = {"int8": "int8", "float8": "float8_e4m3fn"}[form]
+    worst = 0.0
+    for name in ("transformer", "transformer_2", "text_encoder"):
+        layers = manifest.dtypes[name].eight_bit
+        assert set(layers.values()) == {dtype}
+        found, expected = arrays_of(tmp_path / "a", name), expected_of(tmp_path / "toy", manifest, name)
+        assert found.keys() == expected.keys() | {f"{path}/scale" for path in layers}
+        for path, value in expected.items():
+            layer = path.removesuffix("/weight")
+            if path == f"{layer}/weight" and layer in layers:
+                for number, matrix in enumerate(value):
+                    rows = Quantiser(matrix.size)(matrix, dtype)
+                    np.testing.assert_array_equal(found[path][number].view(np.uint8), rows.stored)
+                    np.testing.assert_array_equal(found[f"{layer}/scale"][number], rows.scales)
+                    worst = max(worst, float(np.sqrt(rows.lost[0] / rows.lost[1])))
+            else:
+                np.testing.assert_array_equal(found[path], value.astype(found[path].dtype))
+    listed = [float(match[1]) for line in lines if (match := re.match(r" +([0-9.]+) % in ", line))]
+    assert len(listed) == 10 and listed == sorted(listed, reverse=True)
+    assert listed[0] == pytest.approx(100 * worst, abs=0.006)
+    check_weights(tmp_path / "a", manifest, print)
+    check_with_orbax(tmp_path / "a", manifest, print)
+
+
+def test_experts_that_differ_share_the_layers_that_both_have() -> None:
+    modules = modules_of("Wan2.2-T2V-A14B-Diffusers")
+    first, second = {"blocks/ffn/up": "int8", "blocks/ffn/down": "int8"}, {"blocks/ffn/up": "int8"}
+    chosen = chosen_layers(Quantise("source"), modules, {"transformer": first, "transformer_2": second})
+    assert chosen["transformer"] == chosen["transformer_2"] == second
+    other = {"blocks/ffn/up": "float8_e4m3fn"}
+    with pytest.raises(UsageError, match="finds nothing"):
+        chosen_layers(Quantise("source"), modules, {"transformer": first, "transformer_2": other})
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    from helpers.tensor_files import load_file, save_file
+
+    write_toy(tmp_path / "toy", "wan2.1-t2v")
+    (file,) = (tmp_path / "toy" / "transformer").glob("*.safetensors")
+    state = load_file(file)
+    key = "blocks.1.ffn.net.2.weight"
+    state[key] = state[key].copy()
+    state[key][3, 5] = np.inf
+    save_file(state, file)
+    with pytest.raises(SourceError, match=f"transformer: {key} has a value that is not finite in int8"):
+        convert(ConvertRequest(tmp_path / "toy", tmp_path / "a", quantise=Quantise("int8")))
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_is_told_of_weights_that_were_exact() -> None:
+    lost = {"transformer": {("blocks/ffn/up/weight", 0): 0.0, ("blocks/ffn/up/weight", 1): 0.01}, "vae": {}}
+    assert list(lost_lines(lost)) == [
+        "transformer: 2 weights in 8 bits, mean error 1.00 %, 1 as the source has them",
+        "   1.00 % in transformer/blocks/ffn/up, layer 1",
+    ]

@@ -1,0 +1,74 @@
+"""Rounding rows to 8 bits: the definition in NumPy, and ml_dtypes' cast."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wanbuild.conversion.quantise import Quantiser
+from wanbuild.models.eight_bit import LARGEST
+
+DTYPES = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn)}
+
+
+def wild_rows() -> np.ndarray:
+    """Rows of many sizes with outliers, ties, zeros, subnormal numbers, and nothing but zeros."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_t(2, (40, 997)).astype(np.float32) * np.exp(rng.normal(0, 8, (40, 1)))
+    values[3] = 0
+    values[4] = np.float32(1e-42)
+    values[5] = np.arange(997) % 255 - 127  # each value of int8
+    values[6] = (np.arange(997) % 509 - 254) / 2  # halves: ties
+    values[7, ::2] = 0
+    return values.astype(np.float32)
+
+
+def by_definition(values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    scales = (largest / np.float32(LARGEST[dtype])).astype(np.float32)
+    scales[scales < np.finfo(np.float32).tiny] = 1
+    scaled = values / scales
+    return (np.rint(scaled) if dtype == "int8" else scaled).astype(DTYPES[dtype]), scales
+
+
+@pytest.mark.parametrize("source", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_rows_are_rounded_as_defined(dtype: str, source: str) -> None:
+    values = wild_rows().astype(source)
+    stored, scales = by_definition(values.astype(np.float32), dtype)
+    found = Quantiser(values.size)(values, dtype)
+    np.testing.assert_array_equal(found.stored, stored.view(np.uint8))
+    np.testing.assert_array_equal(found.scales, scales[:, 0])
+    errors = values.astype(np.float64) - stored.astype(np.float64) * scales
+    expected = np.square(errors).sum(), np.square(values.astype(np.float64)).sum()
+    np.testing.assert_allclose(found.lost, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_blocks_of_rows_have_the_same_bits(dtype: str) -> None:
+    values, quantiser = wild_rows(), Quantiser(8 * 997)
+    whole = Quantiser(values.size)(values, dtype).stored.copy()
+    parts = [quantiser(values[first : first + 7], dtype).stored.copy() for first in range(0, 40, 7)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_rounded_values_round_to_themselves(dtype: str) -> None:
+    """Values of 8 bits with a scale for each row, whose largest is used, are stored as they are."""
+    quantiser = Quantiser(40 * 997)
+    first = quantiser(wild_rows(), dtype)
+    stored = first.stored.copy()
+    again = quantiser(stored.view(DTYPES[dtype]).astype(np.float32) * first.scales[:, None], dtype)
+    np.testing.assert_array_equal(again.stored.view(DTYPES[dtype]), stored.view(DTYPES[dtype]))
+    assert again.lost[0] <= 1e-12 * again.lost[1]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_values_that_are_not_finite_show_in_the_scale(dtype: str, value: float) -> None:
+    values = wild_rows()
+    values[9, 500] = value
+    with np.errstate(invalid="ignore"):
+        scales = Quantiser(values.size)(values, dtype).scales
+    assert list(np.flatnonzero(~np.isfinite(scales))) == [9]

@@ -1,0 +1,122 @@
+"""Layers of 8 bits: diffusers and transformers, fed with what the stored values stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+from transformers import UMT5Config, UMT5EncoderModel
+
+from helpers.fast_compile import fast_jit
+from helpers.naive import load_params
+from helpers.reference_models import randomise, relative_error
+from wanbuild.conversion.quantise import Quantiser
+from wanbuild.mapping.transformer import TRANSFORMER_RULES
+from wanbuild.mapping.umt5 import UMT5_RULES
+from wanbuild.models.attention import blocked_attention
+from wanbuild.models.eight_bit import LARGEST, linear_layers, store_in_eight_bits
+from wanbuild.models.forms import Forms, tracing_with
+from wanbuild.models.params import LAYERS, bind
+from wanbuild.models.transformer import WanTransformer
+from wanbuild.models.transformer_config import TransformerConfig
+from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
+from wanrun.artifact.layout import BITS
+from wanrun.artifact.parameters import flat, nest
+
+FLOAT32 = 1e-5
+BFLOAT16 = 2e-2
+
+
+def rounded(state: dict[str, np.ndarray], keys: list[str], dtype: str) -> dict[str, np.ndarray]:
+    """A state whose matrices of these names have the values of rows in 8 bits."""
+    values = dict(state)
+    for key in keys:
+        rows = Quantiser(state[key].size)(state[key], dtype)
+        values[key] = rows.stored.view(jnp.dtype(dtype)).astype(np.float32) * rows.scales[:, None]
+    return values
+
+
+def stored(params: dict[str, Any], layers: dict[str, str], bits: bool) -> dict[str, Any]:
+    """Parameters as a program takes them: rows of 8 bits, and the scale of each."""
+    arrays = flat(params)
+    for path, dtype in layers.items():
+        weight = arrays[f"{path}/weight"]
+        found = [Quantiser(matrix.size)(matrix, dtype) for matrix in weight]
+        values, scales = np.stack([one.stored for one in found]), np.stack([one.scales for one in found])
+        arrays[f"{path}/weight"] = values if bits and dtype in BITS else values.view(jnp.dtype(dtype))
+        arrays[f"{path}/scale"] = scales
+    return nest(arrays)
+
+
+def layers_of(module: Any, dtype: str) -> dict[str, str]:
+    linear = linear_layers(module)
+    return {path: dtype for path, one in linear.items() if one.weight.get_metadata()["axes"][0] == LAYERS}
+
+
+FORMS = {"cpu": Forms(), "widened": Forms(widened=True), "chip": Forms(cpu=False)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_the_transformer(dtype: str, form: str) -> None:
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 80, "num_layers": 3}
+    reference = WanTransformer3DModel(
+        **sizes, text_dim=32, freq_dim=64, in_channels=16, out_channels=16
+    ).eval()
+    state = randomise(reference, seed=3)
+    matrices = [key for key, value in state.items() if key.startswith("blocks.") and value.ndim == 2]
+    reference.load_state_dict(
+        {key: torch.from_numpy(value) for key, value in rounded(state, matrices, dtype).items()}
+    )
+    module = WanTransformer(TransformerConfig(2, 24, 80, 3, 32, freq_dim=64), jnp.float32)
+    params = load_params(state, TRANSFORMER_RULES, module)
+    layers = layers_of(module, dtype)
+    assert len(layers) == 10 and len(matrices) == 30
+    module = store_in_eight_bits(module, layers)
+    given = stored(params, layers, FORMS[form].cpu)
+
+    def forward(params: Any, x: Any, embeddings: Any, dtype: Any) -> Any:
+        model = bind(module, params)
+        kv, rope = model.prepare(embeddings, x.shape[2:], dtype)
+        return model(x, jnp.float32(700), kv, rope, {}, blocked_attention, dtype)
+
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 16, 3, 6, 10)).astype(np.float32)
+    embeddings = rng.standard_normal((2, 512, 32)).astype(np.float32)
+    with torch.no_grad():
+        expected = reference(
+            torch.from_numpy(x), torch.full((2,), 700), torch.from_numpy(embeddings), return_dict=False
+        )[0].numpy()
+    with tracing_with(FORMS[form]):
+        made = fast_jit(forward, static_argnums=3)(given, x, embeddings, jnp.float32)
+        assert relative_error(made, expected) < FLOAT32
+        if form == "cpu":
+            coarse = fast_jit(forward, static_argnums=3)(given, x, embeddings, jnp.bfloat16)
+            assert 1e-4 < relative_error(coarse, expected) < BFLOAT16
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_the_text_encoder(dtype: str) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 50, "d_model": 48, "d_kv": 8, "d_ff": 72}
+    sizes |= {"num_layers": 3, "num_heads": 4}
+    reference = UMT5EncoderModel(UMT5Config(**sizes, feed_forward_proj="gated-gelu")).eval()
+    state = randomise(reference, seed=2)
+    state.pop("encoder.embed_tokens.weight", None)
+    matrices = [key for key in state if ".DenseReluDense.wi_" in key]
+    values = {key: torch.from_numpy(value) for key, value in rounded(state, matrices, dtype).items()}
+    reference.load_state_dict(values, strict=False)
+    module = UMT5Encoder(TextEncoderConfig(**sizes), jnp.float32)
+    params = load_params(state, UMT5_RULES, module)
+    layers = {"blocks/wi_0": dtype, "blocks/wi_1": dtype}
+    assert len(matrices) == 6
+    module = store_in_eight_bits(module, layers)
+    ids = np.random.default_rng(0).integers(1, 50, (2, 17), np.int32)
+    mask = np.ones((2, 17), np.int32)
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(ids).long(), torch.from_numpy(mask)).last_hidden_state.numpy()
+    made = fast_jit(lambda params: bind(module, params)(ids, mask, jnp.float32))(stored(params, layers, True))
+    assert relative_error(made, expected) < FLOAT32
