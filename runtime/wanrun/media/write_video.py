@@ -234,30 +234,26 @@ def _read_by_ffmpeg(path: Path) -> str:
     return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
 
-def _images(frames: np.ndarray) -> tuple[Image.Image, list[Image.Image]]:
+def _save_animation(frames: np.ndarray, path: Path, fps: float, unit_ms: int, **options: Any) -> None:
+    """Saves an endless animation with these options of Pillow's format; one frame of PNG is a plain picture.
+
+    Durations are in whole units whose sum does not drift: a frame at 16 fps takes 62.5 ms.
+    """
+    times = [round(i * 1000 / fps / unit_ms) * unit_ms for i in range(len(frames) + 1)]
+    durations = [end - start for start, end in pairwise(times)]
+    first, *rest = _images(frames)
+    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, **options)
+
+
+def _images(frames: np.ndarray) -> list[Image.Image]:
     from PIL import Image
 
-    first, *rest = (Image.fromarray(frame) for frame in frames)
-    return first, rest
-
-
-def _durations(num_frames: int, fps: float, unit_ms: int) -> list[int]:
-    """Returns each frame's duration in ms, in whole units whose sum does not drift: 16 fps is 62.5 ms."""
-    times = [round(i * 1000 / fps / unit_ms) for i in range(num_frames + 1)]
-    return [(end - start) * unit_ms for start, end in pairwise(times)]
+    return [Image.fromarray(frame) for frame in frames]
 
 
 def _write_gif(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
-    first, rest = _images(frames)
-    first.save(
-        path,
-        format="GIF",
-        save_all=True,
-        append_images=rest,
-        duration=_durations(len(frames), fps, 10),
-        loop=0,
-        **({"comment": comment.encode("ascii")} if comment else {}),
-    )
+    text = {"comment": comment.encode("ascii")} if comment else {}
+    _save_animation(frames, path, fps, 10, format="GIF", **text)
 
 
 def _write_webp(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
@@ -266,18 +262,8 @@ def _write_webp(frames: np.ndarray, path: Path, fps: float, comment: str) -> Non
     exif = Image.Exif()
     if comment:
         exif.get_ifd(_EXIF_IFD)[_USER_COMMENT] = _ASCII + comment.encode("ascii")
-    first, rest = _images(frames)
-    first.save(
-        path,
-        format="WEBP",
-        save_all=True,
-        append_images=rest,
-        duration=_durations(len(frames), fps, 1),
-        loop=0,
-        quality=90,
-        method=4,
-        exif=exif.tobytes() if comment else b"",
-    )
+    data = exif.tobytes() if comment else b""
+    _save_animation(frames, path, fps, 1, format="WEBP", quality=90, method=4, exif=data)
 
 
 def _write_png(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
@@ -286,20 +272,12 @@ def _write_png(frames: np.ndarray, path: Path, fps: float, comment: str) -> None
     text = PngImagePlugin.PngInfo()
     if comment:
         text.add_text("Comment", comment)
-    first, rest = _images(frames)
-    animation = {
-        "save_all": True,
-        "append_images": rest,
-        "duration": _durations(len(frames), fps, 1),
-        "loop": 0,
-    }
-    first.save(path, format="PNG", pnginfo=text, **(animation if rest else {}))
+    _save_animation(frames, path, fps, 1, format="PNG", pnginfo=text)
 
 
 def _write_frames(frames: np.ndarray, path: Path, fps: float, comment: str) -> None:
-    first, rest = _images(frames)
     path.mkdir()
-    for number, image in enumerate([first, *rest], 1):
+    for number, image in enumerate(_images(frames), 1):
         image.save(path / f"{number:04}.png")
 
 
