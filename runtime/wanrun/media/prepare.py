@@ -177,15 +177,22 @@ class _Loader:
                 remedy="give as many, or use a profile with this number of reference images",
             )
 
+    def _first_frames(
+        self, name: str, item: Input, source: VideoSource, canvas: Canvas, most: int
+    ) -> tuple[np.ndarray, int]:
+        """Returns (total, H, W, ...) that begins with a video's frames, and their number, up to ``most``."""
+        prepared = PREPARATIONS[item.prepare]
+        frames, count = prepared.empty(self._total, canvas), 0
+        for count, frame in enumerate(self._frames(name, source, most), 1):
+            if count > self._total:
+                break
+            frames[count - 1] = prepared.process(frame, canvas)
+        return frames, count
+
     def _whole_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (F, H, W, ...) of a video that must have the profile's number of frames."""
         expected, canvas = self._total, self._canvas(item, described(source, field(name)))
-        prepared = PREPARATIONS[item.prepare]
-        frames, count = prepared.empty(expected, canvas), 0
-        for count, frame in enumerate(self._frames(name, source, expected + 1), 1):
-            if count > expected:
-                break
-            frames[count - 1] = prepared.process(frame, canvas)
+        frames, count = self._first_frames(name, item, source, canvas, expected + 1)
         if count != expected:
             raise UsageError(
                 f"{canvas.title} does not fit the profile",
@@ -230,10 +237,8 @@ class _Loader:
 
     def _padded_video(self, name: str, item: Input, source: VideoSource) -> np.ndarray:
         """Returns (total, H, W, ...) of a video that is cut to the windows, or padded by reflection."""
-        prepared, canvas = PREPARATIONS[item.prepare], self._canvas(item, described(source, field(name)))
-        frames, count = prepared.empty(self._total, canvas), 0
-        for count, frame in enumerate(self._frames(name, source, self._total), 1):
-            frames[count - 1] = prepared.process(frame, canvas)
+        canvas = self._canvas(item, described(source, field(name)))
+        frames, count = self._first_frames(name, item, source, canvas, self._total)
         if count == 1 and self._total > 1:
             raise UsageError(
                 f"{canvas.title} is too short",
