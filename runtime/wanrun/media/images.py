@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import struct
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from wanrun.artifact.media import ImageSource
-from wanrun.errors import UsageError, quoted
+from wanrun.errors import UsageError, wrong_type
 from wanrun.files import open_regular
 
 Seen = Callable[[bytes], object]
@@ -25,20 +23,6 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000
 """Pillow's names of the formats that are read. None starts a program, as EPS does. The first five need no
 further module of Pillow."""
 
-# The exceptions of Pillow's decoders for damaged files: a format's own reader may raise any of these.
-_DAMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-)
 MAX_BYTES = 2**35
 """The largest file, in bytes. All of it is read for a digest, which takes 20 to 60 s for this size."""
 
@@ -103,7 +87,7 @@ def decoding(name: str) -> Iterator[None]:
         raise UsageError(
             f"{name} is not an image", expected="PNG, JPEG, WebP or another common format"
         ) from None
-    except _DAMAGE as error:
+    except Exception as error:  # a format's own reader raises anything for a damaged file
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UsageError(f"{name} is damaged", found=reason, remedy="save it again") from None
 
@@ -220,9 +204,7 @@ def read_image(source: ImageSource, option: str, seen: Seen | None = None) -> Im
     """
     name = described(source, option)
     if not isinstance(source, Path | str | Image.Image):
-        raise UsageError(
-            f"{option} has the wrong type", expected="a path or a Pillow image", found=quoted(source)
-        )
+        raise wrong_type(option, "a path or a Pillow image", source)
     if not isinstance(source, Image.Image):
         path = _image_path(source, option)
         before = identity(path, name)
