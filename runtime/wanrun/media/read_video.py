@@ -14,7 +14,7 @@ from typing import IO
 from PIL import Image, ImageSequence
 
 from wanrun.artifact.media import VideoSource
-from wanrun.errors import UsageError, lacks_space, quoted
+from wanrun.errors import UsageError, lacks_space, wrong_type
 from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
 from wanrun.media.images import (
     FORMATS,
@@ -59,15 +59,16 @@ def read_video(
             frames above Pillow's limit of size, if the file was changed while it was read, or if the source
             is of another type.
     """
-    if isinstance(source, Path | str):
-        path = existing_path(source, option)
-        if path.is_dir():
-            return _same_size(_folder_frames(path, option, max_frames, seen), source, option)
-        return _same_size(_file_frames(path, option, max_frames, seen), source, option)
-    if not isinstance(source, list | tuple):
-        expected = "a path or a list of Pillow images"
-        raise UsageError(f"{option} has the wrong type", expected=expected, found=quoted(source))
-    return _same_size(_listed(source, option, max_frames, seen), source, option)
+    frames: Iterator[Image.Image]
+    if isinstance(source, list | tuple):
+        frames = (read_image(image, option, seen) for image in source[:max_frames])
+    elif not isinstance(source, Path | str):
+        raise wrong_type(option, "a path or a list of Pillow images", source)
+    elif (path := existing_path(source, option)).is_dir():
+        frames = _folder_frames(path, option, max_frames, seen)
+    else:
+        frames = _file_frames(path, option, max_frames, seen)
+    return _same_size(frames, source, option)
 
 
 def video_digest(source: Path | str, option: str, max_frames: int | None = None) -> str:
@@ -104,13 +105,6 @@ def folder_files(path: Path, option: str) -> list[Path]:
         )
     except OSError as error:
         raise UsageError(f"{described(path, option)} cannot be read", found=error.strerror) from None
-
-
-def _listed(
-    images: Sequence[Image.Image], option: str, max_frames: int | None, seen: Seen | None
-) -> Iterator[Image.Image]:
-    for image in images[:max_frames]:
-        yield read_image(image, option, seen)
 
 
 def _folder_frames(

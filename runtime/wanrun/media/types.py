@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wanrun.artifact.media import MEDIA_KINDS, SEVERAL, Media, MediaOption
-from wanrun.errors import UsageError, field, quoted
+from wanrun.errors import UsageError, field, wrong_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,9 +62,7 @@ def check_media(manifest: Manifest, media: Media) -> None:
     """
     several = getattr(media, SEVERAL)
     if not isinstance(several, tuple | list):
-        raise UsageError(
-            f"{field(SEVERAL)} has the wrong type", expected="a tuple of images", found=quoted(several)
-        )
+        raise wrong_type(field(SEVERAL), "a tuple of images", several)
     problems = [*_wrong_inputs(manifest, media), *_useless_inputs(manifest, media)]
     problems += _wrong_choices(manifest, media)
     if len(problems) == 1:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from wanrun.errors import UsageError, field, quoted, shortened
+from wanrun.errors import UsageError, field, quoted, shortened, wrong_type
 from wanrun.request.request import RANDOM, Request
 from wanrun.request.rows import aliases, rows
 from wanrun.rows import Row
@@ -95,8 +95,7 @@ def raise_all(problems: Sequence[UsageError]) -> None:
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:
     """Yields the problems of a value."""
     if not _fits(value, row):
-        what = f"{field(row.name)} has the wrong type"
-        yield UsageError(what, expected=row.kind, found=quoted(value))
+        yield wrong_type(field(row.name), row.kind, value)
         return
     if row.value in ("FILE", "DIR|FILE"):
         names = [value] if isinstance(value, str) else value or ()
