@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -228,32 +229,16 @@ def _corrector(sigmas: np.ndarray, lam: np.ndarray, i: int, order: int) -> tuple
 _NO_CORRECTOR = (1.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def _unipc_rows(sigmas: np.ndarray) -> np.ndarray:
+def _second_order_rows(sigmas: np.ndarray, corrected: bool) -> np.ndarray:
     steps, lam = len(sigmas) - 1, _lambda(sigmas)
     # Order 1 at the first step, which has no history, and at the last, which ends at sigma 0.
     orders = [min(2, i + 1, steps - i) for i in range(steps)]
-    return np.array(
-        [
-            (
-                *(_corrector(sigmas, lam, i, orders[i - 1]) if i else _NO_CORRECTOR),
-                *(_second_order(sigmas, lam, i) if orders[i] == 2 else _first_order(sigmas, i)),
-            )
-            for i in range(steps)
-        ]
-    )
-
-
-def _dpm_rows(sigmas: np.ndarray) -> np.ndarray:
-    steps, lam = len(sigmas) - 1, _lambda(sigmas)
-    return np.array(
-        [
-            (
-                *_NO_CORRECTOR,
-                *(_second_order(sigmas, lam, i) if 0 < i < steps - 1 else _first_order(sigmas, i)),
-            )
-            for i in range(steps)
-        ]
-    )
+    rows = []
+    for i, order in enumerate(orders):
+        corrector = _corrector(sigmas, lam, i, orders[i - 1]) if corrected and i else _NO_CORRECTOR
+        predictor = _second_order(sigmas, lam, i) if order == 2 else _first_order(sigmas, i)
+        rows.append((*corrector, *predictor))
+    return np.array(rows)
 
 
 def _euler_rows(sigmas: np.ndarray) -> np.ndarray:
@@ -292,8 +277,8 @@ class Solver:
 
 SOLVERS: Mapping[str, Solver] = MappingProxyType(
     {
-        "unipc": Solver(_unipc_grid, _unipc_rows, below_one=True),
-        "dpm++": Solver(_dpm_grid, _dpm_rows),
+        "unipc": Solver(_unipc_grid, partial(_second_order_rows, corrected=True), below_one=True),
+        "dpm++": Solver(_dpm_grid, partial(_second_order_rows, corrected=False)),
         "euler": Solver(_euler_grid, _euler_rows),
         "lcm": Solver(_euler_grid, _lcm_rows, adds_noise=True),  # both classes have the same grid
         "rcm-ode": Solver(_euler_grid, _euler_rows, scales_start=True),
