@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,20 +32,15 @@ _LABELS: Mapping[str, str] = MappingProxyType(
 
 
 def peak_rss_bytes() -> int:
-    """Returns this process's peak resident memory in bytes; 0 if the system does not report it."""
+    """Returns this process's peak resident memory in bytes; 0 if the system does not report it.
+
+    The maximum of ``getrusage`` starts with that of the parent process.
+    """
     try:
-        # getrusage is only the fallback: on Linux its maximum starts with that of the parent process.
-        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        pass
-    try:
-        import resource
-    except ImportError:  # Windows
         return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 class Timings(Spans):
