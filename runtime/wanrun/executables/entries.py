@@ -10,7 +10,7 @@ from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Program
 from wanrun.artifact.targets import Executable, Target
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import canonical_json, check_digest, read_bounded, sha256_of, user_cache
+from wanrun.files import canonical_json, check_digest, read_bounded, read_listed, sha256_of, user_cache
 from wanrun.machine.environment import host_environment
 
 MAX_PROGRAM_BYTES = 2**30
@@ -51,13 +51,7 @@ def read_entry(artifact: Path, target: Target, name: str, entry: Executable) -> 
     """
     path = artifact / target.folder / entry.file
     what = f"the executable of {name} is damaged: {path}"
-    try:
-        data = read_bounded(path, entry.nbytes)
-    except OSError as error:
-        found = error.strerror or str(error)
-        raise ArtifactError(what, expected=f"sha256 {entry.sha256}", found=found, remedy=RECOMPILE) from None
-    check_digest(sha256_of(data), entry.sha256, what, RECOMPILE)
-    return data
+    return read_listed(path, entry.nbytes, entry.sha256, what, RECOMPILE)
 
 
 def read_program(artifact: Path, name: str, program: Program) -> bytes:

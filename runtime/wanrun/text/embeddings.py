@@ -21,7 +21,7 @@ import numpy as np
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.errors import ArtifactError
-from wanrun.files import NPY_DAMAGE, canonical_json, check_digest, read_bounded, sha256_of
+from wanrun.files import NPY_DAMAGE, canonical_json, read_listed, sha256_of
 from wanrun.weights.buffers import DTYPES
 
 TEXT_ENCODER = "text_encoder"
@@ -151,15 +151,11 @@ class ArtifactEmbeddings:
         """
         record = self._listed[key]
         path, dtype = self._artifact / record.file, record.dtype
-        expected, remedy = f"sha256 {record.sha256}", "copy the artifact again, or run wanbuild embed"
-        what = f"the prompt embedding {path} is damaged"
-        try:
-            data = read_bounded(path, self._format.limit)
-        except OSError as error:
-            raise ArtifactError(
-                what, expected=expected, found=error.strerror or error, remedy=remedy
-            ) from None
-        check_digest(sha256_of(data), record.sha256, what, remedy)
+        what, remedy = (
+            f"the prompt embedding {path} is damaged",
+            "copy the artifact again, or run wanbuild embed",
+        )
+        data = read_listed(path, self._format.limit, record.sha256, what, remedy)
         try:
             if key != self._format.key(record.prompt, dtype):
                 raise ValueError("its key is of another prompt or text encoder")

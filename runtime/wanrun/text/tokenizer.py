@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest, Tokenizer
-from wanrun.files import check_digest, read_bounded, sha256_of
+from wanrun.files import read_bounded, read_listed, sha256_of
 from wanrun.text.prompt import PromptTokenizer, TokenizedPrompts
 
 LARGE_BYTES = 2**20
@@ -84,14 +84,8 @@ class ArtifactTokenizer:
 
     def _read(self) -> bytes:
         """Returns the file's content after checking its digest."""
-        try:
-            data = read_bounded(self._path, MAX_BYTES)
-            found = sha256_of(data)
-        except OSError as error:
-            data, found = b"", error.strerror or str(error)
         what, remedy = f"the tokenizer {self._path} is damaged", "copy the artifact again or rebuild it"
-        check_digest(found, self._record.sha256, what, remedy)
-        return data
+        return read_listed(self._path, MAX_BYTES, self._record.sha256, what, remedy)
 
 
 class _Beside:
