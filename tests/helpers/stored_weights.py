@@ -101,8 +101,7 @@ def read(
     def one(path: str) -> bytes:
         parameter = component.parameters[path]
         data = np.full(parameter.layout.nbytes, 0x5A, np.uint8)
-        digests = reader.read(path, parameter, memoryview(data), verify)
-        assert len(digests) == (parameter.layout.rows if verify == "sha256" else 0)
+        reader.read(path, parameter, memoryview(data), verify)
         return data.tobytes()
 
     with ThreadPoolExecutor(4) as pool:

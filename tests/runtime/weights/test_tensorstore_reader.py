@@ -198,7 +198,7 @@ def test_blocks_and_rows_need_not_fit(
     parameter = parameter_of(value, 3)
     found = np.zeros(value.nbytes, np.uint8)
     reader = TensorStoreReader(tmp_path, "model")
-    assert len(reader.read("a/b", parameter, memoryview(found), "sha256")) == 3
+    reader.read("a/b", parameter, memoryview(found), "sha256")
     assert found.tobytes() == value.tobytes()
 
     begins = [begin for begin, _ in reader._blocks(reader._open("a/b"), parameter.layout, 0, len(value))]
@@ -209,8 +209,7 @@ def test_blocks_and_rows_need_not_fit(
     # Some rows, of which chunks may hold more.
     for rows in ([0], [1], [0, 2], [1, 2]):
         some = np.zeros(value.nbytes, np.uint8)
-        digests = reader.read("a/b", parameter, memoryview(some), "sha256", rows)
-        assert len(digests) == len(rows)
+        reader.read("a/b", parameter, memoryview(some), "sha256", rows)
         wanted = value.reshape(3, -1)[rows]
         assert some.tobytes() == wanted.tobytes() + bytes(value.nbytes - wanted.nbytes)
 
