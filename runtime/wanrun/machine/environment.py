@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -264,11 +265,8 @@ def importing_jax() -> Iterator[None]:
 
 def _raised_by(error: BaseException, package: str) -> bool:
     """Whether a module of a package raised an error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    name = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
-    return bool(name.partition(".")[0] == package)
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return bool(frame.f_globals.get("__name__", "").partition(".")[0] == package)
 
 
 def open_devices(
