@@ -164,6 +164,7 @@ def _make(
 ) -> int:
     with timings.phase("import"):
         from wanrun.jobs.batch import Batch
+        from wanrun.jobs.outputs import write_timings
 
     leads = group is None or group.leads
     status = Status(lambda: timings.running if leads else ())
@@ -175,11 +176,11 @@ def _make(
                 _run(artifact, how, work, batch, timings, group)
     except Exception:
         with contextlib.suppress(UsageError):  # the error that ended the run is the one to report
-            _write_timings(how, timings)
+            write_timings(timings, how.timing_json)
         raise
     finally:
         batch.report_count()
-    _write_timings(how, timings)
+    write_timings(timings, how.timing_json)
     if how.timing and leads:
         import shutil
 
@@ -189,12 +190,6 @@ def _make(
         picture = waterfall(timings.labelled_spans, 0.0, timings.now(), columns)
         report(*timings.summary().split("\n"), *picture)
     return batch.exit_code
-
-
-def _write_timings(how: RunOptions, timings: Timings) -> None:
-    from wanrun.jobs.outputs import write_timings
-
-    write_timings(timings, how.timing_json)
 
 
 def _run(

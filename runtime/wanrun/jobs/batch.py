@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,21 +65,20 @@ class Batch:
 
     def warn(self, message: str) -> None:
         """Prints a warning, and which line of the prompts file it concerns."""
-        if self._leads:
-            with self._status.paused():
-                warn(f"{self._where}{message}")
+        self._print(warn, f"{self._where}{message}")
 
     def report(self, message: str) -> None:
         """Prints what was done."""
-        if self._leads:
-            with self._status.paused():
-                report(message)
+        self._print(report, message)
 
     def note(self, message: str) -> None:
         """Prints what was decided, to standard error."""
+        self._print(print_error, message)
+
+    def _print(self, printing: Callable[[str], None], message: str) -> None:
         if self._leads:
             with self._status.paused():
-                print_error(message)
+                printing(message)
 
     def report_worklist(self) -> None:
         """Prints the lines that cannot be made, and those whose videos exist."""

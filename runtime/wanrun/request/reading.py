@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -69,7 +69,10 @@ def read_request(given: Iterable[tuple[str, Any]], kind: type[_Kind], shared: _K
         values[name] = plain if name in known else None
     if "prompt" not in values:
         problems.append(UsageError("there is no prompt", expected='"prompt": "..."'))
-    raise_all(problems)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise UsageError("; ".join(problem.text for problem in problems))
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
 
 
@@ -82,14 +85,6 @@ def unknown_option(name: str, known: Collection[str]) -> UsageError:
     if near:
         return UsageError(what, remedy=f"use {field(near)}")
     return UsageError(what, expected="one of " + ", ".join(map(field, known)))
-
-
-def raise_all(problems: Sequence[UsageError]) -> None:
-    """Raises the only problem, or one error that names all; does nothing without a problem."""
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        raise UsageError("; ".join(problem.text for problem in problems))
 
 
 def _problems(row: Row, value: Any) -> Iterator[UsageError]:
