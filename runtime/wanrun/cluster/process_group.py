@@ -156,31 +156,20 @@ class ProcessGroup:
             return self._watch.result(number, deadline)
 
     def agree_on_artifact(self, facts: Mapping[str, Any]) -> None:
-        """Checks that all processes have the same artifact and the same target.
-
-        Args:
-            facts: values that JSON can hold, by name.
-
-        Raises:
-            ArtifactError: in every process, naming the first fact that differs.
-        """
+        """Raises ArtifactError in every process unless all have the same artifact and the same target."""
         what, remedy = "the processes have different artifacts", "give all of them the same artifact"
         self._agree(facts, ArtifactError, what, remedy)
 
     def agree_on_request(self, facts: Mapping[str, Any]) -> None:
-        """Checks that all processes are asked for the same.
-
-        Args:
-            facts: values that JSON can hold, by name.
-
-        Raises:
-            UsageError: in every process, naming the first option that differs.
-        """
+        """Raises UsageError in every process unless all are asked for the same."""
         what, remedy = "the processes were given different requests", "give all of them the same options"
         self._agree(facts, UsageError, what, remedy)
 
     def _agree(self, facts: Mapping[str, Any], kind: type[WanError], what: str, remedy: str) -> None:
-        """Raises an error of this kind, in every process, for the first fact that differs."""
+        """Raises an error of this kind, in every process, that names the first fact that differs.
+
+        Facts are values that JSON can hold, by name.
+        """
         mine = json.loads(json.dumps(facts, default=str))
         every = self.exchange(mine)
         for other, theirs in enumerate(every):
