@@ -106,8 +106,7 @@ SEED = Written(f"N|{RANDOM}", _parse_seed)
 def takes_artifact(variable: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns the decorator that gives a command its artifact: as an argument, or as ``--artifact``.
 
-    Args:
-        variable: the environment variable that names it where neither is given.
+    ``variable`` is the environment variable that names it where neither is given.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

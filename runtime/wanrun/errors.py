@@ -165,7 +165,6 @@ def unwritable(what: str, error: OSError, remedy: str | None = None) -> UsageErr
 
     Args:
         what: the file, such as ``the latents a.npy``.
-        error: the system's reason.
         remedy: what to do about it; without space besides to make some.
     """
     if lacks_space(error):

@@ -61,12 +61,8 @@ class UnusableFileError(OSError, ValueError):
 def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """Opens a regular file for reading. A FIFO or a device could block the reader for ever.
 
-    Args:
-        path: the file.
-        limit: most bytes that it may have, if there is a limit.
-
     Raises:
-        OSError: if it cannot be opened, is something else, or is larger.
+        OSError: if it cannot be opened, is something else, or has more bytes than ``limit``.
     """
 
     def without_waiting(name: str, mode: int) -> int:
@@ -89,12 +85,7 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
 
 
 def read_bounded(path: Path, limit: int, touch: bool = False) -> bytes:
-    """Reads a regular file of at most ``limit`` bytes.
-
-    Args:
-        path: the file.
-        limit: bytes.
-        touch: whether to set the file's time to now, to mark it as used.
+    """Reads a regular file of at most ``limit`` bytes; ``touch`` sets its time to now, to mark it as used.
 
     Raises:
         OSError: if it cannot be read, is something else, or is larger.
@@ -145,9 +136,7 @@ def file_sha256(path: Path) -> str:
 def digest_found(path: Path, most: int) -> str:
     """Returns a file's sha256, or for a message the reason why it is not read.
 
-    Args:
-        path: the file.
-        most: bytes of the largest that is read: a sparse file may have more than can be read in a day.
+    One of more than ``most`` bytes is not: a sparse file may have more than can be read in a day.
     """
     try:
         if path.stat().st_size > most:

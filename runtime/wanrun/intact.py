@@ -31,12 +31,8 @@ Report = Callable[[str], None]
 def check_intact(artifact: Path, manifest: Manifest, report: Report) -> None:
     """Reads every file that the manifest lists and checks its sha256.
 
-    Orbax's metadata beside the weights is not listed: ``wanbuild verify`` compares it.
-
-    Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-        report: gets one line per component, program set and target.
+    Orbax's metadata beside the weights is not listed: ``wanbuild verify`` compares it. The report is one line
+    per component, program set and target.
 
     Raises:
         ArtifactError: naming the first file that is missing or damaged.

@@ -108,8 +108,6 @@ def cut(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: S
 
     Args:
         axes: the parameter's logical axes.
-        shape: its shape.
-        rules: the rules of its component.
         sizes: the sizes of JAX's mesh.
     """
     matrix = sum(axis in rules for axis in axes) > 1
@@ -135,13 +133,7 @@ def shard_count(cuts: Cuts, sizes: Sizes) -> int:
 
 
 def device_bytes(component: Component, rules: Rules, sizes: Sizes) -> int:
-    """Returns the bytes of a component's parameters on one device.
-
-    Args:
-        component: its entry in the manifest.
-        rules: the rules of its parameters.
-        sizes: the sizes of JAX's mesh; empty for one device.
-    """
+    """Returns the bytes of a component's parameters on one device of JAX's mesh; sizes are empty for one."""
     return sum(
         one.layout.nbytes // shard_count(cut(one.axes, one.layout.shape, rules, sizes), sizes)
         for one in component.parameters.values()

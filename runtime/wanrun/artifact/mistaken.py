@@ -12,15 +12,7 @@ _WHOLE = f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOI
 
 
 def mistaken(path: Path, manifest: str) -> tuple[str, str]:
-    """Says what is at a path where an artifact was expected.
-
-    Args:
-        path: the path, at which there is no manifest.
-        manifest: the manifest's file name.
-
-    Returns:
-        what was found, and what to do.
-    """
+    """Returns what is at a path where an artifact was expected, and what to do."""
     found, remedy = _kind(path, manifest)
     near = next((folder for folder in _near(path) if (folder / manifest).is_file()), None)
     return found, f"there is an artifact at {near}" if near is not None else remedy

@@ -27,14 +27,7 @@ def select_profile(
 ) -> Profile:
     """Returns the requested profile; if size or num_frames is None, the first built one that fits.
 
-    Args:
-        manifest: the artifact's manifest.
-        artifact: its folder, for messages.
-        size: (width, height) in pixels, or None.
-        num_frames: frames, or None.
-        num_videos: videos per prompt.
-        guidance: whether guidance is on.
-        num_references: reference images.
+    The size is (width, height) in pixels.
 
     Raises:
         ArtifactError: listing the built profiles, if none fits.
@@ -102,8 +95,6 @@ class SelectedTarget:
     """A target and its mismatches with this host.
 
     Args:
-        name: the target's name.
-        target: its record in the manifest.
         mismatches: the host's facts that differ; empty for a target that fits.
         mesh: devices by axis of its programs' mesh; empty for one device.
         others: why other targets of the profile do not fit, one short text each; none if it was named.
@@ -145,10 +136,7 @@ def select_target(
     """Returns the target that matches this host, or the named one.
 
     Args:
-        manifest: the artifact's manifest.
-        artifact: its folder, for messages.
         profile: the chosen profile; a target that has executables for it is preferred.
-        name: a target's name, or None to choose.
         allow_compile: whether a target that does not fit may be used, by compiling again.
 
     Raises:

@@ -47,7 +47,6 @@ class Channel:
     """One end of a connection. Any thread may send; one thread receives.
 
     Args:
-        connection: the connection.
         proof: what the peer has to send before anything else is looked at.
 
     Attributes:

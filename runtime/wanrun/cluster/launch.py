@@ -26,7 +26,6 @@ class Cluster:
 
     Args:
         coordinator: HOST:PORT of process 0, where it waits for the others.
-        num_processes: how many processes there are.
         process_id: the number of this one, from 0.
         local_device_ids: the devices of this host that are this process's; None for all.
 
@@ -115,8 +114,6 @@ def found_cluster(
 
     Args:
         coordinator: replaces the address that would be found. So do the next two for the numbers.
-        num_processes: how many processes there are.
-        process_id: the number of this one.
         timeout_seconds: how long the name of process 0's host may take to be known.
 
     Raises:

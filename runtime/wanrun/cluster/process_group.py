@@ -43,7 +43,6 @@ class ProcessGroup:
     exception that leaves the context ends the other processes.
 
     Args:
-        cluster: who they are.
         join_seconds: how long the processes wait for one another.
 
     Raises:

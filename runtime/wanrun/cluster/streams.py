@@ -7,13 +7,10 @@ import sys
 
 
 def keep_stdout(quiet: bool) -> None:
-    """Keeps what C++ libraries print out of standard output, for the rest of the process.
+    """Keeps what C++ libraries print out of standard output, and if ``quiet`` what this process prints too.
 
     Gloo, which carries collectives between the CPUs of several processes, prints a line per group of devices
     ("[Gloo] Rank 0 is connected to 1 peer ranks") to descriptor 1, and has no switch for it.
-
-    Args:
-        quiet: whether this process prints nothing either.
     """
     sys.stdout.flush()
     kept = os.open(os.devnull, os.O_WRONLY) if quiet else os.dup(1)

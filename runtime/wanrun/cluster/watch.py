@@ -41,8 +41,6 @@ class Watch:
     """Connections to the other processes, and the thread that reads from them.
 
     Args:
-        process: the number of this process.
-        count: how many there are.
         listener: of process 0, where the others connect.
         channels: of another process, its channel to process 0.
         proof: what process 0 asks of who connects, before it looks at anything else.

@@ -18,11 +18,7 @@ from wanrun.errors import UsageError, field
 class ExpertRange:
     """Consecutive steps of one expert.
 
-    Attributes:
-        transformer: the expert's component.
-        first: index of the first step.
-        last: one past the last step.
-        guidance_scale: the expert's classifier-free guidance scale.
+    ``last`` is one past the last step.
     """
 
     transformer: str
@@ -55,7 +51,6 @@ def expert_ranges(
         boundary: share of the training timesteps; None with one transformer.
         guidance_scale: scale of the high-noise expert, or of the only one.
         guidance_scale_2: scale of the low-noise expert; None with one transformer.
-        num_train_timesteps: the timestep of pure noise.
     """
     total = len(table.timesteps)
     if len(names) == 1:
@@ -78,7 +73,6 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     Args:
         options: the steps are the explicit ``timesteps``; if those are absent or None, the solver's own grid
             for ``num_steps`` and ``flow_shift``. Those of a fitted schedule have ``coefficients``.
-        manifest: the artifact's manifest.
 
     Raises:
         UsageError: if the solver has no such table.
@@ -103,11 +97,8 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
     """Returns a generation's explicit timesteps; None if it uses the solver's own grid.
 
     They are the given timesteps, or else the manifest's defaults, which a distilled model has. But a given
-    number of steps, solver or shift selects the solver's own grid and drops the default timesteps.
-
-    Args:
-        defaults: the manifest's defaults.
-        given: options by name; absent or None means not given.
+    number of steps, solver or shift selects the solver's own grid and drops the default timesteps. An option
+    that is absent or None is not given.
 
     Raises:
         UsageError: if the given number of steps differs from the number of timesteps.
@@ -130,13 +121,11 @@ def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
 def boundary_between(manifest: Manifest, steps: int, **others: Any) -> float | None:
     """Returns a boundary that gives both experts steps in a short run: the model's own, or else the middle.
 
+    It is a share of the training timesteps; None with one transformer.
+
     Args:
-        manifest: an artifact's manifest.
         steps: denoising steps on the solver's own grid.
         others: options by name; solver and shift default to the artifact's.
-
-    Returns:
-        The share of the training timesteps; None with one transformer.
     """
     if len(transformers(manifest)) == 1:
         return None

@@ -18,12 +18,8 @@ State = Mapping[str, Any]
 def start_state(noise: np.ndarray, program: Program) -> dict[str, Any]:
     """Returns the state for the first call: the loop's donated inputs, with names and shapes of the manifest.
 
-    Args:
-        noise: float32 (B, C, T, h, w).
-        program: the manifest's record of the loop's program.
-
-    Returns:
-        ``latents``: the noise in the program's dtype; every other array, a solver's history: zeros.
+    ``latents`` is the noise, float32 (B, C, T, h, w), in the program's dtype; every other array, a solver's
+    history, is zeros.
     """
     carried = {name: program.avals["inputs"][name] for name in program.donated}
     state = {name: zeros(avals) for name, avals in carried.items() if name != "latents"}

@@ -32,9 +32,6 @@ def kept_file(
     Args:
         folder: the user's cache of an artifact and a target on this host: see ``entries.overlay_path``.
         kind: ``compiled`` or ``tuned``.
-        program: the program.
-        options: the compiler's options.
-        devices: the devices that it was compiled for.
         others: further facts, such as the digest of the executable that it was compared with.
     """
     called = [program.sha256, program.inputs, program.donate, *others]

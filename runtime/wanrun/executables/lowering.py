@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnreadableProgramError(ArtifactError):
-    """A serialized program that this JAX does not take: it is too old, too new, or not a program.
-
-    Args:
-        name: the program.
-        reason: what JAX raised.
-    """
+    """A serialized program that this JAX does not take: it is too old, too new, or not a program."""
 
     def __init__(self, name: str, reason: Exception) -> None:
         import jax
@@ -47,12 +42,10 @@ def lower(
     """Lowers an exported program for a device or a mesh, in the same way on the build host and at run time.
 
     Args:
-        data: the serialized program.
         name: the name of its cache entry.
         donate: names of donated arguments; an exported call does not donate any by itself.
         where: the device or the mesh that the program will run on. The abstract arguments carry the sharding,
             because a program lowered without it misses the cache when called with committed arrays.
-        options: the compiler's options for this program.
 
     Raises:
         UnreadableProgramError: if this JAX does not take the program.

@@ -28,12 +28,8 @@ if TYPE_CHECKING:
 def replaced(module: Any, name: str, here: Callable[..., Any]) -> Iterator[None]:
     """Replaces a function of a module for this thread; other threads go on with the module's own.
 
-    One thread at a time; others wait, so that each puts back what it has found.
-
-    Args:
-        module: the module.
-        name: the function's name.
-        here: what this thread calls instead. It gets the module's own function, then the arguments.
+    One thread at a time; others wait, so that each puts back what it has found. ``here`` is given the
+    module's own function, then the arguments.
     """
     thread = threading.get_ident()
     with REPLACING:
@@ -86,7 +82,6 @@ def load(name: str, lowered: jax.stages.Lowered, entry: bytes) -> jax.stages.Com
     """Loads a program's executable from an entry of JAX's compilation cache; compiles nothing.
 
     Args:
-        name: the program, for messages.
         lowered: the program, as it was lowered for the entry.
         entry: the entry's bytes, which were checked: they hold machine code.
 

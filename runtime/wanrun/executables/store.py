@@ -75,9 +75,6 @@ class _Files:
     """A program and its checked bytes.
 
     Attributes:
-        name: the program's name.
-        program: what the manifest says of it.
-        data: the serialized program.
         entry: its executable; the error if there is none that can be used, and the program is compiled.
         built: the digest of the artifact's executable; empty without one.
     """
@@ -92,8 +89,7 @@ class _Files:
 class Executables:
     """Loads an opened artifact's executables on request, each once for all profiles.
 
-    Args:
-        opened: the artifact. Its policy says whether a program without a fitting executable is compiled.
+    The artifact's policy says whether a program without a fitting executable is compiled.
     """
 
     def __init__(self, opened: OpenedArtifact) -> None:
@@ -105,16 +101,9 @@ class Executables:
         self._closed = False
 
     def check(self, profile: Profile, names: Collection[str] | None = None) -> Mapping[str, Program]:
-        """Reads every program and every executable of a profile, and checks their digests.
+        """Reads a profile's programs of these names, or all, and their executables, and checks their digests.
 
         So damage is found before any computation, even in a program that is loaded late.
-
-        Args:
-            profile: the profile.
-            names: the programs that are used; None for all.
-
-        Returns:
-            These programs by name.
 
         Raises:
             ArtifactError: if a program is missing or damaged; if an executable is, unless compiling is on.

@@ -74,9 +74,7 @@ class Contest:
 
     Args:
         built: the artifact's executable, by names of arguments.
-        here: what was compiled here.
         weights: names of the arguments that are weights: both get the given ones.
-        tolerance: the relative error that is allowed.
         decided: is told the outcome once.
     """
 
@@ -125,13 +123,7 @@ class Contest:
 
 
 def difference(built: np.ndarray, here: np.ndarray, tolerance: float) -> str:
-    """Says by how much two results of one program differ; empty where they agree.
-
-    Args:
-        built: what the artifact's executable returns.
-        here: what was compiled here returns.
-        tolerance: the relative error that is allowed.
-    """
+    """Says by how much two results of one program differ; empty where they agree."""
     if built.dtype == np.uint8:
         apart, most = levels_apart(built, here), most_levels(tolerance)
         return "" if apart <= most else f"by {apart:.3g} levels, at most {most:.3g}"

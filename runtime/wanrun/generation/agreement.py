@@ -75,13 +75,7 @@ def together(
 def agree_on_generation(
     group: ProcessGroup | None, generation: Generation, inputs: Inputs | None, latents: np.ndarray | None
 ) -> None:
-    """Checks that all processes are about to make the same video.
-
-    Args:
-        group: the processes; None for one alone.
-        generation: what is made.
-        inputs: its images and videos.
-        latents: the given initial noise.
+    """Checks that all processes of a group, if there is one, are about to make the same video.
 
     Raises:
         UsageError: in every process, naming the first option that differs.

@@ -45,9 +45,6 @@ class Conditioning:
     """Runs the programs that encode images and videos, as the model's task orders them.
 
     Args:
-        programs: the profile's programs, with their weights.
-        manifest: the artifact's manifest.
-        profile: the profile.
         last: keeps the encodings of the last inputs, for the next prompt.
         low_memory: whether the components that encode once per generation are released after that.
     """
@@ -115,7 +112,6 @@ class Conditioning:
 
         Args:
             inputs: the images and videos as arrays; None for text alone.
-            timings: where the time is recorded.
             window: the window, for a model with windows; None for the first.
             carried: the arrays from the window before, by program input; None for the first window.
             options: the generation's options; a step takes those that it has an input for. None for the

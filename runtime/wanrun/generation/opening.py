@@ -70,9 +70,7 @@ class Opening:
     """What is opened, and how.
 
     Args:
-        folder: the artifact's folder.
         policy: the options of loading, which choose the profile and the target too.
-        timings: where the times are recorded.
         given: the other keywords of ``load``.
     """
 
@@ -82,14 +80,10 @@ class Opening:
     given: LoadKeywords
 
     def open(self, undo: ExitStack) -> tuple[WeightStore, TextStages, Profile]:
-        """Opens the artifact.
+        """Opens the artifact; ``undo`` closes what is opened.
 
-        Args:
-            undo: closes what is opened.
-
-        Returns:
-            The artifact's weights and executables, its text stages, of which nothing is loaded yet, and the
-            wanted profile. The caller closes the first two.
+        Returns its weights and executables, its text stages, of which nothing is loaded yet, and the wanted
+        profile. The caller closes the first two.
 
         Raises:
             ArtifactError, CancelledError, UsageError, ClusterError: as ``wanrun.load``.

@@ -152,10 +152,9 @@ class Pipeline:
                 loading.result()
 
     def encoded_at_lengths(self, prompt: str) -> dict[int, np.ndarray]:
-        """Encodes a prompt with each of the artifact's text encoder programs that it fits.
+        """Returns a prompt's embedding (tokens of the prompt, text_dim) by each program that it fits.
 
-        Returns:
-            Its embedding (tokens of the prompt, text_dim) by the length of the program, shortest first.
+        The keys are the lengths of the artifact's text encoder programs, shortest first.
         """
         with self._call(None) as timings, self._text(timings):
             return self._session.text.at_lengths(prompt)

@@ -18,13 +18,7 @@ from wanrun.request.options import leading_latents
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it.
-
-    Args:
-        state: the state of the loop.
-        manifest: the artifact's manifest.
-        profile: the profile that is made.
-    """
+    """The state after a step. It can be looked at inside ``on_step`` alone: the next step overwrites it."""
 
     state: State
     manifest: Manifest

@@ -36,9 +36,7 @@ class Batch:
     reported and the others are made; only an unusable artifact, which concerns all lines, ends the run.
 
     Args:
-        work: the jobs of the run.
         overwrite: whether existing files may be replaced.
-        timings: where the times are recorded.
         leads: whether this process prints and writes; one of a run of several processes does.
         status: the line that says what is waited for, which gives way to other lines; None for no such line.
     """
@@ -97,10 +95,7 @@ class Batch:
         self.note(f"error: {error.spelled(key_of)}")
 
     def run(self, pipeline: Pipeline) -> None:
-        """Makes the videos of all jobs.
-
-        Args:
-            pipeline: the pipeline, loaded with the first job's profile.
+        """Makes the videos of all jobs with a pipeline that was loaded with the first job's profile.
 
         Raises:
             ArtifactError: if the artifact is not usable.

@@ -16,9 +16,7 @@ from wanrun.media.write_video import MAX_METADATA_BYTES, check_free, metadata_si
 def missing_videos(videos: Sequence[Path], metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the numbers of the videos that do not exist; the others must have the run's metadata.
 
-    Args:
-        videos: the path of each video.
-        metadata: the metadata of each video, except its number.
+    The metadata is that of each video, except its number.
 
     Raises:
         UsageError: for an existing video with other metadata, or without metadata.

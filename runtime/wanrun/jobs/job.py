@@ -37,9 +37,6 @@ class Job:
     """One prompt of a run.
 
     Attributes:
-        entry: the prompt's line.
-        generation: what is made.
-        videos: the path of each video.
         latents: the path of the final latents; None if they are not requested, or exist.
         missing: the numbers of the videos to write; the others exist, with the same metadata.
         metadata: the metadata of each video, except the video's number; empty until the media are read.
@@ -63,9 +60,6 @@ class JobMaker:
     """Makes jobs of prompts: ``job`` is cheap, and ``compared`` reads the media.
 
     Attributes:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-        run: the options of the whole run.
         many: whether the prompts come from a file. Then an output without fields is numbered if there are
             several prompts, and an existing video with the same metadata is finished. The video of a single
             prompt must not exist.

@@ -23,9 +23,6 @@ class MediaSets:
 
     The arrays of one set are kept: those that ``inputs`` returned last, or before its first call those that
     were read first, which are probably the first job's.
-
-    Args:
-        timings: where the time is recorded.
     """
 
     def __init__(self, timings: Timings) -> None:
@@ -38,9 +35,7 @@ class MediaSets:
     def facts(self, generation: Generation, digests: bool = False) -> Inputs | None:
         """Returns a generation's media without arrays, and reads them at the first call; None for text alone.
 
-        Args:
-            generation: the generation.
-            digests: whether digests suffice. Then the media may turn out to be unusable later.
+        Where ``digests`` suffice, the media may turn out to be unusable later.
 
         Raises:
             UsageError: if they cannot be used, or with digests if they cannot be read.

@@ -45,11 +45,8 @@ def expand(pattern: str, option: str, *, index: int, total: int, seed: int, prom
     """Replaces the fields of a name by values.
 
     Args:
-        pattern: the name, with or without fields.
         option: the option of the name, for messages.
         index: the prompt's number, from 1.
-        total: the number of prompts.
-        seed: the seed of the initial noise.
         prompt: the prompt, for ``{slug}``.
 
     Raises:

@@ -27,11 +27,7 @@ _MAX_BYTES = 64 << 20  # a larger file is not a prompts file
 
 
 class Line(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt of a run: a request and the name of its video.
-
-    Attributes:
-        output: the line's own output name; None for --output's.
-    """
+    """One prompt of a run: a request, and the name of its video; None for that of --output."""
 
     output: Annotated[
         str | None, option("Name of the video; may hold fields.", default="--output", also=" ".join(OUTPUT))
@@ -43,12 +39,10 @@ class Entry:
     """A line of a run, and its place.
 
     Attributes:
-        line: the prompt and its options.
         where: file and line, for messages; empty for a prompt of the command line.
         index: the number of the prompt in the file, from 1. Unusable lines count too, so a corrected line
             does not rename the outputs of the others.
         total: the number of prompts in the file.
-        drawn: whether the seed was drawn.
     """
 
     line: Line
@@ -72,15 +66,12 @@ def key_of(name: str) -> str:
 def read_entries(
     path: Path, shared: Line, random_seed: bool = False
 ) -> tuple[list[Entry], dict[int, UsageError]]:
-    """Reads a prompts file.
+    """Reads a prompts file: returns its entries, and the errors of the other lines by index.
 
     Args:
         path: the file, which may be a pipe, or ``-`` for standard input.
         shared: the command line's options, for lines that do not give them.
         random_seed: whether a line without a seed draws one.
-
-    Returns:
-        The entries, and the errors of the other lines by index.
 
     Raises:
         UsageError: if the file cannot be read, is larger than 64 MiB, is UTF-16, or has no prompt.

@@ -67,13 +67,10 @@ def _group(run: RunOptions, seconds: float) -> ProcessGroup:
 
 
 def agreed(group: ProcessGroup, work: Worklist, run: RunOptions) -> Worklist:
-    """Checks that all processes have the same artifact and the same jobs.
+    """Checks that all processes have the same artifact and jobs; returns those that process 0 has to make.
 
     Which jobs are finished is what process 0 finds, because it writes the results: the others may see other
     disks.
-
-    Returns:
-        The worklist with the jobs that process 0 has to make.
 
     Raises:
         ArtifactError: in every process, if their artifacts differ.

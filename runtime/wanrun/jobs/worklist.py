@@ -43,7 +43,6 @@ class Worklist:
     """The jobs of a run and the results of its checks.
 
     Attributes:
-        manifest: the artifact's manifest.
         jobs: the jobs to make, in order.
         finished: the jobs whose results all exist.
         failures: the errors of the other lines of the prompts file, in order.
@@ -131,11 +130,7 @@ def _read(run: RunOptions, given: Mapping[str, Any]) -> Line:
 def make_worklist(artifact: Path, run: RunOptions, given: Mapping[str, Any], timings: Timings) -> Worklist:
     """Makes all checks that need neither jax nor a weight, and returns the jobs.
 
-    Args:
-        artifact: the artifact's folder.
-        run: the options of the whole run.
-        given: the command line's options of a generation, by name.
-        timings: where the time of reading media is recorded.
+    ``given`` are the command line's options of a generation, by name.
 
     Raises:
         UsageError: for an option out of range, latents that do not fit, media that cannot be used, a prompts

@@ -150,7 +150,6 @@ def host_mismatches(
     """Compares a target's environment with this host, without importing jax.
 
     Args:
-        built: the target's environment.
         requirements: its requirements file, for the remedy.
         needed: the devices of its mesh.
         root: the root of the files in which the system describes its devices.
@@ -204,7 +203,6 @@ def device_mismatches(
     device, the compiler's text about itself has to be the same; without a device it says another one.
 
     Args:
-        built: the target's environment.
         devices: all that JAX sees.
         needed: the devices of the target's mesh.
     """

@@ -38,13 +38,10 @@ def check_process() -> None:
 
 @contextlib.contextmanager
 def starting(*platforms: str) -> Iterator[None]:
-    """Lets JAX start these platforms alone, in the order of preference; a process starts them once.
+    """Lets JAX start these platforms, 'cpu', 'cuda' or 'tpu', alone, the preferred one first.
 
-    A platform that JAX has started stays for the rest of the process, and no other can start later. If the
-    user's JAX_PLATFORMS names something else, it decides.
-
-    Args:
-        platforms: 'cpu', 'cuda' or 'tpu'.
+    A process starts them once: what JAX has started stays for the rest of the process, and no other platform
+    can start later. If the user's JAX_PLATFORMS names something else, it decides.
 
     Raises:
         UsageError: in a fork of a process that has used JAX.

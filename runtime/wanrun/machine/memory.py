@@ -72,11 +72,7 @@ def device_memory_bytes(device: jax.Device) -> int | None:
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns the bytes of host memory that this process may use: physical memory, or a smaller cgroup limit.
-
-    Args:
-        root: the folder that contains /proc and /sys.
-    """
+    """Returns the bytes of host memory for this process: physical memory, or a smaller cgroup limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *control_group_limits(root)])
 

@@ -42,7 +42,6 @@ class Prepared:
         process: makes an array (height, width, ...) of the canvas's size from an image in mode RGB; raises
             UsageError for an image that cannot be brought to this size.
         channels: the axes after height and width.
-        dtype: the array's dtype.
     """
 
     process: Callable[[Image.Image, Canvas], np.ndarray]

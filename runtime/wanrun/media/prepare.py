@@ -45,10 +45,8 @@ def load_media(manifest: Manifest, profile: Profile, media: Media) -> Inputs:
     """Reads, checks and prepares the given media.
 
     Args:
-        manifest: the artifact's manifest.
         profile: the static shape: size, frames (of one window, if there are windows) and number of reference
             images.
-        media: the given media.
 
     Raises:
         UsageError: as ``check_media``, and for an image or video that cannot be read or does not fit the
@@ -61,13 +59,8 @@ def load_media(manifest: Manifest, profile: Profile, media: Media) -> Inputs:
 def media_facts(manifest: Manifest, profile: Profile, media: Media) -> Mapping[str, Any] | None:
     """Returns the ``facts`` of ``load_media`` without decoding: files are only digested.
 
-    Equal facts mean equal media. They do not show that the media can be decoded or fit the profile.
-
-    Args:
-        manifest, profile, media: as for ``load_media``.
-
-    Returns:
-        The facts; None for a model with windows, and for images in memory.
+    None for a model with windows, and for images in memory. Equal facts mean equal media. They do not show
+    that the media can be decoded or fit the profile.
 
     Raises:
         UsageError: as ``check_media``, and for a file that cannot be read.

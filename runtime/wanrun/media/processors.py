@@ -24,8 +24,7 @@ _MAX_STRETCHED_PIXELS = 2**26  # an image of one row would take gigabytes after 
 def resized(image: Image.Image, width: int, height: int) -> np.ndarray:
     """Scales an image to a size, whatever its aspect ratio: ``VaeImageProcessor.preprocess``.
 
-    Returns:
-        uint8 (height, width, 3). An image that has this size is not changed.
+    Returns uint8 (height, width, 3). An image that has this size is not changed.
     """
     return np.asarray(image.resize((width, height), _LANCZOS))
 
@@ -33,8 +32,7 @@ def resized(image: Image.Image, width: int, height: int) -> np.ndarray:
 def greyscale(image: Image.Image, width: int, height: int) -> np.ndarray:
     """Scales as ``resized``, then converts to greyscale (ITU-R 601): ``WanAnimatePipeline``'s mask processor.
 
-    Returns:
-        uint8 (height, width).
+    Returns uint8 (height, width).
     """
     return np.asarray(image.resize((width, height), _LANCZOS).convert("L"))
 
@@ -44,9 +42,7 @@ def filled(image: Image.Image, width: int, height: int, name: str = "the image")
 
     diffusers asks that processor for bilinear scaling, but the constructor of its base class sets the filter
     back to Lanczos, so the model gets Lanczos.
-
-    Returns:
-        uint8 (height, width, 3).
+    Returns uint8 (height, width, 3).
 
     Raises:
         UsageError: if the image is so narrow that nothing is left of it.
@@ -119,10 +115,8 @@ def reference_canvas(
     """Fits a reference image into a size, centred on white: ``WanVACEPipeline.preprocess_conditions``.
 
     As in the reference, the image is scaled twice: with Lanczos to the multiple of ``spatial`` below its own
-    size, then to the wanted size (bilinear without antialiasing, on values in [-1, 1]).
-
-    Returns:
-        float32 (height, width, 3) in [-1, 1].
+    size, then to the wanted size (bilinear without antialiasing, on values in [-1, 1]). Returns float32
+    (height, width, 3) in [-1, 1].
 
     Raises:
         UsageError: if a side has fewer than ``spatial`` pixels, or is so narrow that nothing is left of it.
@@ -178,7 +172,7 @@ def _too_narrow(image: Image.Image, name: str) -> UsageError:
 def scaled_size(
     width: int, height: int, profile_width: int, profile_height: int, multiple: int, spatial: int = 8
 ) -> tuple[int, int]:
-    """Returns the size that a video's frames are scaled to: ``WanVACEPipeline.preprocess_conditions``.
+    """Returns the scaled width and height of a video's frames: ``WanVACEPipeline.preprocess_conditions``.
 
     Frames with more pixels than the profile are scaled to fit into its size; smaller ones are not scaled. The
     result is rounded down. Only a video whose size becomes the profile's size conditions the whole result.
@@ -188,9 +182,6 @@ def scaled_size(
         profile_width, profile_height: pixels of the result.
         multiple: sizes are multiples of this number of pixels.
         spatial: pixels of a latent cell's side.
-
-    Returns:
-        Width and height.
     """
     width, height = width - width % spatial, height - height % spatial
     if width * height > profile_width * profile_height:

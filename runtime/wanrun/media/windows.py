@@ -48,16 +48,10 @@ def check_segments(num_frames: int, length: int, overlap: int, video: str = "the
 
 
 def reflected(num_frames: int, target: int) -> list[int]:
-    """Cuts or reflects a video to another number of frames: ``WanAnimatePipeline.pad_video_frames``.
+    """Returns the indices of ``target`` frames of a video: ``WanAnimatePipeline.pad_video_frames``.
 
-    A longer video is cut. A shorter one continues backwards, then forwards again: 0 1 2 1 0 1 2 ...
-
-    Args:
-        num_frames: frames of the video; more than one if ``target`` is.
-        target: the wanted number of frames.
-
-    Returns:
-        Indices of ``target`` frames.
+    A longer video is cut. A shorter one, of two frames or more, continues backwards, then forwards again:
+    0 1 2 1 0 1 2 ...
     """
     last = num_frames - 1
     period = max(2 * last, 1)
@@ -66,13 +60,7 @@ def reflected(num_frames: int, target: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Window:
-    """The video frames that are made at once.
-
-    Attributes:
-        count: the number of windows.
-        start: its first frame.
-        stop: one past its last frame.
-    """
+    """The video frames that are made at once, of ``count`` windows; ``stop`` is one past the last frame."""
 
     count: int
     start: int
@@ -80,13 +68,7 @@ class Window:
 
 
 def windows(total: int, length: int, overlap: int) -> list[Window]:
-    """Returns the windows that exactly cover a video.
-
-    Args:
-        total: frames of the video, padded to whole windows.
-        length: frames of a window.
-        overlap: frames that a window shares with the one before.
-    """
+    """Returns the windows that exactly cover a video, whose ``total`` frames are padded to whole windows."""
     stride = length - overlap
     count = num_windows(total, length, overlap)
     return [Window(count, i * stride, i * stride + length) for i in range(count)]

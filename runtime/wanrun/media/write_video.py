@@ -96,7 +96,6 @@ def check_free(
     """Checks that nothing is in the way of these videos.
 
     Args:
-        videos: the path of each.
         overwrite: whether files that exist may be replaced; a folder of pictures replaces nothing.
         sidecars: whether the files count that are written beside videos.
         ways: what to do, for messages.

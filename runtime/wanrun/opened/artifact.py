@@ -29,17 +29,12 @@ class OpenedArtifact:
     """An artifact, one of its targets, and an open device.
 
     Attributes:
-        folder: the artifact's folder.
-        manifest: its manifest.
         selected: the chosen target, the same for every profile.
         device: where programs run.
-        policy: the loading options.
         recorder: passes loading times on to the timings of running generations.
-        warn: receives warnings.
         report: receives decisions, such as the placement of experts.
         check_trust: raises ArtifactError for a profile whose executables were built elsewhere and have not
             been found right on this chip: see ``wanrun.trust``.
-        waits: waits for what is being loaded.
     """
 
     folder: Path

@@ -66,7 +66,6 @@ def open_device(
     """Imports jax, starts the target's platform and compares the devices with the target's.
 
     Args:
-        selected: the chosen target.
         allow_compile: whether a device that differs from the target's may be used.
         timings: where the import is recorded.
         warn: told when the artifact's executables are not used.

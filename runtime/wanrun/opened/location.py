@@ -56,17 +56,10 @@ def weights_location(weights: str) -> Path | SplitResult:
 
 
 def component_location(weights: str, folder: str) -> Path | str:
-    """Returns the location of a component whose weights are outside the artifact.
+    """Returns where a component of ``weights_location`` is; errors are those of that function.
 
-    Args:
-        weights: a local folder or a URL with the contents of the artifact's ``weights`` folder.
-        folder: the component's folder in the manifest, such as ``weights/transformer``.
-
-    Returns:
-        A path for a local folder, which may hold plain chunk files; otherwise a URL.
-
-    Raises:
-        UsageError: as ``weights_location``.
+    It is a path for a local folder, which may hold plain chunk files; otherwise a URL. ``folder`` is the
+    component's in the manifest, such as ``weights/transformer``.
     """
     name, location = folder.removeprefix("weights/"), weights_location(weights)
     if isinstance(location, Path):

@@ -101,7 +101,6 @@ def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | Non
 
     Args:
         pipeline: the pipeline; no stored embedding is used.
-        environment: the facts about the machine.
         loop: the form of the loop; None for the pipeline's own.
     """
     manifest, profile = pipeline.manifest, pipeline.profile

@@ -60,17 +60,12 @@ def sample_media(
     without: Collection[str] = (),
     seed: int = 0,
 ) -> Media | None:
-    """Returns all inputs of a model besides the prompt.
+    """Returns all inputs of a model besides the prompt; None if there are none, or all are left out.
 
     Args:
-        manifest: the artifact's manifest.
         profile: sizes and frames. Images have another size; a video for VACE has the profile's.
         mode: Animate's mode; None: its default. There is one window, whose last frames are padded.
         without: names of optional inputs to leave out.
-        seed: seed of the pictures.
-
-    Returns:
-        The media; None for a model without any, or if all are left out.
     """
     inputs = manifest.model.task.inputs
     wanted = {

@@ -33,9 +33,6 @@ def tried(artifact: Path, target: str, profile: str, weights: str | None, tell: 
     """Loads and runs the executables of a profile, and compares the result with the recorded one.
 
     Args:
-        artifact: the artifact's folder.
-        target: the target's name.
-        profile: the profile's name.
         weights: a folder or URL of the weights instead of the artifact's.
         tell: gets a refusal for what is about to be done, which holds if this process does not come back.
 

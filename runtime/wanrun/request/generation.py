@@ -89,11 +89,7 @@ class Generation:
         return load_media(self.manifest, self.profile, self.media)
 
     def num_windows(self, inputs: Inputs | None) -> int:
-        """Returns the number of windows, in each of which all steps run.
-
-        Args:
-            inputs: the images and videos, which may decide it; None for text alone.
-        """
+        """Returns the number of windows, in each of which all steps run; the inputs may decide it."""
         if inputs is None or inputs.num_frames is None:
             return 1
         return num_windows(inputs.num_frames, self.profile.num_frames, inputs.segment_overlap)
@@ -123,11 +119,7 @@ class Generation:
         }
 
     def cost(self, inputs: Inputs | None = None) -> Cost:
-        """Returns what the generation will take.
-
-        Args:
-            inputs: the images and videos, which may decide the number of windows; None before they are read.
-        """
+        """Returns what the generation will take. Inputs that were read may decide the number of windows."""
         profile, form = self.profile, self.options["loop"]
         windows, steps = self.num_windows(inputs), len(self.table.timesteps)
         one_by_one = form == "step" or bool(self.table.noise.any())

@@ -54,12 +54,7 @@ def check_latents(latents: np.ndarray, shape: tuple[int, ...], what: str = "the 
 
 
 def check_effects(manifest: Manifest, guidance: bool, request: Request) -> None:
-    """Refuses options that would have no effect.
-
-    Args:
-        manifest: the artifact's manifest.
-        guidance: whether guidance is on; only ``guidance_scale`` decides this, not ``guidance_scale_2``.
-        request: the request.
+    """Refuses options that would have no effect; ``guidance_scale_2`` does not decide whether guidance is on.
 
     Raises:
         UsageError: for an option of two experts with a single transformer, an option of other models, or a
@@ -163,7 +158,6 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
     """Fills in the manifest's defaults: returns the options of a generation, which the metadata records.
 
     Args:
-        manifest: the artifact's manifest.
         profile: the chosen profile. Without guidance both scales are 1, and there is no negative prompt.
         request: the request. The default of ``guidance_scale_2`` is the given ``guidance_scale``; if neither
             is given, both are the manifest's. ``explicit_timesteps`` decides when the default timesteps are

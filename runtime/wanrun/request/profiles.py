@@ -17,13 +17,9 @@ from wanrun.opened.policy import SHAPE
 
 
 def has_guidance(manifest: Manifest, scale: float | None = None) -> bool:
-    """Returns whether guidance is on: a guidance scale above 1 turns it on, any other scale off.
+    """Returns whether guidance is on: a guidance scale, by default the model's own, above 1 turns it on.
 
     The low-noise expert's scale does not count (``do_classifier_free_guidance`` of diffusers' Wan pipelines).
-
-    Args:
-        manifest: the artifact's manifest.
-        scale: the guidance scale; None for the model's own.
     """
     return bool((manifest.model.defaults.guidance_scale if scale is None else scale) > 1)
 
@@ -38,8 +34,6 @@ def choose_profile(
     one is taken.
 
     Args:
-        manifest: the artifact's manifest.
-        artifact: its folder, for messages.
         shape: what is asked for, by the names of ``SHAPE``; None means not given.
         loaded: the loaded profile; None if none is loaded.
 

@@ -85,9 +85,6 @@ def resolve_request(
     """Returns the generation that a request asks of an artifact: the only way to make one.
 
     Args:
-        request: the request.
-        manifest: the artifact's manifest.
-        artifact: its folder, for messages.
         media: images and videos, if the request names none.
         inputs: images and videos that were already read, instead of media.
         loaded: the loaded profile, which has the defaults of size, frames, videos, guidance and number of

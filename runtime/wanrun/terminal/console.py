@@ -30,14 +30,10 @@ from wanrun.terminal.undo import end
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Runs a command and reports any failure as one line on stderr. Signals are left as they are.
+    """Runs a command, reports any failure as one line on stderr, and returns the exit code: see the table.
 
-    Args:
-        command: the click command or group.
-        argv: its arguments, by default the process's. ``--debug`` among them also prints a traceback.
-
-    Returns:
-        The exit code, from the table above, for ``sys.exit``.
+    Signals are left as they are. ``--debug`` among the arguments, by default the process's, also prints a
+    traceback.
     """
     if (code := _completed(command)) is not None:
         return code

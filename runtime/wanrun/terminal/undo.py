@@ -60,8 +60,7 @@ def begun(begin: Callable[[], T], undo: Callable[[T], object]) -> Iterator[T]:
 def undone_at_exit(undo: Callable[[], object]) -> Iterator[None]:
     """Lets ``end`` call a function while the context is entered; leaving the context calls nothing.
 
-    Args:
-        undo: removes what a process that ends now would leave behind; it takes no lock, as for ``begun``.
+    It removes what a process that ends now would leave behind, and takes no lock, as for ``begun``.
     """
     with begun(lambda: undo, lambda function: function()):
         yield

@@ -52,10 +52,6 @@ def wants_cpu(device: str | None, selected: SelectedTarget) -> bool:
 def opened_beside(opened: OpenedArtifact, selected: SelectedTarget) -> OpenedArtifact:
     """Opens the artifact's CPU target on the CPU, which JAX has started with the accelerator.
 
-    Args:
-        opened: the artifact, opened on the accelerator.
-        selected: the CPU target.
-
     Raises:
         ArtifactError: if JAX has no CPU device, or another one than the target's.
     """

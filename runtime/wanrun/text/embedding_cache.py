@@ -35,9 +35,7 @@ Warn = Callable[[str], None]
 def made_by_jax(program_sha256: str, environment: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts that decide the bits of an embedding of ``encode_text``, besides its key.
 
-    Args:
-        program_sha256: digest of the exported program.
-        environment: the environment of the target whose executable ran, or of this machine if it compiled.
+    The environment is that of the target whose executable ran, or of this machine if it compiled.
     """
     return {
         "backend": "jax",
@@ -56,11 +54,8 @@ class EmbeddingCache:
     limit, the least recently used entries are removed. Prompts are private: the folder is its owner's alone.
 
     Args:
-        manifest: the artifact's manifest.
         made_by: the facts that decide the bits besides the key, as JSON, such as ``made_by_jax``.
         folder: the cache's folder; None: $XDG_CACHE_HOME/wanrun/embeddings.
-        warn: receives the warning.
-        max_bytes: size limit of all entries.
     """
 
     def __init__(

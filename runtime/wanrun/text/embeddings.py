@@ -66,8 +66,6 @@ def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndar
     ``numpy.load`` would allocate any size that the header claims. This function returns a view of the bytes.
 
     Args:
-        data: the .npy file.
-        dtype: name of the expected dtype.
         max_length: the largest allowed number of rows.
         width: D.
 
@@ -92,11 +90,7 @@ def decode_rows(data: bytes, dtype: str, max_length: int, width: int) -> np.ndar
 
 
 class EmbeddingFormat:
-    """The keys and the file format of embeddings of one artifact's text encoder.
-
-    Args:
-        manifest: the artifact's manifest.
-    """
+    """The keys and the file format of embeddings of one artifact's text encoder."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._text = text_digest(manifest)
@@ -109,12 +103,7 @@ class EmbeddingFormat:
         return self._max_length * self._width * DTYPES["float32"].itemsize + _HEADER_BYTES
 
     def key(self, cleaned_prompt: str, dtype: str) -> str:
-        """Returns the hexadecimal name of a prompt's embedding.
-
-        Args:
-            cleaned_prompt: the prompt after ``clean_prompt``.
-            dtype: name of the compute dtype.
-        """
+        """Returns the hexadecimal name of the embedding of a prompt, which ``clean_prompt`` has cleaned."""
         return sha256_of(canonical_json({"text": self._text, "prompt": cleaned_prompt, "dtype": dtype}))
 
     def decode(self, data: bytes, dtype: str) -> np.ndarray:
@@ -123,12 +112,7 @@ class EmbeddingFormat:
 
 
 class ArtifactEmbeddings:
-    """The embeddings that an artifact lists.
-
-    Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-    """
+    """The embeddings that an artifact lists."""
 
     def __init__(self, artifact: Path, manifest: Manifest) -> None:
         self._artifact, self._listed = artifact, manifest.embeddings

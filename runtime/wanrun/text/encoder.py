@@ -55,7 +55,6 @@ class PromptEncoder:
         stores: stores to look in, in this order; a new embedding is put into all of them.
         length: L, tokens per prompt.
         width: D.
-        dtype: the compute dtype.
         remembered: the number of embeddings kept in this process.
     """
 
@@ -102,11 +101,7 @@ class PromptEncoder:
                 self._make(missing, tokens, range(begin, min(begin + FETCHED, len(missing))))
 
     def __call__(self, prompts: Sequence[str], warn: Warn = silent) -> np.ndarray:
-        """Returns embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
-
-        Args:
-            prompts: the prompts.
-            warn: receives a warning for each prompt that was cut.
+        """Returns embeddings (P, L, D) in the compute dtype, zero past each length; warns of cut prompts.
 
         Raises:
             ArtifactError: if an embedding that the artifact lists is damaged.

@@ -54,9 +54,7 @@ class PromptTokenizer:
     """Tokenizes like ``T5TokenizerFast`` with ``padding="max_length"`` and ``truncation=True``.
 
     Args:
-        path: a tokenizer.json.
         max_length: L, tokens per prompt.
-        pad_id: the id of the padding token.
         data: the file's content, if it was already read.
 
     Raises:

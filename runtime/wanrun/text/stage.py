@@ -20,19 +20,7 @@ from wanrun.weights.store import WeightStore
 
 
 class TextStage:
-    """Tokenizer, text encoder and stored embeddings in one compute dtype.
-
-    Args:
-        opened: the artifact.
-        tokenizer: its tokenizer.
-        encoder: runs the text encoder.
-        dtype: name of the compute dtype.
-
-    Attributes:
-        tokenizer: the argument.
-        encoder: the argument.
-        prompts: the prompt encoder.
-    """
+    """Tokenizer, text encoder and stored embeddings in one compute dtype."""
 
     def __init__(
         self, opened: OpenedArtifact, tokenizer: ArtifactTokenizer, encoder: ArtifactTextEncoder, dtype: str
@@ -50,12 +38,7 @@ class TextStage:
         )
 
     def encode(self, prompts: Sequence[str], timings: Timings, warn: Warn = silent) -> np.ndarray:
-        """Returns embeddings (P, L, D) in the compute dtype, zero past each prompt's length.
-
-        Args:
-            prompts: the prompts.
-            timings: where the time is recorded.
-            warn: receives a warning for each prompt that was cut.
+        """Returns embeddings (P, L, D) in the compute dtype, zero past each length; warns of cut prompts.
 
         Raises:
             ArtifactError: if the text encoder cannot be loaded, or a stored embedding is damaged.
@@ -72,13 +55,9 @@ class TextStage:
         self.spare()
 
     def at_lengths(self, prompt: str) -> dict[int, np.ndarray]:
-        """Encodes a prompt with each program that it fits.
+        """Returns a prompt's embedding (tokens of the prompt, D) by each program that it fits.
 
-        Args:
-            prompt: the prompt.
-
-        Returns:
-            Its embedding (tokens of the prompt, D) by the length of the program, shortest first.
+        The keys are the lengths of the programs, shortest first.
         """
         tokens = self.tokenizer([clean_prompt(prompt)])
         (own,) = tokens.lengths
@@ -101,7 +80,6 @@ class TextStages:
     same text encoder programs.
 
     Args:
-        opened: the artifact.
         beside: the text encoder's weights and executables on the CPU, one copy for all profiles; None where
             it runs with the other programs.
     """
@@ -114,10 +92,6 @@ class TextStages:
 
     def of(self, programs: Programs, dtype: str) -> TextStage:
         """Returns a profile's stage.
-
-        Args:
-            programs: the profile's programs.
-            dtype: its compute dtype.
 
         Raises:
             ArtifactError: if a program of the CPU is missing or damaged.

@@ -29,12 +29,7 @@ MAX_BYTES = 2**28
 
 
 class ArtifactTokenizer:
-    """Tokenizes prompts; thread-safe.
-
-    Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-    """
+    """Tokenizes prompts; thread-safe."""
 
     def __init__(self, artifact: Path, manifest: Manifest) -> None:
         self._record, self._path = manifest.tokenizer, artifact / manifest.tokenizer.file

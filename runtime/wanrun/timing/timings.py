@@ -108,7 +108,6 @@ class Timings(Spans):
         Args:
             loop: the form of the loop: ``step`` or ``scan``.
             count: the number of steps in the call, at least 1. Each is recorded with their mean.
-            seconds: the duration of the call.
         """
         end = self.now()
         with self._lock:

@@ -40,7 +40,6 @@ def run_trial(
 
     Args:
         arguments: what the child tries, as its command line takes it.
-        seconds: the most that it may take.
         command: what is run instead of ``CHILD``.
     """
     with temporary_folder(Path(tempfile.gettempdir())) as folder:

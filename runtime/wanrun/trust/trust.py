@@ -29,9 +29,6 @@ class Trust:
     """Trusts a target's executables, profile by profile.
 
     Args:
-        artifact: the artifact's folder.
-        manifest: its manifest.
-        selected: the target.
         weights: a folder or URL of the weights instead of the artifact's.
         trial: whether this is the trial itself, which uses executables without a verdict.
         attempt: tries executables, given the arguments of ``run_trial``.
@@ -56,11 +53,9 @@ class Trust:
         return trial_facts(self.manifest, self.selected, profile, self.root)
 
     def establish(self, profile: Profile, report: Callable[[str], None]) -> None:
-        """Tries a profile's executables, unless a verdict is kept. JAX must not have opened the device yet.
+        """Tries a profile's executables, unless a verdict is kept; reports the trial's beginning and end.
 
-        Args:
-            profile: the profile.
-            report: is told that a trial begins, and how it ends.
+        JAX must not have opened the device yet.
 
         Raises:
             ArtifactError: if they are refused, or cannot be tried.
@@ -118,11 +113,7 @@ class Trust:
             raise self._refusal(facts, verdict)
 
     def check_device(self, profile: Profile, found: Mapping[str, Any]) -> None:
-        """Compares the open device with that of the trial; drops the verdict if it is another.
-
-        Args:
-            profile: the profile.
-            found: the facts of ``device_environment``.
+        """Compares facts of ``device_environment`` with those of the trial; drops the verdict if they differ.
 
         Raises:
             ArtifactError: if it is another.

@@ -69,12 +69,7 @@ def trial_facts(
     """Returns the facts for which a verdict holds; none of them needs JAX.
 
     The content digest does not cover executables and recorded results, so the facts have their digests too.
-
-    Args:
-        manifest: the artifact's manifest.
-        selected: the chosen target.
-        profile: the profile.
-        root: the root of the files in which the system describes its devices.
+    ``root`` is that of the files in which the system describes its devices.
     """
     platform_name = selected.target.environment["platform"]
     there = attached(platform_name, root)

@@ -18,15 +18,11 @@ class Programs(Mapping[str, Program]):
     This object owns nothing: the opened artifact owns executables and weights, and its profiles share them.
 
     Args:
-        profile: the profile.
         weights: the opened artifact's weights and executables.
         names: the programs that are used; None for all of the profile.
         experts: the transformer components, the high-noise one first.
         placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
             in host memory; ``one``: one on the device, the other is read again at the boundary.
-
-    Attributes:
-        profile, weights: the arguments.
 
     Raises:
         ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
@@ -77,10 +73,6 @@ class Programs(Mapping[str, Program]):
     def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to an expert's weights, if it takes any; releases another expert that does not fit.
 
-        Args:
-            name: the program.
-            expert: the transformer component.
-
         Raises:
             ArtifactError: if the program or the weights cannot be loaded.
         """
@@ -95,7 +87,6 @@ class Programs(Mapping[str, Program]):
         """Binds a program to its weights, after waiting for both; the result takes the other inputs by name.
 
         Args:
-            name: the program.
             components: maps an input's name to the component to bind, where the two names differ:
                 ``transformer="transformer_2"``. The executable is the same.
 

@@ -133,10 +133,6 @@ class Restore:
     Arrays that are not chunk files in the artifact's own layout are read through TensorStore.
 
     Args:
-        artifact: the artifact's folder.
-        name: the component's name.
-        component: its entry in the manifest.
-        pool: the reading threads.
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
             whole. Of one of which some rows are read, only their crc32c can be checked.
         clock: tells the time for ``started_at`` and ``finished_at``.

@@ -62,10 +62,6 @@ def needs_tensorstore(folder: Path, layout: ArrayLayout) -> bool:
 
     Cheap: it reads at most one small file. False for a damaged array in the artifact's own layout, and
     for a missing array.
-
-    Args:
-        folder: the array's folder inside its component's checkpoint.
-        layout: the array's layout in the manifest.
     """
     state = folder.parent / "state"
     traces = (
@@ -96,7 +92,6 @@ class TensorStoreReader:
 
     Args:
         location: the component's folder: a path or a URL.
-        name: the component's name, for messages.
 
     Raises:
         UsageError: for a URL that TensorStore does not understand, or a remote URL without TensorStore.
@@ -147,8 +142,6 @@ class TensorStoreReader:
         """Reads a parameter into memory, a few rows at a time, and verifies each row.
 
         Args:
-            path: the parameter's path in the component.
-            parameter: its entry in the manifest.
             destination: writable bytes, as many as the rows have, or more.
             verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of a parameter that is read
                 whole.

@@ -52,11 +52,7 @@ class _Given:
         return tuple(sorted({row for rows in wanted for row in rows}))
 
     def of(self, held: np.ndarray) -> list[np.ndarray]:
-        """Returns each device's part.
-
-        Args:
-            held: ``rows``, one behind the other along axis 0.
-        """
+        """Returns each device's part; ``held`` has ``rows``, one behind the other along axis 0."""
         places = {row: place * self.unit for place, row in enumerate(self.rows)}
         parts = []
         for first, *others in self.parts.values():
@@ -70,9 +66,7 @@ class Transfer:
     """How one component comes to the devices of a mesh.
 
     Args:
-        component: its entry in the manifest.
         rules: the mesh axes that a logical axis of a parameter is cut along.
-        mesh: the mesh.
         spread: the program that spreads its large parameters; None for a direct transfer.
         local: the devices of this process; None: as JAX says.
 
@@ -134,13 +128,9 @@ class Transfer:
         return Footprint(host, device, host + copied)
 
     def put(self, tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Gives the devices their parts.
+        """Gives the devices their parts of the arrays that were read, as of ``Restore.result``.
 
-        Args:
-            tree: the arrays that were read, as of ``Restore.result``.
-
-        Returns:
-            By path, the parameters as programs take them, and the rows that have to be spread.
+        Returns, by path, the parameters as programs take them, and the rows that have to be spread.
         """
         import jax
 
@@ -169,7 +159,6 @@ class Staged:
     Args:
         direct: by path, the parameters that are in their place.
         rows: by path, the rows of the others.
-        spread: runs the program.
     """
 
     def __init__(
