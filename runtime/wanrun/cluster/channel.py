@@ -66,19 +66,11 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a message.
-
-        Raises:
-            OSError: if the peer is gone.
-        """
+        """Sends a message. Raises OSError if the peer is gone."""
         self.send_bytes(msgspec.json.encode(message) + b"\n")
 
     def send_bytes(self, data: bytes) -> None:
-        """Sends a proof, or an encoded message.
-
-        Raises:
-            OSError: if the peer is gone.
-        """
+        """Sends a proof, or an encoded message. Raises OSError if the peer is gone."""
         with self._sending:
             self._socket.sendall(data)
 

@@ -136,7 +136,7 @@ class ProcessGroup:
             )
 
     def exchange(self, value: Any = None, last: bool = False, deadline: float | None = None) -> Any:
-        """Gives a value to all processes, and waits for those of the others.
+        """Gives a value to all processes, and returns those of all, by process; None after the deadline.
 
         Every process must make the same calls in the same order.
 
@@ -145,9 +145,6 @@ class ProcessGroup:
             last: whether the processes may go after this exchange.
             deadline: when to give up, of ``time.monotonic``; None for never, as ``Watch`` ends the wait for a
                 process that is gone.
-
-        Returns:
-            The values, by process; None after the deadline.
         """
         with self._calling:
             number, self._number = self._number, self._number + 1

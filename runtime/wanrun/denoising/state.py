@@ -45,11 +45,7 @@ def with_noise(latents: Any, weight: float, noise: np.ndarray) -> np.ndarray:
 
 
 def final_latents(state: State) -> np.ndarray:
-    """Returns a state's latents on the host, float32.
-
-    Raises:
-        WanError: if they are not finite.
-    """
+    """Returns a state's latents on the host, float32. Raises WanError if they are not finite."""
     check_finite(state, "at the end")
     return np.asarray(state["latents"]).astype(np.float32, copy=False)
 

@@ -48,9 +48,5 @@ def read_kept(path: Path) -> bytes | None:
 
 
 def keep(path: Path, entry: bytes) -> None:
-    """Writes an entry.
-
-    Raises:
-        OSError: if there is no room, or the folder cannot be written.
-    """
+    """Writes an entry. Raises OSError if there is no room, or the folder cannot be written."""
     replace_file(path, sealed(path.name, entry))

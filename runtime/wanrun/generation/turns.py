@@ -47,11 +47,7 @@ class Turns:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Counts a call as inside while the block runs.
-
-        Raises:
-            UsageError: after ``close``, and in a fork.
-        """
+        """Counts a call as inside while the block runs. Raises UsageError after ``close``, and in a fork."""
         self._check_process()
         call = object()
         try:

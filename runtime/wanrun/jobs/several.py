@@ -34,9 +34,7 @@ def worklist_of_several(
     """Makes the worklist in each process, and enters their group when all have agreed on it.
 
     Arguments and errors are those of ``make_worklist``. A process whose worklist fails tells the others why.
-
-    Returns:
-        The worklist; the options, without the files that process 0 alone writes in the others; the group.
+    Yields the worklist; the options, in the others without the files that process 0 alone writes; the group.
 
     Raises:
         ArtifactError: if the processes have different artifacts.

@@ -149,13 +149,12 @@ def host_mismatches(
 ) -> list[Mismatch]:
     """Compares a target's environment with this host, without importing jax.
 
+    Returns a mismatch for each fact that differs; one alone for another chip, none, or too few of it.
+
     Args:
         requirements: its requirements file, for the remedy.
         needed: the devices of its mesh.
         root: the root of the files in which the system describes its devices.
-
-    Returns:
-        A mismatch for each fact that differs; one alone where the chip is another, missing, or too few of it.
     """
     if (other := _no_chip(built, needed, root)) is not None:
         return [other]

@@ -60,11 +60,7 @@ class Waits(threading.local):
             self.token = before
 
     def result(self, future: Future[_Value]) -> _Value:
-        """Returns the result of a future.
-
-        Raises:
-            CancelledError: once this thread's token is cancelled.
-        """
+        """Returns the result of a future. Raises CancelledError once this thread's token is cancelled."""
         while self.token is not None and not wait([future], ASK_SECONDS).done:
             self.token.check()
         return future.result()

@@ -78,11 +78,7 @@ class Golden:
 
 
 def read_golden(path: Path) -> Golden:
-    """Reads a recorded result, whose digest was checked.
-
-    Raises:
-        ArtifactError: if it is something else.
-    """
+    """Reads a recorded result, whose digest was checked. Raises ArtifactError if it is something else."""
     try:
         return Golden.from_json(msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES)))
     except (OSError, ValueError, RecursionError) as error:

@@ -20,11 +20,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def parse_numbers(text: str) -> list[float]:
-    """Parses numbers separated by commas.
-
-    Raises:
-        UsageError: if one of them is not a number.
-    """
+    """Parses numbers separated by commas. Raises UsageError if one of them is not a number."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:

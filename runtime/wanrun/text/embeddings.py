@@ -128,11 +128,7 @@ class ArtifactEmbeddings:
         return self.read(key) if key in self._listed else None
 
     def read(self, key: str) -> np.ndarray:
-        """Reads a listed embedding (length, D).
-
-        Raises:
-            ArtifactError: if it is missing or damaged.
-        """
+        """Reads a listed embedding (length, D). Raises ArtifactError if it is missing or damaged."""
         record = self._listed[key]
         path, dtype = self._artifact / record.file, record.dtype
         what, remedy = (

@@ -91,11 +91,7 @@ class TextStages:
         self._stages: dict[tuple[str, ...], TextStage] = {}
 
     def of(self, programs: Programs, dtype: str) -> TextStage:
-        """Returns a profile's stage.
-
-        Raises:
-            ArtifactError: if a program of the CPU is missing or damaged.
-        """
+        """Returns a profile's stage. Raises ArtifactError if a program of the CPU is missing or damaged."""
         opened = self._opened
         if self._beside is not None:
             opened, profile = self._beside.opened, programs.profile

@@ -66,11 +66,7 @@ class ArtifactTokenizer:
         return tokens
 
     def load(self) -> PromptTokenizer:
-        """Loads the tokenizer into this process, once.
-
-        Raises:
-            ArtifactError: if it is missing or damaged.
-        """
+        """Loads the tokenizer into this process, once. Raises ArtifactError if it is missing or damaged."""
         with self._lock:
             if self._tokenizer is None:
                 data = self._read()

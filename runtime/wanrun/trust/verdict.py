@@ -101,11 +101,7 @@ def read_verdict(facts: Mapping[str, Any]) -> Verdict | None:
 
 
 def keep_verdict(facts: Mapping[str, Any], verdict: Verdict) -> None:
-    """Writes a verdict about these facts.
-
-    Raises:
-        UsageError: if the cache cannot be written.
-    """
+    """Writes a verdict about these facts. Raises UsageError if the cache cannot be written."""
     path = verdict_file(facts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
