@@ -30,7 +30,8 @@ def by_the_reference(solver: str, steps: int, shift: float, boundary: float) -> 
 )
 def test_the_rule_of_the_reference(solver: str, steps: int, shift: float, boundary: float) -> None:
     table = solver_table(solver, steps, shift)
-    parts = expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000)
+    options = {"boundary": boundary, "guidance_scale": 4.0, "guidance_scale_2": 3.0}
+    parts = expert_ranges(table, NAMES, options, 1000)
     taken = [part.transformer for part in parts for _ in range(part.first, part.last)]
     assert taken == by_the_reference(solver, steps, shift, boundary)
     assert [part.first for part in parts] == [0, *(part.last for part in parts)][:-1]

@@ -33,12 +33,7 @@ def transformers(manifest: Manifest) -> tuple[str, ...]:
 
 
 def expert_ranges(
-    table: SolverTable,
-    names: Sequence[str],
-    boundary: float | None,
-    guidance_scale: float,
-    guidance_scale_2: float | None,
-    num_train_timesteps: int,
+    table: SolverTable, names: Sequence[str], options: Mapping[str, Any], num_train_timesteps: int
 ) -> tuple[ExpertRange, ...]:
     """Returns the experts' ranges of a denoising loop in order: one or two, none of them empty.
 
@@ -48,18 +43,17 @@ def expert_ranges(
     Args:
         table: the solver's table, with decreasing timesteps.
         names: the transformers, the high-noise one first.
-        boundary: share of the training timesteps; None with one transformer.
-        guidance_scale: scale of the high-noise expert, or of the only one.
-        guidance_scale_2: scale of the low-noise expert; None with one transformer.
+        options: ``guidance_scale``; with two transformers also ``guidance_scale_2``, of the low-noise expert,
+            and ``boundary``.
     """
     total = len(table.timesteps)
     if len(names) == 1:
-        return (ExpertRange(names[0], 0, total, guidance_scale),)
-    assert boundary is not None and guidance_scale_2 is not None  # resolved options have both
-    high = int(np.count_nonzero(table.timesteps >= np.float32(boundary * num_train_timesteps)))
+        return (ExpertRange(names[0], 0, total, options["guidance_scale"]),)
+    boundary = np.float32(options["boundary"] * num_train_timesteps)
+    high = int(np.count_nonzero(table.timesteps >= boundary))
     both = (
-        ExpertRange(names[0], 0, high, guidance_scale),
-        ExpertRange(names[1], high, total, guidance_scale_2),
+        ExpertRange(names[0], 0, high, options["guidance_scale"]),
+        ExpertRange(names[1], high, total, options["guidance_scale_2"]),
     )
     return tuple(part for part in both if part.first < part.last)
 
@@ -82,15 +76,7 @@ def schedule(options: Mapping[str, Any], manifest: Manifest) -> tuple[SolverTabl
     timesteps = None if (given := options.get("timesteps")) is None else tuple(given)
     fitted = None if (given := options.get("coefficients")) is None else tuple(map(tuple, given))
     table = _table(solver, steps, shift, num_train_timesteps, timesteps, fitted)
-    parts = expert_ranges(
-        table,
-        transformers(manifest),
-        options.get("boundary"),
-        options["guidance_scale"],
-        options.get("guidance_scale_2"),
-        num_train_timesteps,
-    )
-    return table, parts
+    return table, expert_ranges(table, transformers(manifest), options, num_train_timesteps)
 
 
 def explicit_timesteps(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[float] | None:

@@ -84,7 +84,8 @@ def test_beside_the_formula(name: str, sigmas: list[float]) -> None:
 
 def test_two_experts_take_two_steps_each() -> None:
     table = solver_table("euler", 4, 5.0, 1000, SAMPLINGS["lightning-4"]["timesteps"])
-    ranges = expert_ranges(table, ["transformer", "transformer_2"], 0.875, 1.0, 1.0, 1000)
+    options = {"boundary": 0.875, "guidance_scale": 1.0, "guidance_scale_2": 1.0}
+    ranges = expert_ranges(table, ["transformer", "transformer_2"], options, 1000)
     assert [(part.first, part.last) for part in ranges] == [(0, 2), (2, 4)]
 
 

@@ -12,6 +12,7 @@ from wanrun.denoising.solvers import solver_table
 from wanrun.errors import UsageError
 
 NAMES = ("transformer", "transformer_2")
+SCALES = {"guidance_scale": 4.0, "guidance_scale_2": 3.0}
 LIGHTNING = [1000, 937.5, 833.33, 625]
 TWO = with_model(
     plain_manifest(), {"flow_shift": 5.0}, options={"guidance_scale_2": 3.0, "boundary": 0.875}
@@ -23,19 +24,21 @@ def test_the_boundary_may_be_at_a_timestep() -> None:
     table = solver_table("unipc", 10, 5.0)
     index = 4
     boundary = float(table.timesteps[index]) / 1000
-    assert expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000)[0].last == index + 1
+    assert expert_ranges(table, NAMES, {**SCALES, "boundary": boundary}, 1000)[0].last == index + 1
 
 
 @pytest.mark.parametrize(("boundary", "name"), [(0.0, NAMES[0]), (1.0, NAMES[1])])
 def test_one_expert_may_take_all(boundary: float, name: str) -> None:
     table = solver_table("unipc", 7, 3.0)
     scale = 4.0 if name == NAMES[0] else 3.0
-    assert expert_ranges(table, NAMES, boundary, 4.0, 3.0, 1000) == (ExpertRange(name, 0, 7, scale),)
+    options = {**SCALES, "boundary": boundary}
+    assert expert_ranges(table, NAMES, options, 1000) == (ExpertRange(name, 0, 7, scale),)
 
 
 def test_one_transformer() -> None:
     table = solver_table("euler", 7, 3.0)
-    assert expert_ranges(table, NAMES[:1], None, 5.0, None, 1000) == (ExpertRange(NAMES[0], 0, 7, 5.0),)
+    options = {"guidance_scale": 5.0}
+    assert expert_ranges(table, NAMES[:1], options, 1000) == (ExpertRange(NAMES[0], 0, 7, 5.0),)
     assert np.all(table.timesteps > 0)
 
 
@@ -44,7 +47,7 @@ def test_the_table_of_the_options() -> None:
     table, ranges = schedule(options, TWO)
     expected = solver_table("unipc", 6, 5.0)
     np.testing.assert_array_equal(table.coefficients, expected.coefficients)
-    assert ranges == expert_ranges(expected, NAMES, 0.875, 4.0, 3.0, 1000)
+    assert ranges == expert_ranges(expected, NAMES, options, 1000)
     np.testing.assert_array_equal(schedule({**options, "timesteps": None}, TWO)[0].sigmas, table.sigmas)
 
 
