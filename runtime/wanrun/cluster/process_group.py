@@ -197,11 +197,8 @@ def _difference(here: Any, there: Any, other: int) -> tuple[str, str]:
     texts = [
         value if isinstance(value, str) else json.dumps(value, sort_keys=True) for value in (here, there)
     ]
-    same = next(
-        (index for index, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]),
-        min(map(len, texts)),
-    )
-    start = max(0, same - 20) if max(map(len, texts)) > 60 else 0
+    same = os.path.commonprefix(texts)  # noqa: RUF071 - of characters
+    start = max(0, len(same) - 20) if max(map(len, texts)) > 60 else 0
     cut = [("..." if start else "") + text[start:] for text in texts]
     return f"{shortened(cut[0])} as process 0", f"{shortened(cut[1])} in process {other}"
 
