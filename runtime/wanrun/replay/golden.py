@@ -63,12 +63,7 @@ class Golden:
             "negative_prompt": NEGATIVE_PROMPT,
             "seed": SEED,
             "steps": STEPS,
-            "latents_sha256": self.latents_sha256,
-            "frames_sha256": self.frames_sha256,
-            "samples": list(self.samples),
-            "frame_samples": list(self.frame_samples),
-            "machine": dict(self.machine),
-            "tolerance": self.tolerance,
+            **msgspec.to_builtins(self),
         }
 
     @classmethod
