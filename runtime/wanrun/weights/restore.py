@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from crc32c import crc32c
 
@@ -34,8 +34,6 @@ BLOCK_BYTES = 512 * 2**10
 """Bytes per read and checksum: small enough that the checksum reads from the second-level cache."""
 
 REBUILD = "copy the artifact again or rebuild it with wanbuild convert --force"
-
-VERIFY_MODES = ("fast", "sha256")
 
 
 def default_threads() -> int:
@@ -153,14 +151,12 @@ class Restore:
         name: str,
         component: Component,
         pool: ThreadPoolExecutor,
-        verify: str = "fast",
+        verify: Literal["fast", "sha256"] = "fast",
         clock: Callable[[], float] = time.monotonic,
         weights: str | None = None,
         memory: Memory | None = None,
         rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        if verify not in VERIFY_MODES:
-            raise ValueError(f"verify must be one of {VERIFY_MODES}, not {verify!r}")
         self.name, self._component, self._verify = name, component, verify
         parameters = sorted(component.parameters.items())
         self._clock = clock

@@ -447,12 +447,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def test_an_unknown_mode_is_refused(converted: tuple[Path, Manifest], pool: ThreadPoolExecutor) -> None:
-    artifact, manifest = converted
-    with pytest.raises(ValueError, match="fast"):
-        Restore(artifact, "vae", manifest.components["vae"], pool, "none")
-
-
 def test_a_component_that_is_not_there(converted: tuple[Path, Manifest], tmp_path: Path) -> None:
     component = converted[1].components["vae"]
     with pytest.raises(ArtifactError, match="vae/decoder/conv_in/bias, the file cannot be read"):
