@@ -206,7 +206,7 @@ def _run(
 
     generation, low, first = work.jobs[0].generation, how.loading.low_memory, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
-        first = work.inputs_of(work.jobs[0])
+        first = work.media.inputs(generation)
     loading = structs.replace(
         how.loading,
         profile=generation.profile.name,

@@ -159,7 +159,7 @@ class Batch:
 
     def _run(self, job: Job, pipeline: Pipeline, place: str) -> Result:
         """Makes a job's videos, and shows the progress; ``place`` says which of how many it is."""
-        inputs = self._work.inputs_of(job)
+        inputs = self._work.media.inputs(job.generation)
         self._status.place = place
         try:
             return pipeline.run(

@@ -53,7 +53,7 @@ class MediaSets:
             raise
 
     def inputs(self, generation: Generation) -> Inputs | None:
-        """Returns checked media as arrays for the pipeline; None for text alone.
+        """Returns checked media as arrays, one object for jobs in a row that share them; None for text alone.
 
         Raises:
             UsageError: if the media can no longer be read, or have changed since the check.

@@ -31,7 +31,6 @@ from wanrun.jobs.outputs import (
 )
 from wanrun.jobs.requests import Entry, Line, read_entries
 from wanrun.jobs.run import RunOptions
-from wanrun.media.types import Inputs
 from wanrun.media.video_paths import video_paths
 from wanrun.request.generation import influences_of
 from wanrun.request.reading import is_drawn, read_request
@@ -58,16 +57,6 @@ class Worklist:
     noise: np.ndarray | None
     many: bool
     media: MediaSets
-
-    def inputs_of(self, job: Job) -> Inputs | None:
-        """Returns a job's media as arrays; consecutive jobs with the same media get the same object.
-
-        None for a model without media, and for no given media.
-
-        Raises:
-            UsageError: if the media can no longer be read, or have changed since the check.
-        """
-        return self.media.inputs(job.generation)
 
     def first_prompts(self, jobs: int | None = None) -> list[str]:
         """Returns the prompts and negative prompts of the first jobs (None: of all jobs), each once."""

@@ -33,7 +33,7 @@ def test_a_prompt_of_the_command_line(worklist_of: WorklistOf, tmp_path: Path) -
     (job,) = work.jobs
     assert job.entry.where == "" and job.videos == (tmp_path / "o.npy",)
     assert (work.finished, work.failures, work.noise, work.many) == ([], [], None, False)
-    assert work.inputs_of(job) is None and work.first_prompts() == ["a fox", ""]
+    assert work.media.inputs(job.generation) is None and work.first_prompts() == ["a fox", ""]
     assert job.generation.warnings == ()
 
 
@@ -146,8 +146,8 @@ def test_media_of_the_command_line_are_checked_once(
     picture = str(image(tmp_path / "a.png"))
     work = worklist_of({"image": picture}, prompts=file)
     one, two = work.jobs
-    inputs = work.inputs_of(one)
-    assert inputs is not None and work.inputs_of(two) is inputs
+    inputs = work.media.inputs(one.generation)
+    assert inputs is not None and work.media.inputs(two.generation) is inputs
     one_line = write_lines(tmp_path / "one.txt", "one")
     (failure,) = worklist_of(
         {"image": picture}, prompts=one_line, output=Path(picture), overwrite=True

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -439,12 +439,6 @@ def test_sha256_is_checked_when_asked_for(layered: Layered) -> None:
     restore(root, other, "fast")
     with pytest.raises(ArtifactError, match=f"model/embed; expected sha256 {'0' * 64}; found [0-9a-f]{{64}}"):
         restore(root, other, "sha256")
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as executor:
-        yield executor
 
 
 def test_a_component_that_is_not_there(converted: tuple[Path, Manifest], tmp_path: Path) -> None:
