@@ -66,16 +66,11 @@ class Golden:
             **msgspec.to_builtins(self),
         }
 
-    @classmethod
-    def from_json(cls, data: Any) -> Golden:
-        """Raises ValueError for what is no such record."""
-        return msgspec.convert(data, cls)
-
 
 def read_golden(path: Path) -> Golden:
     """Reads a recorded result, whose digest was checked. Raises ArtifactError if it is something else."""
     try:
-        return Golden.from_json(msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES)))
+        return msgspec.json.decode(read_bounded(path, MAX_GOLDEN_BYTES), type=Golden)
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(
             f"{path} is no recorded result", found=str(error), remedy="run wanbuild verify --record"

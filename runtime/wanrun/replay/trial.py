@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import named_profile
 from wanrun.errors import ArtifactError, VerificationError, WanError
 from wanrun.executables.tolerance import TOLERANCES, relative_error
 from wanrun.files import check_digest, digest_found
@@ -42,8 +42,18 @@ def tried(artifact: Path, target: str, profile: str, weights: str | None, tell: 
     """
     try:
         manifest = read_manifest(artifact)
-        built, golden = _profile(manifest, profile), _golden(artifact, manifest, profile)
-        pipeline = _opened(artifact, built, target, weights)
+        name = named_profile(manifest, artifact, profile).name
+        golden = _golden(artifact, manifest, name)
+        pipeline = load(  # opens the device and checks all files; nothing is loaded yet
+            artifact,
+            profile=name,
+            target=target,
+            weights=weights,
+            embeddings="none",
+            lazy=True,
+            tuned=False,
+            trial=True,
+        )
     except Exception as error:
         return Verdict(outcome="refused", reason=_one_line(error), keep=False)
     with pipeline:
@@ -67,12 +77,6 @@ def tried(artifact: Path, target: str, profile: str, weights: str | None, tell: 
     return Verdict(outcome="passed", reason=agreement, **device)
 
 
-def _profile(manifest: Manifest, name: str) -> Profile:
-    if name not in manifest.profiles:
-        raise ArtifactError(f"profile {name} is not built", expected=", ".join(sorted(manifest.profiles)))
-    return manifest.profiles[name]
-
-
 def _golden(artifact: Path, manifest: Manifest, profile: str) -> Golden:
     """Reads the recorded result; ArtifactError if there is none."""
     if profile not in manifest.golden:
@@ -82,20 +86,6 @@ def _golden(artifact: Path, manifest: Manifest, profile: str) -> Golden:
     remedy = "copy the artifact again"
     check_digest(digest_found(path, MAX_GOLDEN_BYTES), record.sha256, f"{path} is damaged", remedy)
     return read_golden(path)
-
-
-def _opened(artifact: Path, profile: Profile, target: str, weights: str | None) -> Pipeline:
-    """Opens the device and checks all files; nothing is loaded yet."""
-    return load(
-        artifact,
-        profile=profile.name,
-        target=target,
-        weights=weights,
-        embeddings="none",
-        lazy=True,
-        tuned=False,
-        trial=True,
-    )
 
 
 def _replay(pipeline: Pipeline, golden: Golden) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import types
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from wanbuild.targets.target import resolve_target
 from wanbuild.toy.checkpoint import write_toy
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError, VerificationError
+from wanrun.replay.golden import read_golden
 from wanrun.replay.samples import sample_media
 
 PROFILE = "96x64x9-b1-cfg"
@@ -172,7 +172,7 @@ def test_golden(artifact_copy: Path) -> None:
     file = artifact_copy / manifest.golden[PROFILE].file
     assert verify.replay(artifact_copy, lines.append) == {PROFILE: "digests equal"}
 
-    golden = verify.Golden.from_json(json.loads(file.read_text()))
+    golden = read_golden(file)
     other = dataclasses.replace(golden, latents_sha256="0" * 64)
     with pytest.raises(VerificationError, match="latents_sha256 differs"):
         verify.compare(golden, other)

@@ -84,7 +84,7 @@ def test_a_trial_that_cannot_begin_says_nothing_of_executables(
     (elsewhere / read_manifest(elsewhere).golden[PROFILE].file).write_bytes(b"{}")
     refused("is damaged; expected sha256")
     verdict = tried(elsewhere, TARGET, "1x1x1", None, print)
-    assert verdict.reason == f"profile 1x1x1 is not built; expected {PROFILE}" and not verdict.keep
+    assert verdict.reason == f"no profile is named '1x1x1'; expected one of {PROFILE}" and not verdict.keep
 
 
 def test_another_chip(artifact: Path, golden: dict[str, Any]) -> None:
