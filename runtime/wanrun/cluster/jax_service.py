@@ -31,7 +31,7 @@ def start_jax(group: ProcessGroup) -> None:
     cluster = group.cluster
     host = cluster.address[0]
     port = group.exchange(_free_port(host) if group.leads else None)[0]
-    address = f"{_bracketed(host)}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if not group.leads:
         address = f"127.0.0.1:{relayed(host, port)}"
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -83,7 +83,3 @@ def _free_port(host: str) -> int:
     with socket.socket(family, socket.SOCK_STREAM) as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.media import MediaOption
 from wanrun.artifact.programs import Profile
-from wanrun.artifact.task import Input
 from wanrun.media.types import MEDIA_KINDS, Media
 
 if TYPE_CHECKING:
@@ -79,13 +77,9 @@ def sample_media(
     if manifest.model.task.windows is not None:
         frames = max(1, frames - 2)
     size = profile.width, profile.height
-    given = samples(wanted, size, frames, profile.num_references, _face_size(inputs), seed)
+    face = inputs["face_video"].size if "face_video" in inputs else None
+    given = samples(wanted, size, frames, profile.num_references, face or 0, seed)
     return Media(**given, mode=mode)
-
-
-def _face_size(inputs: Mapping[MediaOption, Input]) -> int:
-    """Pixels of a side of the face video; 0 for a model that takes none."""
-    return inputs["face_video"].size or 0 if "face_video" in inputs else 0
 
 
 def samples(

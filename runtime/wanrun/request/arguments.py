@@ -110,7 +110,7 @@ def texts_of(prompts: object, name: str = "prompts") -> list[str]:
     return list(given)
 
 
-def array_of(latents: object, name: str = "latents") -> np.ndarray:
+def array_of(latents: object) -> np.ndarray:
     """Returns an array of any library as NumPy's; a NumPy array is not copied.
 
     Raises:
@@ -121,7 +121,7 @@ def array_of(latents: object, name: str = "latents") -> np.ndarray:
             return np.asarray(latents)
     except (TypeError, ValueError, RuntimeError):  # torch's, of another device or with a gradient
         pass
-    raise wrong_type(name, "a NumPy array", latents)
+    raise wrong_type("latents", "a NumPy array", latents)
 
 
 def check_media_options(options: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ def temporary_path(target: Path, suffix: str = ".tmp") -> Iterator[Path]:
     """
     folder = target.absolute().parent
     remove_abandoned(folder)
-    path = folder / f"{_prefix()}{os.urandom(4).hex()}{suffix}"
+    path = folder / f".wan-{_machine()}-{os.getpid()}-{os.urandom(4).hex()}{suffix}"
     with undone_at_exit(functools.partial(_remove, path)):
         try:
             yield path
@@ -46,9 +46,9 @@ def temporary_path(target: Path, suffix: str = ".tmp") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def temporary_folder(parent: Path, suffix: str = "") -> Iterator[Path]:
+def temporary_folder(parent: Path) -> Iterator[Path]:
     """A new folder in a parent, removed at the end with all that it holds."""
-    with temporary_path(parent / "folder", suffix) as path:
+    with temporary_path(parent / "folder", "") as path:
         path.mkdir(mode=0o700)
         yield path
 
@@ -95,10 +95,6 @@ def _remove(path: Path) -> None:
             remove_tree(path)
         else:
             path.unlink()
-
-
-def _prefix() -> str:
-    return f".wan-{_machine()}-{os.getpid()}-"
 
 
 def _machine() -> str:
