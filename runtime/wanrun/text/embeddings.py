@@ -131,10 +131,8 @@ class ArtifactEmbeddings:
         """Reads a listed embedding (length, D). Raises ArtifactError if it is missing or damaged."""
         record = self._listed[key]
         path, dtype = self._artifact / record.file, record.dtype
-        what, remedy = (
-            f"the prompt embedding {path} is damaged",
-            "copy the artifact again, or run wanbuild embed",
-        )
+        what = f"the prompt embedding {path} is damaged"
+        remedy = "copy the artifact again, or run wanbuild embed"
         data = read_listed(path, self._format.limit, record.sha256, what, remedy)
         try:
             if key != self._format.key(record.prompt, dtype):
