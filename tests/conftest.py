@@ -193,7 +193,7 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
             artifact = shared(
                 tmp_path_factory,
                 f"{variant}-artifact",
-                lambda folder: build_artifact(checkpoint, folder, **MEDIA_PROFILES[variant]),
+                lambda folder: build_artifact(checkpoint, folder, loop="all", **MEDIA_PROFILES[variant]),
             )
         return checkpoint, artifact
 

@@ -169,10 +169,11 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
 @click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time.")
 @click.option(
     "--loop",
-    type=click.Choice(["both", "step", "scan"]),
+    type=click.Choice(["both", "step", "scan", "stream", "all"]),
     default="both",
     show_default=True,
-    help="Forms of the denoising loop: a call per step, all steps in one call, or both.",
+    help="Forms of the denoising loop: a call per step, all steps in one call, both of these, a call per "
+    "layer for wanrun --memory stream, or all.",
 )
 @click.option(
     "--max-steps",

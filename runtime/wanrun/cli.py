@@ -204,20 +204,22 @@ def _run(
     with timings.phase("import"):
         from wanrun.generation.load import load
 
-    generation, low, first = work.jobs[0].generation, how.loading.low_memory, None
+    generation, first = work.jobs[0].generation, None
     with contextlib.suppress(UsageError):  # reported in the job's turn
         first = work.media.inputs(generation)
+    form = generation.options["loop"]
     loading = structs.replace(
         how.loading,
         profile=generation.profile.name,
-        loop=generation.options["loop"],
+        loop=form,
+        memory="stream" if form == "stream" else how.loading.memory,
         first_expert=generation.ranges[0].transformer,
     )
     with load(
         artifact,
         **structs.asdict(loading),
         # These prompts are encoded before the first step: all of them if the text encoder is released then.
-        prompts=work.first_prompts(None if low else 1),
+        prompts=work.first_prompts(None if loading.low_memory else 1),
         inputs=first,
         later=() if how.of_several else [job.generation.profile.name for job in work.jobs],
         timings=timings,

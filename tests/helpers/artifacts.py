@@ -29,7 +29,11 @@ MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
 Every kind of program is in one that is compiled with the options that ship, or in ``toy_artifact``.
 """
 
-OWN_PROGRAMS = ("encode_image", "encode_video", "prepare", "denoise_step", "denoise_loop")
+_STREAMED = ("context", "enter", "keys_blocks", "blocks", "keys_vace_blocks", "vace_blocks")
+OWN_PROGRAMS = (
+    *("encode_image", "encode_video", "prepare", "denoise_step", "denoise_loop"),
+    *(f"stream_{name}" for name in (*_STREAMED, "keys_face_adapter", "face_adapter", "leave")),
+)
 """What differs between the variants' toys. The others, of one size, are those of ``toy_artifact``."""
 
 

@@ -183,6 +183,7 @@ def full_manifest() -> Manifest:
         kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest", True, "widened"),
         mesh={"data": 2},
         rules={"heads": ("tensor",)},
+        layers={"blocks": (0, 1)},
     )
     target = plain_target(
         {"variables": {"XLA_FLAGS": ""}, "cpu_features": ["avx"]},
@@ -212,7 +213,7 @@ def full_manifest() -> Manifest:
         configs={name: {"eps": 1e-6} for name in components},
         source={"repository": "r", "revision": "v", "files": {"config.json": "0"}},
         loras=({"file": "l", "sha256": "0"},),
-        dtypes={name: DtypePolicy("bfloat16", "float32") for name in components},
+        dtypes={name: DtypePolicy("bfloat16", "float32", {"w": "int8"}) for name in components},
         components=components,
         profiles={profile.name: profile},
         program_sets={programs.key: programs},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ from helpers.reference_models import randomise, relative_error
 from wanbuild.conversion.quantise import Quantiser
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanbuild.mapping.umt5 import UMT5_RULES
+from wanbuild.models import blocks
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import LARGEST, linear_layers, store_in_eight_bits
 from wanbuild.models.forms import Forms, tracing_with
-from wanbuild.models.params import LAYERS, bind
+from wanbuild.models.params import LAYERS, abstract_params, bind
 from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.transformer_config import TransformerConfig
 from wanbuild.models.umt5 import TextEncoderConfig, UMT5Encoder
@@ -120,3 +122,33 @@ def test_the_text_encoder(dtype: str) -> None:
         expected = reference(torch.from_numpy(ids).long(), torch.from_numpy(mask)).last_hidden_state.numpy()
     made = fast_jit(lambda params: bind(module, params)(ids, mask, jnp.float32))(stored(params, layers, True))
     assert relative_error(made, expected) < FLOAT32
+
+
+def test_long_videos_go_through_a_chip_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One video after the other, and tokens of the feed-forward in parts: what all at once give."""
+    module = WanTransformer(TransformerConfig(2, 24, 80, 3, 32, freq_dim=64), jnp.float32)
+    rng = np.random.default_rng(5)
+    params = jax.tree.map(
+        lambda leaf: 0.1 * rng.standard_normal(leaf.shape, np.float32), abstract_params(module)
+    )
+    x = rng.standard_normal((4, 16, 3, 6, 10)).astype(np.float32)
+    embeddings = rng.standard_normal((2, 512, 32)).astype(np.float32)
+
+    def forward(params: Any, x: Any, timesteps: Any) -> Any:
+        model = bind(module, params)
+        kv, rope = model.prepare(embeddings, x.shape[2:], jnp.float32)
+        return model(x, timesteps, kv, rope, {}, blocked_attention, jnp.float32)
+
+    tokens = 3 * 3 * 5
+    for timesteps in (np.float32(700), rng.uniform(0, 1000, (4, 3)).astype(np.float32)):
+        with tracing_with(Forms(cpu=False)):
+            whole = fast_jit(forward)(params, x, timesteps)
+            loops = str(jax.make_jaxpr(forward)(params, x, timesteps)).count("scan[")
+            # 180 tokens in 4 parts, and then 45 of one video in 1; 15 tokens of one video in 3 parts
+            for more, limit in ((1, tokens), (2, tokens // 3)):
+                monkeypatch.setattr(blocks, "HIDDEN_BYTES", 4 * 80 * limit)
+                jax.clear_caches()
+                found = str(jax.make_jaxpr(forward)(params, x, timesteps)).count("scan[")
+                assert found == loops + more
+                assert relative_error(fast_jit(forward)(params, x, timesteps), whole) < 1e-6
+                monkeypatch.undo()

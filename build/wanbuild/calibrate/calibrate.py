@@ -26,7 +26,6 @@ from wanrun.errors import ArtifactError, UsageError
 from wanrun.files import digest_found, replace_file
 from wanrun.generation.load import load
 from wanrun.jobs.requests import Entry
-from wanrun.request.options import loop_forms
 from wanrun.timing.clock import now
 from wanrun.units import in_minutes
 
@@ -165,7 +164,7 @@ def _profile(artifact: Path, manifest: Manifest, name: str | None) -> Profile:
     profiles = runnable_profiles(artifact, manifest, reasons.append)
     if name is not None:
         profiles = [one for one in profiles if one == named_profile(manifest, artifact, name)]
-    fitting = [one for one in profiles if "step" in loop_forms(one)]
+    fitting = [one for one in profiles if "step" in one.options.forms]
     if not fitting:
         raise ArtifactError(
             f"no profile of {artifact} can be calibrated here",

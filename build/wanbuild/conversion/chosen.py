@@ -29,7 +29,7 @@ TABLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # goes through them.
         "transformer": ("blocks/*", "vace_blocks/*", "face_adapter/*"),
         # Rounded attention changes what a prompt means sooner than a rounded feed-forward does
-        # (docs/notes/eight-bit.md, "The text encoder").
+        # (docs/notes/quantised.md, "The text encoder").
         "text_encoder": ("blocks/wi_0", "blocks/wi_1"),
     }
 )

@@ -62,7 +62,7 @@ class LayerSlice:
         layer: the layer's index, an int32 scalar.
     """
 
-    def __init__(self, stack: jax.Array, layer: jax.Array) -> None:
+    def __init__(self, stack: jax.Array, layer: jax.Array | int) -> None:
         self._stack, self._layer = stack, layer
 
     @property

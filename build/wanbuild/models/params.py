@@ -10,7 +10,7 @@ Layer stacking: ``stacked(block, n)`` gives every parameter of one block a leadi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -207,19 +207,28 @@ def parameter_axes(module: nnx.Module) -> dict[str, tuple[str | None, ...]]:
     """Returns the logical axes of every parameter by path."""
     state = nnx.state(module, nnx.Param)
     leaves = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_variable)[0]
-    return {
-        "/".join(str(getattr(entry, "key", entry)) for entry in path): variable.get_metadata()["axes"]
-        for path, variable in leaves
-    }
+    return {"/".join(map(_key, path)): variable.get_metadata()["axes"] for path, variable in leaves}
 
 
-def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
+def _key(entry: Any) -> str:
+    return str(getattr(entry, "key", entry))
+
+
+def _at(params: Any, path: tuple[Any, ...]) -> Any:
+    """Returns the array at a path of nested dicts; KeyError if it is missing."""
+    for entry in path:
+        params = params[_key(entry)]
+    return params
+
+
+def bind(module: nnx.Module, params: Mapping[str, Any], without: Collection[str] = ()) -> Any:
     """Returns the module with these arrays in place of its abstract parameters.
 
     Args:
         module: an abstract module.
         params: nested dicts with the structure of ``abstract_params(module)``. Unsigned integers stand for
             floats of the same bits: see ``from_bits``.
+        without: names of parts that stay abstract, and are not used.
 
     Raises:
         KeyError: if a parameter is missing.
@@ -227,10 +236,27 @@ def bind(module: nnx.Module, params: Mapping[str, Any]) -> Any:
     graphdef, state = nnx.split(module)
 
     def fill(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
-        node: Any = params
-        for entry in path:
-            node = node[str(getattr(entry, "key", entry))]
+        if _key(path[0]) in without:
+            return variable
+        node = _at(params, path)
         sliced = variable.get_metadata()["axes"][0] in SLICED_AXES
         return variable.replace(node if sliced else from_bits(node))
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))
+
+
+def bind_layer(blocks: nnx.Module, params: Mapping[str, Any]) -> Any:
+    """Returns one layer of a module made by ``stacked``, with these arrays as its parameters.
+
+    Args:
+        blocks: the abstract module.
+        params: nested dicts of arrays, without the layer axis; see ``bind``.
+    """
+    graphdef, state = nnx.split(blocks)
+
+    def fill(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
+        node = _at(params, path)
+        # As the layers of a stack are read: see ``Stack``.
+        return variable.replace(LayerSlice(node[None], 0) if for_one_cpu() else from_bits(node))
 
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(fill, state, is_leaf=_is_variable))

@@ -17,8 +17,8 @@ from wanbuild.plan.prediction import Share, Time, predicted, transfer_seconds
 from wanbuild.plan.work import Work, work_of
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
-from wanbuild.programs.kinds import step
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.steps import step
 from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices

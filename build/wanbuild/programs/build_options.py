@@ -13,7 +13,7 @@ from wanrun.artifact.programs import FORMS, Profile, ProfileOptions
 from wanrun.artifact.record import MAX_SIZE
 from wanrun.errors import UsageError
 
-LOOPS = ("both", *FORMS)
+LOOPS = ("both", *FORMS, "all")
 """The choices for the forms of the denoising loop that a profile has."""
 
 
@@ -27,7 +27,8 @@ class BuildOptions:
         scheduler_dtype: dtype of latents and solver history between steps; sums are in float32.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
-        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one call; or ``both``.
+        loop: forms of the denoising loop: ``step``, one step a call; ``scan``, all in one call; ``both`` of
+            these; ``stream``, one layer a call; or ``all``.
         max_steps: the most steps of the scan form; its coefficient table is padded to this length.
 
     Raises:
@@ -54,6 +55,11 @@ class BuildOptions:
                 raise UsageError(
                     f"--{option.replace('_', '-')} is out of range", expected=f"1 to {MAX_SIZE}", found=chunk
                 )
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms of the denoising loop."""
+        return {"both": ("step", "scan"), "all": tuple(FORMS)}.get(self.loop, (self.loop,))
 
     @classmethod
     def of(cls, recorded: ProfileOptions) -> BuildOptions:

@@ -67,26 +67,14 @@ class Denoiser:
         Returns:
             The next latents and history, in the dtype of the latents.
         """
-        model = bind(self.module, transformer)
+        model, guided = bind(self.module, transformer), guidance_scale is not None
         stored = latents.dtype
         latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
-        condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
-        if frame_mask is not None:
-            # The velocity of a held frame has no effect: its latents are put in again at the end.
-            mask = frame_mask[:, None, None]
-            batch = (1 - mask) * condition.pop("first_frame") + mask * latents
-            timesteps = (frame_mask * timestep)[None]
+        batch, timesteps, condition = model_inputs(latents, timestep, guided, condition, frame_mask)
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
-        if guidance_scale is not None:
-            batch = jnp.concatenate([batch, batch])
         output = model(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
-        if guidance_scale is not None:
-            conditional, unconditional = jnp.split(output, 2)
-            output = unconditional + guidance_scale * (conditional - unconditional)
-        latents, history = solver_step(latents, output, history, coefficients)
-        state = {"latents": latents, "history": history}
-        return jax.tree.map(lambda x: x.astype(stored), state)  # type: ignore[no-any-return]
+        return updated(output, latents, history, coefficients, guidance_scale, stored)
 
     def loop(
         self,
@@ -116,6 +104,49 @@ class Denoiser:
 
         start: dict[str, Any] = {"latents": latents, "history": dict(history)}
         return jax.lax.fori_loop(first, last, body, start)  # type: ignore[no-any-return]
+
+
+def model_inputs(
+    latents: jax.Array,
+    timestep: jax.Array,
+    guided: bool,
+    condition: _Arrays | None,
+    frame_mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """Returns the transformer's latents, timesteps and condition; arguments as of ``Denoiser.step``."""
+    condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
+    if frame_mask is not None:
+        # The velocity of a held frame has no effect: its latents are put in again at the end.
+        mask = frame_mask[:, None, None]
+        batch = (1 - mask) * condition.pop("first_frame") + mask * latents
+        timesteps = (frame_mask * timestep)[None]
+    return jnp.concatenate([batch, batch]) if guided else batch, timesteps, condition
+
+
+def updated(
+    output: jax.Array,
+    latents: jax.Array,
+    history: _Arrays,
+    coefficients: jax.Array,
+    guidance_scale: jax.Array | None,
+    stored: Any,
+) -> dict[str, Any]:
+    """Returns the state after a step.
+
+    Args:
+        output: the transformer's; with guidance of the doubled batch.
+        latents: float32, as the solver's history.
+        history: see ``solver_step``.
+        coefficients: a row of the solver's table.
+        guidance_scale: float32 scalar; None for no guidance.
+        stored: dtype of the latents and history between steps.
+    """
+    if guidance_scale is not None:
+        conditional, unconditional = jnp.split(output, 2)
+        output = unconditional + guidance_scale * (conditional - unconditional)
+    latents, history = solver_step(latents, output, history, coefficients)
+    state = {"latents": latents, "history": history}
+    return jax.tree.map(lambda x: x.astype(stored), state)  # type: ignore[no-any-return]
 
 
 def solver_step(

@@ -122,7 +122,9 @@ def with_programs(
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
         programs[name] = _export_profile(artifact, manifest, name, builder, target.platform)
     exported = {**own.exported, **dict.fromkeys(names, today())}
-    sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported)
+    streams = (builder for builder in builders.values() if "stream" in builder.options.forms)
+    layers = next((layers_of(builder) for builder in streams), own.layers)
+    sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported, layers=layers)
     changed = _changed_programs(manifest.program_sets, sets)
     targets = {
         name: _without(old, {profile for key, profile in changed if key == old.program_set})
@@ -134,6 +136,11 @@ def with_programs(
         manifest.changed(profiles=profiles, program_sets=sets, targets=targets, golden=golden),
         empty.key,
     )
+
+
+def layers_of(builder: ProgramBuilder) -> dict[str, tuple[int, ...]]:
+    """Returns the stacks of a transformer, each with the layers of the first one that its own follow."""
+    return {name: tuple(follows) for name, follows in builder.modules["transformer"].stacks.items()}
 
 
 def used_sets(program_sets: Mapping[str, ProgramSet], targets: Mapping[str, Target]) -> dict[str, ProgramSet]:

@@ -19,22 +19,19 @@ import jax
 import jax.numpy as jnp
 
 from wanbuild.components import KINDS
-from wanbuild.models.attention_forms import attention_form
-from wanbuild.models.clip import CLIPImageEncoder
 from wanbuild.models.params import bind
 from wanbuild.models.partition import PARAMETERS
-from wanbuild.models.transformer import WanTransformer
 from wanbuild.models.umt5 import UMT5Encoder
 from wanbuild.models.vae import WanVAE
-from wanbuild.programs.denoiser import HISTORY, Denoiser
+from wanbuild.programs import streaming
 from wanbuild.programs.parts import Maker, Parts
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.spreading import is_staged, spread
+from wanbuild.programs.steps import encode_image, encode_video, prepare, scan, step
+from wanbuild.programs.streaming import STACKS
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.programs import Role
 from wanrun.artifact.staged import spread_name
-from wanrun.denoising.solvers import COLUMNS
-from wanrun.errors import UsageError
 
 ENCODE_BATCH = 1
 """Prompts per call of a text encoder. The number is fixed, so an embedding does not depend on its batch.
@@ -94,135 +91,6 @@ def encode_text(parts: Parts, length: int | None = None) -> ProgramSpec:
     return parts.spec(encode_text, arguments)
 
 
-def encode_image(parts: Parts) -> ProgramSpec:
-    """Returns the program pixels (N, S, S, 3) float32 -> image_tokens (N, tokens, image_dim)."""
-    module: CLIPImageEncoder = parts.modules["image_encoder"]
-    size = parts.configs["image_encoder"].image_size
-
-    def encode_image(image_encoder: Any, pixels: jax.Array) -> dict[str, Any]:
-        return {"image_tokens": bind(module, image_encoder)(pixels, parts.dtype)}
-
-    pixels = jax.ShapeDtypeStruct((parts.variant.encoded_images, size, size, 3), jnp.float32)
-    return parts.spec(encode_image, {"image_encoder": parts.weights["image_encoder"], "pixels": pixels})
-
-
-def encode_video(parts: Parts) -> ProgramSpec:
-    """Returns the program images, videos -> condition of the steps: see ``wanbuild.variants``."""
-    kind = parts.variant.conditioner
-    assert kind is not None
-    conditioner = kind(
-        module=parts.modules["vae"],
-        config=parts.configs["vae"],
-        inputs=parts.variant.inputs,
-        width=parts.shape.width,
-        height=parts.shape.height,
-        num_frames=parts.shape.num_frames,
-        num_references=parts.shape.num_references,
-        chunk=parts.options.vae_encode_chunk,
-        dtype=parts.vae_dtype,
-        algorithm=parts.kernels.convolution,
-        alike=parts.kernels.pieces_alike,
-    )
-
-    def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:
-        return conditioner(vae, **media)
-
-    return parts.spec(encode_video, {"vae": parts.weights["vae"], **conditioner.arguments()})
-
-
-def prepare(parts: Parts) -> ProgramSpec:
-    """Returns the program of the arrays that all steps share: cross-attention cache and RoPE tables.
-
-    Inputs: embeddings (P, L, text_dim) of P prompts, the positive one first; for a model that takes them,
-    image_tokens of ``encode_image`` and face_video (F, S, S, 3) uint8.
-    """
-    module: WanTransformer = parts.modules["transformer"]
-    arguments = {"transformer": parts.weights["transformer"], "embeddings": parts.embeddings}
-    extra: dict[str, Any] = {}
-    if "image_encoder" in parts.modules:
-        arguments |= parts.outputs(encode_image)
-        extra["image_multiple"] = parts.kernels.image_multiple
-    config = parts.configs["transformer"]
-    arguments |= parts.variant.prepare_arguments(config, parts.shape.num_frames)
-
-    def prepare(transformer: Any, embeddings: jax.Array, **inputs: jax.Array) -> dict[str, Any]:
-        model = bind(module, transformer)
-        kv, rope = model.prepare(embeddings, parts.latent_shape, parts.dtype, **inputs, **extra)
-        return {"kv": kv, "rope": rope}
-
-    return parts.spec(prepare, arguments)
-
-
-def step(parts: Parts) -> ProgramSpec:
-    """Returns the program of a step: latents (B, C, T, h, w), solver history -> those after the step.
-
-    ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep`` and ``guidance_scale``
-    are float32 scalars. Latents and history are donated.
-    """
-    return _denoising(parts, "step")
-
-
-def scan(parts: Parts) -> ProgramSpec:
-    """Returns the program of the steps [first, last): ``step`` in a loop on the device.
-
-    ``coefficients`` (max_steps, 9) and ``timesteps`` (max_steps,) are float32, and their padding is not read;
-    ``first`` and ``last`` are int32 scalars, so any number of steps is one program. With two experts it is
-    called once for each: a branch inside it would take the weights of both as arguments.
-    """
-    return _denoising(parts, "scan")
-
-
-def _denoising(parts: Parts, form: Role) -> ProgramSpec:
-    """Returns the program of a form of the loop."""
-    config, given = parts.configs["transformer"], dict[str, Any]()
-    denoiser = Denoiser(parts.modules["transformer"], attention_form(parts.kernels), parts.dtype)
-    state = _state_of(parts)
-    if parts.shape.guidance:
-        given["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
-    if parts.variant.conditioner:
-        given |= parts.outputs(encode_video)
-    _check_channels(parts, given.get("condition", {}))
-    given |= parts.variant.step_arguments(config, config.grid(parts.latent_shape)[0])
-    weights = {"transformer": parts.weights["transformer"]}
-    arguments = {**weights, **parts.outputs(prepare), **state, **_rows_of(parts, form), **given}
-    function = denoiser.step if form == "step" else denoiser.loop
-    return parts.spec(function, arguments, donate=tuple(state))
-
-
-def _state_of(parts: Parts) -> dict[str, Any]:
-    """Returns the abstract arrays that the steps pass on."""
-    latents = jax.ShapeDtypeStruct(parts.latents.shape, jnp.dtype(parts.options.scheduler_dtype))
-    return {"latents": latents, "history": dict.fromkeys(HISTORY, latents)}
-
-
-def _rows_of(parts: Parts, form: Role) -> dict[str, Any]:
-    """Returns the abstract arguments that choose the steps of a call."""
-    steps = () if form == "step" else (parts.options.max_steps,)
-    rows = {
-        "coefficients": jax.ShapeDtypeStruct((*steps, len(COLUMNS)), jnp.float32),
-        "timestep" if form == "step" else "timesteps": jax.ShapeDtypeStruct(steps, jnp.float32),
-    }
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    return rows if form == "step" else {**rows, "first": index, "last": index}
-
-
-def _check_channels(parts: Parts, condition: dict[str, Any]) -> None:
-    """Checks that the transformer's input channels are those of the latents and of the condition.
-
-    Raises:
-        UsageError: if they are not: the variant has no conditioner, or another one.
-    """
-    latents, taken = parts.model.latent_channels, parts.configs["transformer"].in_channels
-    given = condition["channels"].shape[0] if "channels" in condition else 0
-    if taken != latents + given:
-        raise UsageError(
-            f"the transformer's input channels do not fit the conditioner of {parts.model.variant}",
-            expected=f"{latents} channels of latents and {taken - latents} of the condition",
-            found=f"a condition of {given}",
-            remedy="give the variant a conditioner that returns so many channels",
-        )
-
-
 def decode_video(parts: Parts) -> ProgramSpec:
     """Returns the program normalised latents (C, T, h, w) float32 of one video -> uint8 (F, H, W, 3).
 
@@ -278,9 +146,25 @@ def _spread(component: str) -> ProgramKind:
     return ProgramKind(spread_name(component), "spread", make, built)
 
 
-def _loop(form: Role) -> Callable[[Parts], bool]:
-    """Returns whether a profile is built with a form of the loop."""
-    return lambda parts: parts.options.loop in (form, "both")
+def _loop(*forms: str) -> Callable[[Parts], bool]:
+    """Returns whether a profile is built with one of these forms of the loop."""
+    return lambda parts: any(form in forms for form in parts.options.forms)
+
+
+def _streamed(name: str, role: Role, make: Maker) -> ProgramKind:
+    return ProgramKind(f"stream_{name}", role, make, _loop("stream"))
+
+
+def _streamed_layers(stack: str) -> tuple[ProgramKind, ...]:
+    """Returns the rows of the programs of one layer of a stack."""
+
+    def built(parts: Parts) -> bool:
+        return _loop("stream")(parts) and stack in parts.modules["transformer"].stacks
+
+    return (
+        ProgramKind(f"stream_keys_{stack}", "keys", functools.partial(streaming.keys, stack=stack), built),
+        ProgramKind(f"stream_{stack}", "layer", functools.partial(streaming.layer, stack=stack), built),
+    )
 
 
 PROGRAMS: tuple[ProgramKind, ...] = (
@@ -291,9 +175,13 @@ PROGRAMS: tuple[ProgramKind, ...] = (
     ProgramKind("encode_text", "text", encode_text),
     ProgramKind("encode_image", "once", encode_image, lambda parts: "image_encoder" in parts.modules),
     ProgramKind("encode_video", "window", encode_video, lambda parts: parts.variant.conditioner is not None),
-    ProgramKind("prepare", "prepare", prepare),
+    ProgramKind("prepare", "prepare", prepare, _loop("step", "scan")),
     ProgramKind("denoise_step", "step", step, _loop("step")),
     ProgramKind("denoise_loop", "scan", scan, _loop("scan")),
+    _streamed("context", "context", streaming.context),
+    _streamed("enter", "enter", streaming.enter),
+    *(kind for stack in STACKS for kind in _streamed_layers(stack)),
+    _streamed("leave", "leave", streaming.leave),
     ProgramKind("decode_video", "decode", decode_video),
     *(_spread(name) for name in KINDS if name != TRANSFORMERS[1]),  # two experts share one
 )

@@ -6,14 +6,14 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wanbuild.programs.signature import aval_text, difference, unlike, weights_described
 from wanrun.artifact.manifest import EXPERT_OPTIONS, TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import num_devices
 from wanrun.artifact.parameters import Component, flat
-from wanrun.artifact.programs import FORMS, Profile, Program, Role, aval, with_role
+from wanrun.artifact.programs import FORMS, Profile, Program, ProgramSet, Role, aval, with_role
 from wanrun.artifact.staged import ROWS, WEIGHTS, padded_shape, spread_name
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import ArtifactError
@@ -28,18 +28,18 @@ SCALAR = "float32[]"
 COUNT = "int32[]"
 
 
-def check_wiring(manifest: Manifest, profile: Profile, programs: Mapping[str, Program]) -> None:
+def check_wiring(manifest: Manifest, profile: Profile, program_set: ProgramSet) -> None:
     """Checks the recorded inputs and outputs of a profile's programs against one another and the model.
 
     Args:
         manifest: the artifact's manifest.
         profile: the profile.
-        programs: its programs.
+        program_set: the set of its programs.
 
     Raises:
         ArtifactError: naming the first that does not fit.
     """
-    _Wiring(manifest, profile, programs).check()
+    _Wiring(manifest, profile, program_set).check()
 
 
 def check_set(manifest: Manifest, key: str) -> None:
@@ -51,7 +51,7 @@ def check_set(manifest: Manifest, key: str) -> None:
     program_set = manifest.program_sets[key]
     devices, bits = num_devices(program_set.mesh), program_set.kernels.weight_bits
     for name, programs in program_set.programs.items():
-        check_wiring(manifest, manifest.profiles[name], programs)
+        check_wiring(manifest, manifest.profiles[name], program_set)
         for part, component in manifest.components.items():
             if (spread := programs.get(spread_name(part))) is not None:
                 check_spread(part, component, spread, devices, bits)
@@ -87,8 +87,9 @@ def check_spread(name: str, component: Component, program: Program, devices: int
 class _Wiring:
     """The arrays that are there when each program of a profile runs."""
 
-    def __init__(self, manifest: Manifest, profile: Profile, programs: Mapping[str, Program]) -> None:
-        self._manifest, self._profile, self._programs = manifest, profile, programs
+    def __init__(self, manifest: Manifest, profile: Profile, program_set: ProgramSet) -> None:
+        self._manifest, self._profile, self._set = manifest, profile, program_set
+        self._programs = program_set.programs[profile.name]
         self._model, self._task, self._options = manifest.model, manifest.model.task, profile.options
 
     def check(self) -> None:
@@ -104,10 +105,12 @@ class _Wiring:
         made |= self._run("window", {**arrays, **made})
         prompts, tokens = 1 + self._profile.guidance, self._manifest.tokenizer.max_length
         embeddings = aval_text(self._options.dtype, prompts, tokens, self._model.text_width)
-        prepared = self._run("prepare", {**arrays, **made, "embeddings": embeddings})
-        for form in FORMS:
-            if self._options.loop in (form, "both"):
-                self._check_steps(form, {**made, **prepared}, made)
+        given = {**arrays, **made, "embeddings": embeddings}
+        for form in self._options.forms:
+            if form == "stream":
+                self._check_layers(given, made)
+            else:
+                self._check_steps(form, {**made, **self._run("prepare", given)}, made)
 
     def _check_experts(self) -> None:
         """Both experts' weights go into one executable."""
@@ -159,26 +162,71 @@ class _Wiring:
             arrays[task.modes.array] = COUNT
         return arrays if task.windows is None else {**arrays, "overlap": COUNT, "later": COUNT}
 
-    def _check_steps(self, form: Role, given: Trees, made: Trees) -> None:
+    def _check_steps(self, form: str, given: Trees, made: Trees) -> None:
         """Checks a form of the loop: the state that its program passes on, and what each call gives it."""
-        row, steps = len(COLUMNS), self._options.max_steps
-        rows: dict[str, Any] = {"coefficients": aval_text("float32", row), "timestep": SCALAR}
+        steps, rows = self._options.max_steps, self._step_rows()
         if form == "scan":
-            rows = {
-                "coefficients": aval_text("float32", steps, row),
+            del rows["timestep"]
+            rows |= {
+                "coefficients": aval_text("float32", steps, len(COLUMNS)),
                 "timesteps": aval_text("float32", steps),
                 "first": COUNT,
                 "last": COUNT,
             }
-        if self._profile.guidance:
-            rows["guidance_scale"] = SCALAR
-        latents = aval_text(self._options.scheduler_dtype, *latents_shape(self._manifest, self._profile))
-        name, *others = self._names(form)
+        name, state = self._state(form)
+        self._takes(name, {**given, **rows, **dict(self._free([name], made)), **state})
+
+    def _step_rows(self) -> dict[str, Any]:
+        """Returns what the host gives a single step."""
+        scale = {"guidance_scale": SCALAR} if self._profile.guidance else {}
+        return {"coefficients": aval_text("float32", len(COLUMNS)), "timestep": SCALAR, **scale}
+
+    def _state(self, form: str) -> tuple[str, dict[str, Any]]:
+        """Returns the program that ends a step of a form of the loop, and the state that it passes on."""
+        name, *others = self._names(FORMS[form])
         if others:
             raise self._problem(f"the loop's form {form} has several programs", name, others[0])
         state = self._passed_on(name)
+        latents = aval_text(self._options.scheduler_dtype, *latents_shape(self._manifest, self._profile))
         self._compare(f"{name} takes latents", latents, self._of(state, "latents"))
-        self._takes(name, {**given, **rows, **dict(self._free(name, made)), **state})
+        return name, state
+
+    def _check_layers(self, given: Trees, made: Trees) -> None:
+        """Checks the stream form: what is outside of stacks and each layer, and what they pass on."""
+        (enter,), names = self._names("enter"), self._names("layer")
+        leave, state = self._state("stream")
+        layers, outside = self._stored_layers()
+        given = {**given, **layers, "outside": outside}
+        given |= self._run("context", given)
+        given |= {
+            **made,
+            **self._step_rows(),
+            **state,
+            "index": COUNT,
+            **dict(self._free([enter, *names], made)),
+        }
+        given |= self._takes(enter, given)
+        keys = self._names("keys")
+        if [self._stack(name, layers) for name in keys] != [self._stack(name, layers) for name in names]:
+            raise self._problem("programs of layers do not fit those of their keys", list(names), list(keys))
+        for name, own in zip(names, keys, strict=True):
+            passed = self._takes(name, {**given, **self._takes(own, given)})
+            self._compare(f"what {name} carries", {"carry": given["carry"]}, passed)
+        self._takes(leave, given)
+
+    def _stored_layers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns one layer of each stack of the transformer, and what is in no stack, for programs."""
+        component, bits = self._manifest.components[TRANSFORMERS[0]], self._set.kernels.weight_bits
+        whole = weights_described(component, bits)
+        layers = {name: _one_layer(whole[name]) for name in self._set.layers if name in whole}
+        return layers, {name: tree for name, tree in whole.items() if name not in layers}
+
+    def _stack(self, name: str, layers: Trees) -> str:
+        """Returns the stack of which a program takes a layer."""
+        found = [key for key in self._programs[name].inputs if key in layers]
+        if len(found) != 1:
+            raise self._problem(f"{name} takes a layer", f"one of {', '.join(layers)}", found)
+        return found[0]
 
     def _passed_on(self, name: str) -> dict[str, Any]:
         """Returns the state that a step takes, which must be what it returns."""
@@ -187,9 +235,10 @@ class _Wiring:
         self._compare(f"what {name} carries", state, _avals(program, "outputs"))
         return state
 
-    def _free(self, name: str, made: Trees) -> Iterator[tuple[str, Any]]:
+    def _free(self, names: Sequence[str], made: Trees) -> Iterator[tuple[str, Any]]:
         """Yields the inputs that the host fills, of any size: options, and the mask of a held frame."""
-        inputs = _avals(self._programs[name], "inputs")
+        inputs = {key: text for name in names for key, text in _avals(self._programs[name], "inputs").items()}
+        name = names[0]
         filled = [key for key in self._model.options if key not in EXPERT_OPTIONS]
         if (held := self._task.held) is not None:
             filled.append(held.mask)
@@ -246,6 +295,14 @@ class _Wiring:
             found=found,
             remedy="build the artifact again",
         )
+
+
+def _one_layer(tree: Any) -> Any:
+    """Returns descriptions without the layer axis."""
+    if isinstance(tree, Mapping):
+        return {name: _one_layer(item) for name, item in tree.items()}
+    dtype, sizes = aval(tree)
+    return aval_text(dtype, *sizes[1:])
 
 
 def _avals(program: Program, kind: str) -> Trees:

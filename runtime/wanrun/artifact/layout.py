@@ -20,8 +20,9 @@ from typing import Any
 from wanrun.artifact.record import Record
 
 CRC_BYTES = 4
-ALIGNMENT = 64
-"""The CPU backend aliases a host buffer that is aligned to 64 bytes, and copies any other buffer."""
+ALIGNMENT = 4096
+"""Parameters begin at a page in memory: reads past the page cache need that. The CPU backend aliases a host
+buffer that is aligned to 64 bytes, and copies any other."""
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1}

@@ -6,6 +6,7 @@ import datetime
 import re
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -35,7 +36,10 @@ def _check_avals(avals: Any, where: str) -> None:
         raise ValueError(f"{where} is described as {avals!r}, not as float32[2,3]")
 
 
-Role = Literal["text", "once", "window", "prepare", "step", "scan", "decode", "spread"]
+Role = Literal[
+    "text", "once", "window", "prepare", "step", "scan", "decode", "spread",
+    "context", "enter", "keys", "layer", "leave",
+]  # fmt: skip
 """When a program runs.
 
 | role | runs | takes | returns |
@@ -48,13 +52,31 @@ Role = Literal["text", "once", "window", "prepare", "step", "scan", "decode", "s
 | ``scan`` | once for all steps of an expert | state, the solver's table | state |
 | ``decode`` | after the last step, once per video | ``latents`` | ``frames`` |
 | ``spread`` | when a component's weights come to a mesh | ``rows`` | ``weights`` |
+| ``context`` | instead of ``prepare`` where layers stream | ``embeddings`` too | inputs of layers |
+| ``enter`` | at the beginning of a streamed step | state | ``carry``, inputs of layers |
+| ``keys`` | before a layer's first run | ``context`` | ``kv`` of this layer |
+| ``layer`` | once per layer and step | ``carry``, ``kv`` | ``carry`` |
+| ``leave`` | at the end of a streamed step | ``carry``, state, a row of the solver's table | state |
 
 A program takes its inputs by name: the prepared images and videos, and outputs of the programs before it.
-State is the inputs that a program donates: latents, and whatever else steps pass on.
+State is the inputs that a program donates: latents, and whatever else steps pass on. Programs of streamed
+layers take one layer of a stack of the transformer, by the stack's name, or ``outside``, what is in no stack.
 """
 
-FORMS: tuple[Role, ...] = ("step", "scan")
-"""The forms of the denoising loop, the preferred one first; each is the role of its program."""
+FORMS: Mapping[str, Role] = MappingProxyType({"step": "step", "scan": "scan", "stream": "leave"})
+"""The forms of the denoising loop, the preferred one first, and the role of the program that ends a step."""
+
+FORM_ROLES: Mapping[str, tuple[Role, ...]] = MappingProxyType(
+    {
+        "step": ("prepare", "step"),
+        "scan": ("prepare", "scan"),
+        "stream": ("context", "enter", "keys", "layer", "leave"),
+    }
+)
+"""The roles of the programs that a form of the loop runs, in their order."""
+
+STEP_ROLES: tuple[Role, ...] = ("step", "scan", "enter", "layer", "leave")
+"""The roles of programs that run in steps."""
 
 
 class Program(Record, frozen=True):
@@ -92,7 +114,7 @@ class Program(Record, frozen=True):
                 raise ValueError(f"avals of a program have {described!r} for {kind}")
             _check_avals(described, kind)
         taken, returned = self.avals["inputs"].keys(), self.avals["outputs"].keys()
-        if self.role in FORMS and not (set(self.donated) == returned and returned <= taken):
+        if self.role in FORMS.values() and not (set(self.donated) == returned and returned <= taken):
             raise ValueError(
                 f"a step returns {sorted(returned)}, donates {self.donated}, takes {sorted(taken)}"
             )
@@ -134,7 +156,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         scheduler_dtype: dtype of latents and solver history between steps.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
-        loop: forms of the denoising loop: ``step``, ``scan`` or ``both``.
+        loop: forms of the denoising loop: ``step``, ``scan``, ``both`` of these, ``stream``, or ``all``.
         max_steps: the most steps of the scan form.
         weights_dtype: storage dtype of the transformer.
         text_weights_dtype: storage dtype of the text encoder.
@@ -147,12 +169,18 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     scheduler_dtype: Dtype
     vae_decode_chunk: AtLeastOne
     vae_encode_chunk: AtLeastOne
-    loop: Literal["both", "step", "scan"]
+    loop: Literal["both", "all", "step", "scan", "stream"]
     max_steps: AtLeastOne
     weights_dtype: Dtype
     text_weights_dtype: Dtype
     vae_weights_dtype: Dtype
     image_weights_dtype: Dtype | None = None
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms of the denoising loop, the preferred one first."""
+        several = {"both": ("step", "scan"), "all": tuple(FORMS)}
+        return several.get(self.loop, (self.loop,))
 
 
 class Profile(Record, frozen=True):
@@ -234,6 +262,8 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
         programs: by profile and program name.
         exported: by profile, the day in UTC when its programs were last exported; the content digest leaves
             it out.
+        layers: where layers stream, the stacks of the transformer, each with the layers of the first one that
+            its own follow.
     """
 
     platform: str
@@ -243,6 +273,7 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
     programs: Mapping[str, Mapping[str, Program]]
     exported: Mapping[str, datetime.date]
     rules: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    layers: Mapping[str, tuple[NotNegative, ...]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_sizes(self.mesh)
@@ -256,8 +287,8 @@ class ProgramSet(Record, frozen=True, kw_only=True, omit_defaults=True):
     def content(self) -> dict[str, Any]:
         """All fields except the days of export: equal for equal programs."""
         fields = msgspec.structs.asdict(self)
-        left_out = {"exported"} if self.rules else {"exported", "rules"}
-        return {name: value for name, value in fields.items() if name not in left_out}
+        empty = {name for name in ("rules", "layers") if not fields[name]}
+        return {name: value for name, value in fields.items() if name not in {"exported", *empty}}
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import FORMS, Profile, Program
+from wanrun.artifact.programs import STEP_ROLES, Profile, Program
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, UsageError
@@ -72,7 +72,7 @@ class Conditioning:
     @property
     def _steps(self) -> Mapping[str, Program]:
         """The inputs of the steps: by name, a program that takes it."""
-        steps = [self._programs[name] for name in self._programs.with_role(*FORMS)]
+        steps = [self._programs[name] for name in self._programs.with_role(*STEP_ROLES)]
         return {key: program for program in steps for key in program.inputs}
 
     def request_weights(self) -> list[Future[Any]]:

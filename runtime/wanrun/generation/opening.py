@@ -94,7 +94,7 @@ class Opening:
             profile = wanted_profile(manifest, folder, self.policy)
             selected = self._selected(manifest, profile)
         check_profile(folder, profile, selected, self.policy)
-        resolve_loop(profile, self.policy.loop)
+        streams = resolve_loop(profile, self.policy.form) == "stream"
         policy = together(
             given.group, manifest, selected.name, profile, self.policy, given.prompts, given.inputs
         )
@@ -111,7 +111,7 @@ class Opening:
         )
         cancel.check()
         # The text encoder may come first; of a mesh it is not known yet which rows this process reads.
-        if not (policy.lazy or policy.low_memory or selected.mesh):
+        if not (policy.lazy or policy.low_memory or selected.mesh or streams):
             ahead[expert] = Memory(manifest.components[expert])
             ahead[expert].touch_ahead()  # while jax is imported
             undo.callback(ahead[expert].stop)

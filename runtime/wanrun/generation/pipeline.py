@@ -247,7 +247,7 @@ class Pipeline:
         """
         check_objects(media, inputs)
         request = request_of({"prompt": prompt, "negative_prompt": negative_prompt, **options})
-        loop = self._opened.policy.loop
+        loop = self._opened.policy.form
         return resolve_request(request, self.manifest, self.artifact, media, inputs, self.profile, loop)
 
     def run(

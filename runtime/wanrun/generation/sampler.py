@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import FORMS, Profile
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.schedule import ExpertRange
 from wanrun.denoising.state import State, check_finite, final_latents, start_state, with_noise
 from wanrun.denoising.steps import Denoising, scan_calls, step_calls
 from wanrun.generation.conditioning import Conditioning
+from wanrun.generation.streamed import StreamedStep
 from wanrun.media.types import Inputs
 from wanrun.media.windows import Window, windows
 from wanrun.request.options import latents_shape, leading_latents
@@ -107,7 +108,7 @@ class Sampler:
             ArtifactError: if a program or weights cannot be loaded.
             WanError: if the latents are not finite.
         """
-        (name,) = self.programs.with_role(run.loop)
+        (name,) = self.programs.with_role(FORMS[run.loop])
         state: State = start_state(noise * np.float32(run.table.start), self.programs[name])
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
@@ -120,19 +121,19 @@ class Sampler:
         """Returns the inputs that every step of an expert takes."""
         import jax
 
+        scale = {"guidance_scale": np.float32(steps.guidance_scale)} if self.profile.guidance else {}
+        given = {"embeddings": run.embeddings, **conditions.prepare}
+        if run.loop == "stream":
+            return {**given, **conditions.steps, **scale}
         names = self.programs.with_role("prepare")
         programs = [self.programs.of_expert(name, steps.transformer) for name in names]
-        given = {"embeddings": run.embeddings, **conditions.prepare}
         constant: dict[str, Any] = {}
         with run.timings.phase("prepare"):
             for program in programs:
                 constant |= program(**{**given, **constant})
             # Otherwise its seconds, 1 for a 1.3B model on two cores, would be those of the first step.
             jax.block_until_ready(constant)
-        constant |= conditions.steps
-        if self.profile.guidance:
-            constant["guidance_scale"] = np.float32(steps.guidance_scale)
-        return constant
+        return {**constant, **conditions.steps, **scale}
 
     def _steps(
         self,
@@ -151,7 +152,11 @@ class Sampler:
         """
         import jax
 
-        program = self.programs.of_expert(name, steps.transformer)
+        program: Callable[..., State]
+        if run.loop == "stream":
+            program, constant = StreamedStep(self.programs, steps.transformer, constant), {}
+        else:
+            program = self.programs.of_expert(name, steps.transformer)
         if run.loop == "scan":
             calls = scan_calls(run.table, steps, self.profile.options.max_steps)
         else:

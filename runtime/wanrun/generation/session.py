@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wanrun.artifact.manifest import Manifest
-from wanrun.artifact.programs import Profile
+from wanrun.artifact.programs import FORM_ROLES, Profile
 from wanrun.artifact.select import SelectedTarget
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
@@ -20,7 +20,7 @@ from wanrun.generation.sampler import Sampler
 from wanrun.machine.memory import Machine
 from wanrun.media.types import Inputs
 from wanrun.opened.policy import LoadPolicy
-from wanrun.request.options import loop_forms, resolve_loop
+from wanrun.request.options import resolve_loop
 from wanrun.text.prompt import clean_prompt
 from wanrun.text.stage import TextStages
 from wanrun.timing.timings import Timings
@@ -88,12 +88,13 @@ class Session(Sampler):
         opened = weights.opened
         manifest, policy = opened.manifest, opened.policy
         check_profile(opened.folder, profile, opened.selected, policy)
-        loop = policy.loop if policy.loop in loop_forms(profile) else None
+        loop = policy.form if policy.form in profile.options.forms else None
         self.loop = resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)
         self._first_expert = first_expert(manifest, policy)
-        self.placement = _place(weights, profile)
+        self.placement = None if self.loop == "stream" else _place(weights, profile)
         kind = "both" if self.placement is None else self.placement.kind
+        kind = "stream" if self.loop == "stream" else kind
         weights.keep_on_host(self._experts if kind == "host" else ())
         programs = Programs(profile, weights, experts=self._experts, placement=kind)
         conditioning = Conditioning(programs, manifest, profile, last, policy.low_memory)
@@ -122,12 +123,15 @@ class Session(Sampler):
         conditioned = inputs is not None or self.conditioning.needed
         if conditioned:
             waiting += self.conditioning.request_weights()
-        waiting += self.programs.request(components=[self._first_expert])
+        if self.loop == "stream":
+            waiting.append(self.programs.streamed(self._first_expert).outside)
+        else:
+            waiting += self.programs.request(components=[self._first_expert])
         if missing:
             waiting += text.encoder.request(text.tokenizer(missing).lengths)
         if conditioned:  # after the text encoder's programs, because the text is encoded first
             waiting += self.conditioning.request_programs()
-        waiting += self.programs.request(programs=self.programs.with_role("prepare", self.loop))
+        waiting += self.programs.request(programs=self.programs.with_role(*FORM_ROLES[self.loop]))
         when_done(waiting, timings.mark_ready)
         if missing:
             with timings.phase("text"):

@@ -102,7 +102,7 @@ class JobMaker:
             ArtifactError: for a profile or a form of the loop that is not built.
         """
         entry = self._with_its_seed(entry)
-        generation = resolve_request(entry.line, self.manifest, self.artifact)
+        generation = resolve_request(entry.line, self.manifest, self.artifact, loop=self.run.loading.form)
         if self.noise is not None:
             check_latents(self.noise, latents_shape(self.manifest, generation.profile))
         path = self.path(entry, "output")

@@ -62,13 +62,15 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     ] = "fast"
     """'fast' checks every row's crc32c; 'sha256' also every parameter's sha256."""
     memory: Annotated[
-        Literal["auto", "low"],
+        Literal["auto", "low", "stream"],
         option(
-            "low: release the text encoder after the prompts are encoded, and hold one expert at a time.",
+            "low: release the text encoder after the prompts are encoded, and hold one expert at a time; "
+            "stream: also hold some layers of it alone, and bring the others in each step.",
             section=LOADING,
         ),
     ] = "auto"
-    """'auto' keeps everything loaded, and as much of two experts as fits."""
+    """'auto' keeps everything loaded, and as much of two experts as fits; 'stream' needs a profile that is
+    built with --loop stream."""
     transfer: Annotated[
         Literal["auto", "direct", "staged"],
         option(
@@ -108,7 +110,10 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     """It holds the components instead of the artifact's ``weights`` folder."""
     loop: Annotated[
         str | None,
-        option("'step' or 'scan', the form of the denoising loop.", default="step if the profile has it"),
+        option(
+            "'step', 'scan' or 'stream', the form of the denoising loop.",
+            default="step if the profile has it",
+        ),
     ] = None
     first_expert: Annotated[
         str | None, option("The transformer that is needed first.", default="the high-noise one")
@@ -146,4 +151,9 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
     @property
     def low_memory(self) -> bool:
         """Whether as little as possible is kept in memory."""
-        return self.memory == "low"
+        return self.memory != "auto"
+
+    @property
+    def form(self) -> str | None:
+        """The form of the denoising loop, where one is chosen."""
+        return "stream" if self.memory == "stream" else self.loop

@@ -23,7 +23,6 @@ from wanrun.replay.golden import (
     read_golden,
     replayed,
 )
-from wanrun.request.options import loop_forms
 from wanrun.trust.verdict import Verdict
 
 Tell = Callable[[Verdict], None]
@@ -90,7 +89,7 @@ def _golden(artifact: Path, manifest: Manifest, profile: str) -> Golden:
 
 def _replay(pipeline: Pipeline, golden: Golden) -> str:
     """Makes the recorded video with each form of the loop, and returns how the first agrees; all must."""
-    forms = loop_forms(pipeline.profile)
+    forms = pipeline.profile.options.forms
     first, *_ = [compare(golden, replayed(pipeline, pipeline.environment, loop=form)) for form in forms]
     return first
 

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 from wanrun.artifact.model import SolverName
 
 File = str | os.PathLike[str]
-Loop = Literal["step", "scan"]
+Loop = Literal["step", "scan", "stream"]
 
 
 class Options(TypedDict, total=False):

@@ -117,11 +117,6 @@ def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
     return defaults
 
 
-def loop_forms(profile: Profile) -> tuple[str, ...]:
-    """Returns the forms of the denoising loop that a profile is built with, the preferred one first."""
-    return tuple(form for form in FORMS if profile.options.loop in (form, "both"))
-
-
 def resolve_loop(profile: Profile, loop: str | None) -> str:
     """Returns the form of the denoising loop to run: the given one, or for None the preferred one.
 
@@ -129,7 +124,7 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
         UsageError: if there is no such form.
         ArtifactError: if the profile is not built with it, naming the built form.
     """
-    name, built = field("loop"), loop_forms(profile)
+    name, built = field("loop"), profile.options.forms
     if loop is not None and loop not in FORMS:
         raise UsageError(f"{name} cannot be {loop!r}", expected="one of " + ", ".join(FORMS))
     form = loop or built[0]
@@ -137,7 +132,7 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
         raise ArtifactError(
             f"profile {profile.name} has no program for {name} {form}",
             found=f"one for {' and '.join(built)}",
-            remedy="add it with wanbuild compile --loop both",
+            remedy=f"add it with wanbuild compile --loop {'all' if form == 'stream' else 'both'}",
         )
     return form
 
@@ -145,7 +140,7 @@ def resolve_loop(profile: Profile, loop: str | None) -> str:
 def _check_max_steps(profile: Profile, loop: str, num_steps: int) -> None:
     """Raises UsageError if the scan form is to run more steps than its table holds."""
     if loop == "scan" and num_steps > profile.options.max_steps:
-        other = " --loop step," if "step" in loop_forms(profile) else ""
+        other = " --loop step," if "step" in profile.options.forms else ""
         raise UsageError(
             f"the number of steps is too large for the scan form of profile {profile.name}",
             expected=f"at most {profile.options.max_steps}",

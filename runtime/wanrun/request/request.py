@@ -136,11 +136,11 @@ class Request(Media, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     loop: Annotated[
-        Literal["step", "scan"] | None,
+        Literal["step", "scan", "stream"] | None,
         option(
-            "Form of the loop: one call per step, or one call for all steps of an expert, which shows no "
-            "progress.",
-            default="step if it is built, else scan",
+            "Form of the loop: one call per step; one call for all steps of an expert, which shows no "
+            "progress; or one call per layer.",
+            default="the first of these that is built",
         ),
     ] = None
     seed: Annotated[

@@ -18,7 +18,7 @@ from wanrun.request.arguments import check_media_options, check_objects, folder_
 from wanrun.request.generation import Generation
 from wanrun.request.keywords import Options
 from wanrun.request.media import given_media
-from wanrun.request.options import check_effects, loop_forms, resolve_options
+from wanrun.request.options import check_effects, resolve_options
 from wanrun.request.profiles import choose_profile, has_guidance, shape_of
 from wanrun.request.reading import as_plain, read_request
 from wanrun.request.request import Request
@@ -106,7 +106,7 @@ def resolve_request(
     if count is None and loaded is None:
         count = 0
     profile = choose_profile(manifest, artifact, _shape(manifest, request, count), loaded)
-    changes: dict[str, Any] = {"loop": request.loop or (loop if loop in loop_forms(profile) else None)}
+    changes: dict[str, Any] = {"loop": request.loop or (loop if loop in profile.options.forms else None)}
     if task.windows is not None and (said := inputs or given) is not None:
         changes["segment_overlap"] = said.segment_overlap
     options = resolve_options(manifest, profile, structs.replace(request, **changes)) | fitted

@@ -9,6 +9,7 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.artifact.programs import Profile, Program, with_role
+from wanrun.weights.layers import LayerStream
 from wanrun.weights.store import WeightStore
 
 
@@ -22,7 +23,8 @@ class Programs(Mapping[str, Program]):
         names: the programs that are used; None for all of the profile.
         experts: the transformer components, the high-noise one first.
         placement: where experts are kept. ``both``: on the device; ``host``: one on the device and the other
-            in host memory; ``one``: one on the device, the other is read again at the boundary.
+            in host memory; ``one``: one on the device, the other is read again at the boundary; ``stream``:
+            some layers of one on the device.
 
     Raises:
         ArtifactError: if a program or an executable is missing or damaged; all of them are checked at once.
@@ -69,6 +71,18 @@ class Programs(Mapping[str, Program]):
         if self._placement == "both":
             return self.request(components=experts)
         return self.weights.prefetch(experts) if self._placement == "host" else []
+
+    def streamed(self, expert: str) -> LayerStream:
+        """Returns an expert on its way through the device; releases one that host memory cannot keep."""
+        if not self.weights.keeps_layers:
+            self.drop_streams(expert)
+        return self.weights.stream(expert)
+
+    def drop_streams(self, besides: str | None = None) -> None:
+        """Ends the streams of experts; the next call of ``streamed`` begins anew."""
+        for expert in self._experts:
+            if expert != besides:
+                self.weights.release(expert)
 
     def of_expert(self, name: str, expert: str) -> Callable[..., Mapping[str, Any]]:
         """Binds a program to an expert's weights, if it takes any; releases another expert that does not fit.

@@ -5,12 +5,13 @@ Each block of a chunk file is checksummed while it is still in the CPU cache.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from crc32c import crc32c
 
-from wanrun.artifact.layout import CRC_BYTES, array_folder
+from wanrun.artifact.layout import ALIGNMENT, CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter, Tree, nest
 from wanrun.errors import ArtifactError
@@ -68,8 +69,14 @@ def _damage(
     )
 
 
-def _read_exactly(descriptor: int, target: memoryview, offset: int, chunk: _Chunk) -> None:
+def _read_exactly(
+    descriptor: int, target: memoryview, offset: int, chunk: _Chunk, direct: int | None
+) -> None:
+    """Fills a part of memory; whole pages past the page cache, if there is a descriptor for that."""
     done = 0
+    if direct is not None and not (offset % ALIGNMENT or len(target) % ALIGNMENT):
+        with contextlib.suppress(OSError):  # a file system may accept the flag and refuse the read
+            done = os.preadv(direct, [target], offset)
     while done < len(target):
         count = os.preadv(descriptor, [target[done:]], offset + done)
         if count == 0:
@@ -77,18 +84,32 @@ def _read_exactly(descriptor: int, target: memoryview, offset: int, chunk: _Chun
         done += count
 
 
-def _read_chunk(chunk: _Chunk, verify: str) -> list[bytes]:
+def _read_chunk(chunk: _Chunk, verify: str, direct: bool) -> list[bytes]:
     """Reads and verifies one chunk file; returns the sha256 digest of each row if verify is 'sha256'."""
     try:
         file = open_regular(chunk.file)
     except OSError as error:
         what = f"the file cannot be read ({error.strerror})"
         raise _damage(chunk, what, "a chunk file", "none", _NotAChunkError) from None
-    with file:
-        return _verified(chunk, file.fileno(), verify)
+    with file, _direct(chunk.file, direct) as past_cache:
+        return _verified(chunk, file.fileno(), verify, past_cache)
 
 
-def _verified(chunk: _Chunk, descriptor: int, verify: str) -> list[bytes]:
+@contextlib.contextmanager
+def _direct(file: Path, wanted: bool) -> Iterator[int | None]:
+    """Opens a file for reads past the page cache; None if they are not wanted, or not to be had."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT) if wanted else None
+    except OSError:
+        descriptor = None  # tmpfs, for example, has none
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _verified(chunk: _Chunk, descriptor: int, verify: str, direct: int | None) -> list[bytes]:
     """Reads and verifies an open chunk file."""
     layout = chunk.parameter.layout
     first_row = chunk.index * layout.rows_per_chunk
@@ -104,7 +125,7 @@ def _verified(chunk: _Chunk, descriptor: int, verify: str) -> list[bytes]:
             sha = hashlib.sha256() if verify == "sha256" else None
             for offset in range(0, layout.row_bytes, BLOCK_BYTES):
                 block = target[offset : offset + BLOCK_BYTES]
-                _read_exactly(descriptor, block, (row - first_row) * layout.row_bytes + offset, chunk)
+                _read_exactly(descriptor, block, (row - first_row) * layout.row_bytes + offset, chunk, direct)
                 checksum = crc32c(block, checksum)
                 if layout.rows_per_chunk > 1:
                     whole = crc32c(block, whole)
@@ -137,6 +158,8 @@ class Restore:
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
         memory: the destination, if it is allocated already; for the same rows.
         rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
+        direct: whether files are read past the page cache, which is for what is read again and again and does
+            not fit there.
 
     Attributes:
         nbytes: the bytes of all rows that are read.
@@ -156,10 +179,11 @@ class Restore:
         weights: str | None = None,
         memory: Memory | None = None,
         rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        direct: bool = False,
     ) -> None:
         self.name, self._component, self._verify = name, component, verify
         parameters = sorted(component.parameters.items())
-        self._clock = clock
+        self._clock, self._direct = clock, direct
         self.started_at = self.finished_at = clock()
         self._root = _component_root(artifact, component, weights)
         if memory is None:
@@ -205,6 +229,7 @@ class Restore:
                 digests = _read_chunk(
                     _Chunk(f"{self.name}/{path}", file, parameter, index, rows[begin:end], destination),
                     self._verify,
+                    self._direct,
                 )
                 self._count(len(destination))
                 return digests

@@ -36,10 +36,12 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.staged import spread_name
 from wanrun.executables.store import Executables
 from wanrun.machine.jax_process import own_options
+from wanrun.machine.memory import Machine
 from wanrun.opened.artifact import OpenedArtifact
 from wanrun.timing.clock import now
 from wanrun.timing.spans import Span
 from wanrun.weights.buffers import Memory
+from wanrun.weights.layers import LayerStream
 from wanrun.weights.restore import Restore, default_threads
 from wanrun.weights.transfer import Staged, Transfer
 
@@ -70,6 +72,7 @@ class WeightStore:
         self._restores: dict[str, Restore] = {}  # reads in progress
         self._hosts: dict[str, Future[Tree]] = {}
         self._weights: dict[str, Future[Any]] = {}
+        self._streams: dict[str, LayerStream] = {}
         self._orders: dict[str, object] = {}  # identifies the current transfer; ``release`` revokes it
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="restore")
         # A transfer is queued after its host copy, which waits only for readers, so there is no deadlock.
@@ -235,6 +238,20 @@ class WeightStore:
             self._ways[name] = Transfer(self.components[name], rules, opened.device.mesh, spread)
         return self._ways[name]
 
+    def stream(self, name: str) -> LayerStream:
+        """Returns a transformer on its way through the device, layer by layer; begins to read it at first."""
+        with self._lock:
+            if name not in self._streams:
+                kept = self.keeps_layers
+                self._streams[name] = LayerStream(self.opened, name, self._readers, self.put, kept)
+            return self._streams[name]
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether the layers of all transformers fit into host memory, beside the other components."""
+        sizes = (component.nbytes for component in self.components.values())
+        return Machine.of(self.opened.device.device).host_fits(sum(sizes))
+
     def release(self, component: str) -> None:
         """Releases a component; it can be requested again. Its memory is free without other references.
 
@@ -243,6 +260,8 @@ class WeightStore:
         with self._lock:
             self._orders.pop(component, None)
             self._weights.pop(component, None)
+            if component in self._streams:
+                self._streams.pop(component).close()
             if component not in self._kept:
                 self._hosts.pop(component, None)
                 if component in self._restores:
@@ -257,6 +276,9 @@ class WeightStore:
                 restore.cancel()
             for memory in self._memories.values():
                 memory.stop()
+            for stream in self._streams.values():
+                stream.close()
+            self._streams.clear()
             for pool in (self._readers, self._transfers):
                 pool.shutdown(wait=False, cancel_futures=True)
             self._restores.clear()

@@ -26,7 +26,7 @@ def written(toy_artifact: Path) -> dict[str, Any]:
 def check(data: dict[str, Any]) -> None:
     manifest = msgspec.convert(resealed(data), Manifest)
     (profile,) = manifest.profiles.values()
-    check_wiring(manifest, profile, manifest.programs(manifest.targets["cpu"], profile))
+    check_wiring(manifest, profile, manifest.program_sets[manifest.targets["cpu"].program_set])
 
 
 def _avals(data: dict[str, Any], name: str) -> Any:
@@ -119,14 +119,14 @@ def test_models_with_images_and_videos_fit(
 ) -> None:
     manifest = read_manifest(media_toy(variant)[1])
     for profile in manifest.profiles.values():
-        check_wiring(manifest, profile, manifest.programs(manifest.targets["cpu"], profile))
+        check_wiring(manifest, profile, manifest.program_sets[manifest.targets["cpu"].program_set])
 
 
 def test_it_costs_nothing(toy_artifact: Path) -> None:
     """Less than 5 ms, seen: 0.2."""
     manifest = read_manifest(toy_artifact)
     (profile,) = manifest.profiles.values()
-    programs = manifest.programs(manifest.targets["cpu"], profile)
+    programs = manifest.program_sets[manifest.targets["cpu"].program_set]
     seconds = []
     for _ in range(20):
         started = time.perf_counter()

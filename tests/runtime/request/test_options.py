@@ -15,7 +15,7 @@ from helpers.options import PROFILE
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.request.options import latents_shape, loop_forms, resolve_loop, resolve_options
+from wanrun.request.options import latents_shape, resolve_loop, resolve_options
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
 from wanrun.request.rows import rows
@@ -221,9 +221,9 @@ def test_the_latents_of_a_profile() -> None:
 
 
 def test_the_forms_of_the_loop_that_are_built() -> None:
-    assert loop_forms(profile()) == ("step", "scan")
-    assert loop_forms(profile(loop="scan")) == ("scan",)
-    assert loop_forms(profile(loop="step")) == ("step",)
+    assert profile().options.forms == ("step", "scan")
+    assert profile(loop="scan").options.forms == ("scan",)
+    assert profile(loop="step").options.forms == ("step",)
 
 
 def test_the_form_of_the_loop() -> None:

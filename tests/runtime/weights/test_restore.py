@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -492,3 +493,37 @@ def test_the_order_of_leaves() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert flat_leaves(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
     assert nest(flat_leaves(tree)) == tree
+
+
+@pytest.mark.parametrize("refused", [None, "open", "read"])
+def test_reads_past_the_page_cache(
+    refused: str | None, toy_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same values; also where the file system has no such reads, or refuses one."""
+    component = read_manifest(toy_artifact).components["text_encoder"]
+    with ThreadPoolExecutor(2) as pool:
+        expected = flat_leaves(Restore(toy_artifact, "text_encoder", component, pool).result())
+        own_open, own_read, direct, tried = os.open, os.preadv, set[int](), list[Any]()
+
+        def opened(path: Any, flags: int, *others: Any, **options: Any) -> int:
+            if not flags & os.O_DIRECT:
+                found = own_open(path, flags, *others, **options)
+                direct.discard(found)
+                return found
+            if refused == "open":
+                raise OSError(errno.EINVAL, "no direct access")
+            direct.add(found := own_open(path, flags & ~os.O_DIRECT, *others, **options))
+            tried.append(path)
+            return found
+
+        def read(descriptor: int, *others: Any) -> int:
+            if refused == "read" and descriptor in direct:
+                raise OSError(errno.EINVAL, "not this one")
+            return own_read(descriptor, *others)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "preadv", read)
+        found = flat_leaves(Restore(toy_artifact, "text_encoder", component, pool, direct=True).result())
+    assert bool(tried) == (refused != "open")
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)

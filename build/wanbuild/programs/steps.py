@@ -1,0 +1,158 @@
+"""The programs of the denoising loop, and those that compute its conditions.
+
+``wanbuild.programs.kinds`` says which profiles have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.models.attention_forms import attention_form
+from wanbuild.models.clip import CLIPImageEncoder
+from wanbuild.models.params import bind
+from wanbuild.models.transformer import WanTransformer
+from wanbuild.programs.denoiser import HISTORY, Denoiser
+from wanbuild.programs.parts import Parts
+from wanbuild.programs.spec import ProgramSpec
+from wanrun.denoising.solvers import COLUMNS
+from wanrun.errors import UsageError
+
+
+def encode_image(parts: Parts) -> ProgramSpec:
+    """Returns the program pixels (N, S, S, 3) float32 -> image_tokens (N, tokens, image_dim)."""
+    module: CLIPImageEncoder = parts.modules["image_encoder"]
+    size = parts.configs["image_encoder"].image_size
+
+    def encode_image(image_encoder: Any, pixels: jax.Array) -> dict[str, Any]:
+        return {"image_tokens": bind(module, image_encoder)(pixels, parts.dtype)}
+
+    pixels = jax.ShapeDtypeStruct((parts.variant.encoded_images, size, size, 3), jnp.float32)
+    return parts.spec(encode_image, {"image_encoder": parts.weights["image_encoder"], "pixels": pixels})
+
+
+def encode_video(parts: Parts) -> ProgramSpec:
+    """Returns the program images, videos -> condition of the steps: see ``wanbuild.variants``."""
+    kind = parts.variant.conditioner
+    assert kind is not None
+    conditioner = kind(
+        module=parts.modules["vae"],
+        config=parts.configs["vae"],
+        inputs=parts.variant.inputs,
+        width=parts.shape.width,
+        height=parts.shape.height,
+        num_frames=parts.shape.num_frames,
+        num_references=parts.shape.num_references,
+        chunk=parts.options.vae_encode_chunk,
+        dtype=parts.vae_dtype,
+        algorithm=parts.kernels.convolution,
+        alike=parts.kernels.pieces_alike,
+    )
+
+    def encode_video(vae: Any, **media: jax.Array) -> dict[str, Any]:
+        return conditioner(vae, **media)
+
+    return parts.spec(encode_video, {"vae": parts.weights["vae"], **conditioner.arguments()})
+
+
+def prepare(parts: Parts) -> ProgramSpec:
+    """Returns the program of the arrays that all steps share: cross-attention cache and RoPE tables.
+
+    Inputs: embeddings (P, L, text_dim) of P prompts, the positive one first; for a model that takes them,
+    image_tokens of ``encode_image`` and face_video (F, S, S, 3) uint8.
+    """
+    module: WanTransformer = parts.modules["transformer"]
+    arguments, extra = prompted_of(parts)
+
+    def prepare(transformer: Any, embeddings: jax.Array, **inputs: jax.Array) -> dict[str, Any]:
+        model = bind(module, transformer)
+        kv, rope = model.prepare(embeddings, parts.latent_shape, parts.dtype, **inputs, **extra)
+        return {"kv": kv, "rope": rope}
+
+    return parts.spec(prepare, {"transformer": parts.weights["transformer"], **arguments})
+
+
+def prompted_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the abstract arguments of what is computed before the steps, and the constant ones."""
+    arguments, extra = {"embeddings": parts.embeddings}, dict[str, Any]()
+    if "image_encoder" in parts.modules:
+        arguments |= parts.outputs(encode_image)
+        extra["image_multiple"] = parts.kernels.image_multiple
+    config = parts.configs["transformer"]
+    return arguments | parts.variant.prepare_arguments(config, parts.shape.num_frames), extra
+
+
+def step(parts: Parts) -> ProgramSpec:
+    """Returns the program of a step: latents (B, C, T, h, w), solver history -> those after the step.
+
+    ``coefficients`` is a row of the solver's table (``solvers.COLUMNS``), ``timestep`` and ``guidance_scale``
+    are float32 scalars. Latents and history are donated.
+    """
+    return _denoising(parts, "step")
+
+
+def scan(parts: Parts) -> ProgramSpec:
+    """Returns the program of the steps [first, last): ``step`` in a loop on the device.
+
+    ``coefficients`` (max_steps, 9) and ``timesteps`` (max_steps,) are float32, and their padding is not read;
+    ``first`` and ``last`` are int32 scalars, so any number of steps is one program. With two experts it is
+    called once for each: a branch inside it would take the weights of both as arguments.
+    """
+    return _denoising(parts, "scan")
+
+
+def _denoising(parts: Parts, form: str) -> ProgramSpec:
+    """Returns the program of a form of the loop."""
+    denoiser = Denoiser(parts.modules["transformer"], attention_form(parts.kernels), parts.dtype)
+    state, given = state_of(parts), given_of(parts)
+    weights = {"transformer": parts.weights["transformer"]}
+    arguments = {**weights, **parts.outputs(prepare), **state, **_rows_of(parts, form), **given}
+    function = denoiser.step if form == "step" else denoiser.loop
+    return parts.spec(function, arguments, donate=tuple(state))
+
+
+def given_of(parts: Parts) -> dict[str, Any]:
+    """Returns the abstract arguments of steps that come from options, images and videos."""
+    config, given = parts.configs["transformer"], dict[str, Any]()
+    if parts.shape.guidance:
+        given["guidance_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
+    if parts.variant.conditioner:
+        given |= parts.outputs(encode_video)
+    _check_channels(parts, given.get("condition", {}))
+    return given | parts.variant.step_arguments(config, config.grid(parts.latent_shape)[0])
+
+
+def state_of(parts: Parts) -> dict[str, Any]:
+    """Returns the abstract arrays that the steps pass on."""
+    latents = jax.ShapeDtypeStruct(parts.latents.shape, jnp.dtype(parts.options.scheduler_dtype))
+    return {"latents": latents, "history": dict.fromkeys(HISTORY, latents)}
+
+
+def _rows_of(parts: Parts, form: str) -> dict[str, Any]:
+    """Returns the abstract arguments that choose the steps of a call."""
+    steps = () if form == "step" else (parts.options.max_steps,)
+    rows = {
+        "coefficients": jax.ShapeDtypeStruct((*steps, len(COLUMNS)), jnp.float32),
+        "timestep" if form == "step" else "timesteps": jax.ShapeDtypeStruct(steps, jnp.float32),
+    }
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    return rows if form == "step" else {**rows, "first": index, "last": index}
+
+
+def _check_channels(parts: Parts, condition: dict[str, Any]) -> None:
+    """Checks that the transformer's input channels are those of the latents and of the condition.
+
+    Raises:
+        UsageError: if they are not: the variant has no conditioner, or another one.
+    """
+    latents, taken = parts.model.latent_channels, parts.configs["transformer"].in_channels
+    given = condition["channels"].shape[0] if "channels" in condition else 0
+    if taken != latents + given:
+        raise UsageError(
+            f"the transformer's input channels do not fit the conditioner of {parts.model.variant}",
+            expected=f"{latents} channels of latents and {taken - latents} of the condition",
+            found=f"a condition of {given}",
+            remedy="give the variant a conditioner that returns so many channels",
+        )

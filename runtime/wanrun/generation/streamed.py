@@ -1,0 +1,77 @@
+"""A step whose transformer passes through the device layer by layer: see ``wanrun.weights.layers``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from wanrun.denoising.state import State
+from wanrun.weights.layers import OUTSIDE, Layer
+from wanrun.weights.programs import Programs
+
+
+class StreamedStep:
+    """One expert's steps; called as a step's program is.
+
+    Args:
+        programs: the profile's programs.
+        expert: the transformer component.
+        given: the inputs that all steps take, as ``embeddings`` and conditions.
+    """
+
+    def __init__(self, programs: Programs, expert: str, given: Mapping[str, Any]) -> None:
+        self._programs, self._stream = programs, programs.streamed(expert)
+        self._layers, self._keys = (self._by_stack(role) for role in ("layer", "keys"))
+        self._kv: dict[Layer, Any] = {}
+        outside = programs.weights.opened.waits.result(self._stream.outside)
+        self._constant = {**given, OUTSIDE: outside}
+        self._constant |= self._run("context", self._constant)
+
+    def _by_stack(self, role: str) -> dict[str, str]:
+        """Returns the programs of a role by the stack that they take a layer of."""
+        names = self._programs.with_role(role)
+        return {
+            stack: name
+            for name in names
+            for stack in self._programs[name].inputs
+            if stack in self._stream.stacks
+        }
+
+    def _run(self, role: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        (name,) = self._programs.with_role(role)
+        return self._call(name, arrays)
+
+    def _call(self, name: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Runs a program with those of the arrays that it takes."""
+        bound = self._programs.bound(name)
+        return bound(**{key: arrays[key] for key in self._programs[name].inputs})
+
+    def __call__(self, **given: Any) -> State:
+        """Returns the state after a step; takes the state before it, and the step's inputs."""
+        import jax
+
+        try:
+            arrays = {**self._constant, **given}
+            arrays |= self._run("enter", arrays)
+            for stack, number, weights in self._stream:
+                arrays |= {
+                    stack: weights,
+                    "index": np.int32(number),
+                    "kv": self._kv_of(stack, number, weights),
+                }
+                arrays |= self._call(self._layers[stack], arrays)
+                jax.block_until_ready(arrays["carry"])  # then the next layer may take this one's place
+                del arrays[stack], weights
+            return self._run("leave", arrays)
+        except BaseException:
+            self._programs.drop_streams()  # this one is in the middle of a pass
+            raise
+
+    def _kv_of(self, stack: str, number: int, weights: Any) -> Any:
+        """Returns a layer's keys and values, which are computed before its first run."""
+        if (stack, number) not in self._kv:
+            found = self._call(self._keys[stack], {**self._constant, stack: weights})
+            self._kv[stack, number] = found["kv"]
+        return self._kv[stack, number]

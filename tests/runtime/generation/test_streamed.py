@@ -1,0 +1,93 @@
+"""Steps whose layers stream: the bits of whole steps, of every kind of stack, and what an error leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+import wanrun
+from helpers.damage import linked, own
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError
+from wanrun.generation.streamed import StreamedStep
+from wanrun.replay.samples import sample_media
+from wanrun.request.profiles import has_guidance
+
+VARIANTS = ("wan2.2-vace", "wan2.2-animate", "wan2.2-i2v")
+"""Control blocks and two experts; face adapters and no guidance; a condition and two experts."""
+
+
+def streams(artifact: Path, memory: Literal["auto", "stream"] = "stream") -> wanrun.Pipeline:
+    """Loads the first profile that has guidance as the model does."""
+    manifest = read_manifest(artifact)
+    profiles = (one for one in manifest.profiles.values() if one.guidance == has_guidance(manifest))
+    return wanrun.load(artifact, profile=next(profiles).name, memory=memory, embeddings="none")
+
+
+def made(artifact: Path, memory: Literal["auto", "stream"]) -> wanrun.Result:
+    """Three steps, of which each expert has one."""
+    manifest = read_manifest(artifact)
+    with streams(artifact, memory) as pipeline:
+        media = sample_media(manifest, pipeline.profile)
+        options = {"boundary": 0.9} if "boundary" in manifest.model.options else {}
+        first = pipeline.generate("a fox", seed=3, num_steps=3, media=media, **options)
+        again = pipeline.generate("a fox", seed=3, num_steps=3, media=media, **options)
+    np.testing.assert_array_equal(first.latents, again.latents)
+    return first
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_streamed_steps_have_the_bits_of_whole_ones(
+    variant: str, media_toy: Callable[[str], tuple[Path, Path]]
+) -> None:
+    artifact = media_toy(variant)[1]
+    whole, streamed = made(artifact, "auto"), made(artifact, "stream")
+    assert (whole.timings.loop, streamed.timings.loop) == ("step", "stream")
+    np.testing.assert_array_equal(streamed.latents, whole.latents)
+    np.testing.assert_array_equal(streamed.frames, whole.frames)
+
+
+def test_an_error_in_a_pass_ends_it(
+    media_toy: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next generation begins a new pass, with the first layer."""
+    artifact = media_toy("wan2.2-vace")[1]
+    manifest = read_manifest(artifact)
+    own_keys, calls = StreamedStep._kv_of, list[tuple[str, int]]()
+
+    def failing(self: StreamedStep, stack: str, number: int, weights: object) -> object:
+        calls.append((stack, number))
+        if len(calls) == 3:
+            raise RuntimeError("in the middle")
+        return own_keys(self, stack, number, weights)
+
+    with streams(artifact) as pipeline:
+        media = sample_media(manifest, pipeline.profile)
+        expected = pipeline.generate("a fox", seed=3, num_steps=2, media=media).latents
+        monkeypatch.setattr(StreamedStep, "_kv_of", failing)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            pipeline.generate("a fox", seed=3, num_steps=2, media=media)
+        found = pipeline.generate("a fox", seed=3, num_steps=2, media=media).latents
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_damage_is_one_line(media_toy: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    artifact = linked(media_toy("wan2.2-vace")[1], tmp_path / "artifact")
+    own(artifact, "weights")
+    files = (artifact / "weights/transformer/blocks.ffn.up.weight/c").rglob("*")
+    next(path for path in files if path.is_file()).unlink()
+    with (
+        pytest.raises(ArtifactError, match="transformer/blocks/ffn/up/weight, the file cannot be read"),
+        streams(artifact) as pipeline,
+    ):
+        media = sample_media(read_manifest(artifact), pipeline.profile)
+        pipeline.generate("a fox", num_steps=2, media=media)
+
+
+def test_a_profile_without_the_form(toy_artifact: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"no program for loop stream; .*wanbuild compile --loop all"):
+        wanrun.load(toy_artifact, memory="stream")
