@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 
+from wanbuild.conversion.chosen import parse_quantise
 from wanbuild.plan.plan import Plan, PlanRequest, make_plan
 from wanbuild.plan.report import as_json, start_seconds
 from wanbuild.plan.subject import read_subject
@@ -50,12 +51,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
     parser.add_argument("--target", action="append", help="a chip and a number of devices; repeatable")
+    parser.add_argument("--quantise", choices=("int8", "float8"), help="weights of 8 bits")
     parser.add_argument("--compile", action="store_true", help="compile the denoising step")
     options = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     plans = []
     for model in options.model or MODELS:
-        subject = read_subject(model)
+        subject = read_subject(model, parse_quantise(options.quantise, ()))
         disk = in_bytes(sum(component.nbytes for component in subject.manifest.components.values()))
         for size, target in itertools.product(MODELS[model], options.target or TARGETS):
             request = PlanRequest(target, size=size, compiles=options.compile, programs=("denoise_step",))

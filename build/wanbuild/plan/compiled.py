@@ -38,7 +38,7 @@ class Compiled:
 def programs(generation: Generation, target: TargetSpec) -> Iterator[ProgramSpec]:
     """Yields the programs for a target; the loop first, as it is most likely to be too large."""
     builder = ProgramBuilder(generation.manifest, generation.shape, generation.options, *target.programs_for)
-    yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in FORMS)
+    yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in FORMS.values())
 
 
 def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpec) -> Compiled:

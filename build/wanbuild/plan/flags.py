@@ -46,7 +46,9 @@ _OPTIONS = (
     click.option("--vae-dtype", type=_STORED, help="Compute dtype of the VAE.  [default: float32]"),
     click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time."),
     click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time."),
-    click.option("--loop", type=click.Choice(["step", "scan"]), help="Form of the loop.  [default: step]"),
+    click.option(
+        "--loop", type=click.Choice(["step", "scan", "stream"]), help="Form of the loop.  [default: step]"
+    ),
     click.option(
         "--compile/--no-compile", "compiles", default=True, help="Compile, or predict by formula alone."
     ),

@@ -23,6 +23,7 @@ from wanbuild.targets.chips import Chip
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.mesh import Sizes, device_bytes, jax_sizes, num_devices
 from wanrun.artifact.programs import FORMS, Role
+from wanrun.weights.layers import OUTSIDE, parts_of
 
 ENCODERS = ("text_encoder", "image_encoder")
 """Components that every device runs whole, unless features are cut along ``tensor``."""
@@ -55,6 +56,8 @@ class Generation:
         options: build options; those of both forms of the loop plan the form of single steps.
         chip: the chip.
         steps: denoising steps.
+        streams: whether the transformer's layers stream in any case. Work and temporaries are those of whole
+            steps.
     """
 
     manifest: Manifest
@@ -62,6 +65,7 @@ class Generation:
     options: BuildOptions
     chip: Chip
     steps: int
+    streams: bool = False
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -94,7 +98,7 @@ class Generation:
     @functools.cached_property
     def loop(self) -> Runs:
         """The program of the form of the loop that is planned."""
-        return next(call for call in self.calls if call.role in FORMS)
+        return next(call for call in self.calls if call.role in FORMS.values())
 
     @functools.cached_property
     def _counted(self) -> Mapping[str, ProgramSpec]:
@@ -138,6 +142,23 @@ class Generation:
     def weights(self, component: str, sizes: Sizes) -> int:
         """Returns the bytes of a component's weights that lie on each device of a mesh."""
         return device_bytes(self.manifest.components[component], PARAMETERS, jax_sizes(sizes))
+
+    def streamed_bytes(self, layers: int) -> int:
+        """Returns the bytes of what is in no stack of layers, and of some layers, of one transformer."""
+        outside, *stacks = self._streamed_parts
+        return outside + layers * max(nbytes // count for nbytes, count in stacks)
+
+    @property
+    def layers_bytes(self) -> int:
+        """The bytes of all layers of one transformer."""
+        return sum(nbytes for nbytes, _ in self._streamed_parts[1:])
+
+    @functools.cached_property
+    def _streamed_parts(self) -> tuple[Any, ...]:
+        """The bytes that are in no stack; then for each stack its bytes and the number of its layers."""
+        stacks = self.builder.modules[self.experts[0]].stacks
+        parts = parts_of(self.manifest.components[self.experts[0]], list(stacks))
+        return parts[OUTSIDE].nbytes, *((parts[name].nbytes, len(stacks[name])) for name in stacks)
 
     def share(self, call: Runs, sizes: Sizes) -> Share:
         """Returns what one device of a mesh does of a program.

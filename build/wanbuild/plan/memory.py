@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from wanbuild.models.blocks import HIDDEN_BYTES
 from wanbuild.plan.generation import Generation, Runs
 from wanrun.artifact.mesh import Sizes, num_devices
 from wanrun.artifact.programs import FORMS
 from wanrun.machine.memory import DEVICE_MARGIN
+from wanrun.weights.layers import AHEAD
 
 HELD: Mapping[str, str] = MappingProxyType(
     {
         "all": "all weights on the device",
         "one": "one expert on the device, the other in host memory",
         "low": "--memory low: the text encoder leaves before the first step",
+        "stream": "--loop stream: layers pass through the device, from the host's memory",
     }
 )
 """The ways to hold weights, the fastest first."""
@@ -98,20 +101,31 @@ def need(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -
     """
     weights = {name: generation.weights(name, sizes) for name in generation.components}
     # A compiled program's arguments are the weights that it reads alone, and not all that lie there.
-    working = max(
-        generation.beside_bytes(call.name, sizes) + figures[call.name].temporaries
+    working = {
+        call.name: generation.beside_bytes(call.name, sizes) + figures[call.name].temporaries
         for call in generation.calls
-    )
-    working += sum(one.code for one in figures.values())
+    }
+    code = sum(one.code for one in figures.values())
+    during_text = max(working[call.name] for call in generation.calls if call.role == "text") + code
+    largest = max(working.values()) + code
     experts = [weights.pop(name) for name in generation.experts]
     text = weights.pop("text_encoder")
     others, limit = sum(weights.values()), usable(generation.chip.memory_bytes)
+
+    def phased(transformer: int) -> tuple[int, int]:
+        """The text encoder alone, or the transformer when it has left: what takes more."""
+        return max((text + others, during_text), (transformer + others, largest), key=sum)
+
     ways = {
-        "all": sum(experts) + others + text,
-        "one": max(experts) + others + text,
-        "low": max(max(experts) + others, others + text),
+        "all": (sum(experts) + others + text, largest),
+        "one": (max(experts) + others + text, largest),
+        "low": phased(max(experts)),
     }
-    needs = [Need(held, nbytes, working, limit) for held, nbytes in ways.items()]
+    if num_devices(sizes) == 1:
+        ways["stream"] = phased(generation.streamed_bytes(1 + AHEAD))
+    if generation.streams:
+        ways = {"stream": ways["stream"]}
+    needs = [Need(held, nbytes, beside, limit) for held, (nbytes, beside) in ways.items()]
     return next((one for one in needs if one.fits), needs[-1])
 
 
@@ -119,7 +133,9 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
     """Returns the figures of every program by formula.
 
     A step holds the feed-forward's hidden values in float32 and bfloat16, and four values of the width; with
-    ``fsdp`` a layer's weights too. A pass of the VAE holds ``VAE_COPIES`` activations of its largest level.
+    ``fsdp`` a layer's weights too. Where it holds a part of the hidden values (``FeedForward.parts``), it has
+    five float32 values of the width of one video, and two of all. A pass of the VAE holds ``VAE_COPIES``
+    activations of its largest level.
     """
     figures = {}
     for call in generation.calls:
@@ -132,7 +148,7 @@ def estimated(generation: Generation, sizes: Sizes) -> dict[str, Figures]:
 def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
     if call.component is None:  # it computes a little of what it is given
         return 0.0
-    if call.role in FORMS:
+    if call.role in FORMS.values():
         return _step_bytes(generation, sizes)
     if call.component == "vae":
         return _vae_bytes(generation, sizes, decoder=call.role == "decode")
@@ -142,9 +158,14 @@ def _temporary_bytes(generation: Generation, call: Runs, sizes: Sizes) -> float:
 def _step_bytes(generation: Generation, sizes: Sizes) -> float:
     config: Any = generation.step.config
     item, tensor = 4 if generation.options.dtype == "float32" else 2, sizes.get("tensor", 1)
+    tokens = generation.step.tokens_of(sizes)
+    in_parts = num_devices(sizes) == 1 and generation.chip.platform != "cpu"
+    if in_parts and 4 * tokens * config.ffn_dim > HIDDEN_BYTES:
+        one, hidden = tokens / generation.step.batch * 4 * config.dim, HIDDEN_BYTES * (1 + item / 4)
+        return 2 * item * tokens * config.dim + max(5 * one, hidden)
     hidden, width = (4 + item) * config.ffn_dim / tensor, (4 + 2 * item) * config.dim
     layer = _gathered_bytes(generation, generation.experts[0], sizes)
-    return generation.step.tokens_of(sizes) * (hidden + width) + layer
+    return tokens * (hidden + width) + layer
 
 
 def _vae_bytes(generation: Generation, sizes: Sizes, decoder: bool) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, Need, estimated, need
+from wanbuild.plan.prediction import transfer_seconds
 from wanbuild.programs.build_options import Shape
 from wanbuild.programs.shardings import mesh_problem, meshes
 from wanrun.artifact.mesh import Sizes, mesh_text
@@ -50,21 +51,26 @@ def candidates(generation: Generation, count: int) -> list[Candidate]:
 
 def candidate(generation: Generation, sizes: Sizes) -> Candidate:
     """Returns what is predicted for one mesh, by formula alone."""
-    figures, step = estimated(generation, sizes), step_seconds(generation, sizes)
-    found = need(generation, sizes, figures)
-    return Candidate(sizes, step, video_seconds(generation, sizes, found), found, figures)
+    return _candidate(generation, sizes, estimated(generation, sizes))
 
 
 def with_figures(generation: Generation, one: Candidate, figures: Mapping[str, Figures]) -> Candidate:
     """Returns a mesh with the compiler's figures of its programs."""
-    found = need(generation, one.sizes, figures)
-    return Candidate(one.sizes, one.step, video_seconds(generation, one.sizes, found), found, figures)
+    return _candidate(generation, one.sizes, figures)
 
 
-def step_seconds(generation: Generation, sizes: Sizes) -> float:
-    """Returns the seconds of a denoising step."""
-    loop = generation.loop
-    return generation.time(loop, sizes).seconds * loop.times / generation.steps
+def _candidate(generation: Generation, sizes: Sizes, figures: Mapping[str, Figures]) -> Candidate:
+    found = need(generation, sizes, figures)
+    step = step_seconds(generation, sizes, found)
+    return Candidate(sizes, step, video_seconds(generation, sizes, found), found, figures)
+
+
+def step_seconds(generation: Generation, sizes: Sizes, found: Need | None = None) -> float:
+    """Returns the seconds of a denoising step: the larger of computing and bringing layers that stream."""
+    loop, seconds = generation.loop, 0.0
+    if found is not None and found.held == "stream":
+        seconds = transfer_seconds(generation.layers_bytes, generation.layers_bytes, 1, generation.chip)
+    return max(seconds, generation.time(loop, sizes).seconds * loop.times / generation.steps)
 
 
 def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
@@ -72,9 +78,12 @@ def video_seconds(generation: Generation, sizes: Sizes, found: Need) -> float:
 
     Where not all weights are held, those that leave come back once: both experts, and the text encoder.
     """
-    total = sum(generation.time(call, sizes).seconds * call.times for call in generation.calls)
-    leaving = generation.experts if found.held != "all" and len(generation.experts) > 1 else ()
-    leaving = (*leaving, "text_encoder") if found.held == "low" else leaving
+    others = (call for call in generation.calls if call is not generation.loop)
+    total = sum(generation.time(call, sizes).seconds * call.times for call in others)
+    total += generation.steps * step_seconds(generation, sizes, found)
+    moved = found.held in ("one", "low") and len(generation.experts) > 1
+    leaving = generation.experts if moved else ()
+    leaving = (*leaving, "text_encoder") if found.held in ("low", "stream") else leaving
     return total + generation.start_seconds(sizes, leaving)
 
 

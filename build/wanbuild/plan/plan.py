@@ -179,10 +179,14 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
         compiles=False,
     )
     try:
-        make_plan(read_subject(str(artifact)), asked, lambda line: None)
+        plan = make_plan(read_subject(str(artifact)), asked, lambda line: None)
     except UsageError as refused:
-        return UsageError(error.what, expected=error.expected, found=error.found, remedy=refused.remedy)
-    return error
+        remedy = refused.remedy
+    else:
+        if plan.chosen.need.held != "stream":
+            return error
+        remedy = "what fits: --loop stream, whose layers pass through the device"
+    return UsageError(error.what, expected=error.expected, found=error.found, remedy=remedy)
 
 
 def check_programs(generation: Generation, names: Collection[str]) -> None:
@@ -271,4 +275,6 @@ def _generation(subject: Subject, request: PlanRequest, chip: Chip) -> Generatio
         for option in dataclasses.fields(BuildOptions)
     }
     steps = request.steps or defaults.get("steps") or manifest.model.defaults.num_steps
-    return Generation(manifest, shape, BuildOptions(**own), chip, steps)
+    streams = own["loop"] == "stream"
+    own["loop"] = "scan" if own["loop"] == "scan" else "step"  # of several, that of single steps
+    return Generation(manifest, shape, BuildOptions(**own), chip, steps, streams)

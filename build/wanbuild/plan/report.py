@@ -112,7 +112,8 @@ def _video(plan: Plan) -> str:
 
 def start_seconds(plan: Plan) -> float:
     """Returns the seconds from the host's memory to the devices, of the weights that start there."""
-    names = [name for name in plan.generation.components if name not in plan.generation.experts[1:]]
+    leaves_out = plan.generation.experts[0 if plan.chosen.need.held == "stream" else 1 :]
+    names = [name for name in plan.generation.components if name not in leaves_out]
     if plan.chosen.need.held == "all":
         names = list(plan.generation.components)
     return plan.generation.start_seconds(plan.chosen.sizes, tuple(names))

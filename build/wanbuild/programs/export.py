@@ -122,8 +122,8 @@ def with_programs(
     for name, builder in builders.items():  # a shape that cannot be is refused before anything is built
         programs[name] = _export_profile(artifact, manifest, name, builder, target.platform)
     exported = {**own.exported, **dict.fromkeys(names, today())}
-    streams = (builder for builder in builders.values() if "stream" in builder.options.forms)
-    layers = next((layers_of(builder) for builder in streams), own.layers)
+    streams = (name for name in names if "stream" in profiles[name].options.forms)
+    layers = next((layers_of(builders[name]) for name in streams), own.layers)
     sets[empty.key] = msgspec.structs.replace(own, programs=programs, exported=exported, layers=layers)
     changed = _changed_programs(manifest.program_sets, sets)
     targets = {

@@ -308,5 +308,30 @@ CHIPS = _table(
         host_link=25 * GIGA,
         gpu=GpuFacts((8, 9), 128, 128, 1536, shared=100 * KIB, cache=72 * MIB, clock=2.52),
     ),
+    # Peaks of these two: those of the same architecture, by multiprocessors and clock.
+    _gpu(
+        "rtx4080",
+        "NVIDIA GeForce RTX 4080",
+        memory_bytes=16 * GIB,
+        bf16=97.5 * TERA,
+        fp8=195 * TERA,
+        float32=48.7 * TERA,
+        bandwidth=717 * GIGA,
+        link=12 * GIGA,
+        host_link=25 * GIGA,
+        gpu=GpuFacts((8, 9), 76, 128, 1536, shared=100 * KIB, cache=64 * MIB, clock=2.51),
+    ),
+    _gpu(
+        "rtx4070ti",
+        "NVIDIA GeForce RTX 4070 Ti",
+        memory_bytes=12 * GIB,
+        bf16=80.2 * TERA,
+        fp8=160 * TERA,
+        float32=40.1 * TERA,
+        bandwidth=504 * GIGA,
+        link=12 * GIGA,
+        host_link=25 * GIGA,
+        gpu=GpuFacts((8, 9), 60, 128, 1536, shared=100 * KIB, cache=48 * MIB, clock=2.61),
+    ),
 )
 """All chips, by the names of their targets."""

@@ -26,8 +26,9 @@ def generation(name: str, size: tuple[int, int], chip: str = "h200") -> Generati
     ("name", "size", "program", "gigabytes"),
     [
         # Temporaries of compiled programs on one device.
-        ("wan2.1-t2v-14b", (1280, 720), "denoise_step", 20.3),
-        ("wan2.1-t2v-1.3b", (832, 480), "denoise_step", 4.5),
+        ("wan2.1-t2v-14b", (1280, 720), "denoise_step", 9.2),
+        ("wan2.1-t2v-14b", (832, 480), "denoise_step", 5.0),
+        ("wan2.1-t2v-1.3b", (832, 480), "denoise_step", 1.9),
         ("wan2.1-t2v-1.3b", (832, 480), "decode_video", 6.9),
         ("wan2.1-i2v-14b-720p", (1280, 720), "encode_video", 11.8),
     ],
@@ -47,7 +48,8 @@ def test_meshes_divide_weights_and_work() -> None:
         return estimated(one, parse_mesh(mesh))["denoise_step"]
 
     assert figures("fsdp=8").arguments < figures("context=8").arguments / 6
-    assert figures("context=8").temporaries < figures("").temporaries / 7
+    assert figures("context=8").temporaries < figures("data=2,context=4").temporaries * 1.1
+    assert figures("context=8").temporaries < figures("context=2").temporaries / 3.9
 
 
 def held(memory: float, sizes: Sizes) -> tuple[str, bool]:
@@ -58,11 +60,13 @@ def held(memory: float, sizes: Sizes) -> tuple[str, bool]:
 
 
 def test_two_experts_are_held_as_the_memory_allows() -> None:
-    """29 GB each, beside them 11.4 GB of text encoder and 10 GB of programs."""
+    """29 GB each, beside them 11.4 GB of text encoder and 6 GB of programs; 3 GB if layers stream."""
     assert held(96, {}) == ("all", True)
     assert held(64, {}) == ("one", True)
-    assert held(46, {}) == ("low", True)
-    assert held(32, {}) == ("low", False)
+    assert held(42, {}) == ("low", True)
+    assert held(32, {}) == ("stream", True)
+    assert held(13, {}) == ("stream", True)
+    assert held(11, {}) == ("stream", False)
     assert held(32, {"fsdp": 4}) == ("all", True)
 
 

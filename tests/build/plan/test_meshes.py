@@ -61,9 +61,11 @@ def refused(one: Generation, count: int) -> str:
 
 
 def test_what_does_not_fit_is_refused_with_more_devices_that_would() -> None:
-    text = refused(generation("wan2.1-t2v-14b", "rtx4090"), 1)
-    assert "832x480x81 with guidance does not fit rtx4090 with one device; expected at most 24.5 GB" in text
-    assert " GB too much; what fits: --target rtx4090-2 --mesh fsdp=2" in text
+    text = refused(generation("wan2.1-t2v-14b", "rtx4070ti", (1280, 720)), 1)
+    assert (
+        "1280x720x81 with guidance does not fit rtx4070ti with one device; expected at most 12.2 GB" in text
+    )
+    assert " GB too much; what fits: --target rtx4070ti-8 --mesh data=2,fsdp=4" in text
 
 
 def on_less(one: Generation, nbytes: float) -> Generation:
@@ -76,13 +78,13 @@ def on_less(one: Generation, nbytes: float) -> Generation:
 
 
 def test_a_smaller_size_and_fewer_frames_that_would_fit_are_named() -> None:
-    one = generation("wan2.1-t2v-14b", "h100", (1280, 720))
+    one = generation("wan2.1-t2v-14b", "h100", (1280, 720), vae_dtype="bfloat16")
     text = refused(on_less(one, 2e9), 1)
     assert "; --size 832x480; --frames " in text
 
 
 def test_a_dtype_that_would_fit_is_named() -> None:
-    one = generation("wan2.1-t2v-1.3b", "h100", vae_dtype="float32")
+    one = generation("wan2.1-t2v-1.3b", "h100", (1280, 720), vae_dtype="float32")
     assert "--vae-dtype bfloat16" in refused(on_less(one, 1e9), 1)
 
 

@@ -141,8 +141,8 @@ def test_a_loop_takes_as_long_as_its_steps() -> None:
             "the mesh context=4 does not work: it has more devices than there are",
         ),
         (
-            ("wan2.1-t2v-14b", "--target", "rtx4090", "--no-compile"),
-            "832x480x81 with guidance does not fit rtx4090 with one device",
+            ("wan2.1-t2v-14b", "--target", "rtx4080", "--no-compile", "--size", "1280x720"),
+            "1280x720x81 with guidance does not fit rtx4080 with one device",
         ),
         (("wan2.1-t2v-14b", "--target", "h200", "--frames", "80"), "80 frames cannot be built"),
         (
@@ -242,6 +242,6 @@ def test_a_named_mesh_that_the_compiler_says_does_not_fit_is_refused(monkeypatch
 
 def test_a_mesh_that_is_far_too_small_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compilers = Compilers(monkeypatch, {})
-    with pytest.raises(UsageError, match="--target rtx4090-2 --mesh fsdp=2"):
-        planned("wan2.1-t2v-14b", "rtx4090")
+    with pytest.raises(UsageError, match="--target rtx4070ti-8 --mesh data=2,fsdp=4"):
+        planned("wan2.1-t2v-14b", "rtx4070ti", size=(1280, 720))
     assert compilers.meshes == []

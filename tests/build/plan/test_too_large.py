@@ -53,7 +53,9 @@ def test_what_fits_instead(tmp_path: Path) -> None:
     error = fitting_instead(tmp_path, too_large("rtx4090", Shape(1280, 720, 81, 1, True), tmp_path))
     assert error.exit_code == 2 and "\n" not in str(error)
     assert "denoise_step does not fit the memory of target rtx4090; expected at most 25.77 GB" in str(error)
-    assert "found 60.00 GB, 34.23 GB too much; what fits: --target rtx4090-" in str(error)
+    assert "found 60.00 GB, 34.23 GB too much; what fits: --loop stream, whose layers pass" in str(error)
+    error = fitting_instead(tmp_path, too_large("rtx4080", Shape(1280, 720, 81, 1, True), tmp_path))
+    assert "found 60.00 GB, 42.82 GB too much; what fits: --target rtx4080-" in str(error)
 
 
 def test_a_target_that_is_no_chip_keeps_its_error(tmp_path: Path) -> None:

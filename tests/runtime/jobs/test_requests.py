@@ -165,7 +165,10 @@ BAD = [
     ('{"prompt": "a", "size": "64"}', 'size is out of range; expected a string such as 832x480; found "64"'),
     ('{"prompt": "a", "size": [96, 64]}', "size has the wrong type; expected a string; found [96, 64]"),
     ('{"prompt": "a", "frames": 0}', "frames is out of range; expected an integer, at least 1; found 0"),
-    ('{"prompt": "a", "loop": "while"}', 'loop cannot be used; expected step or scan; found "while"'),
+    (
+        '{"prompt": "a", "loop": "while"}',
+        'loop cannot be used; expected step or scan or stream; found "while"',
+    ),
     ('{"prompt": "a", "boundary": "high"}', 'boundary has the wrong type; expected a number; found "high"'),
     ('{"prompt": "a", "image": null}', "image has the wrong type; expected a string; found null"),
     ('{"prompt": "a", "video": ["a.mp4"]}', 'video has the wrong type; expected a string; found ["a.mp4"]'),

@@ -206,12 +206,12 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     held, real = Gate(), restore_module._read_chunk
 
-    def read(chunk: Any, verify: str) -> list[bytes]:
+    def read(chunk: Any, verify: str, direct: bool) -> list[bytes]:
         if chunk.name == "big/stack":
             held.chunks += 1
             held.reached.set()
             held.opened.wait(LIMIT_SECONDS)
-        return real(chunk, verify)
+        return real(chunk, verify, direct)
 
     monkeypatch.setattr(restore_module, "_read_chunk", read)
     monkeypatch.setattr(weights_module, "default_threads", lambda: 2)
