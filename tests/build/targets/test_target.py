@@ -24,9 +24,9 @@ GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 def test_figures_of_a_chip(chip: Chip) -> None:
     """Of the right order: bytes and not gigabytes, operations of one device and not of a host."""
-    assert 16e9 <= chip.memory_bytes <= 200e9
-    assert 150e12 <= chip.bf16 <= 2500e12 and chip.fp8 in (0, pytest.approx(2 * chip.bf16, rel=0.02))
-    assert 8e11 <= chip.bandwidth <= 1e13 and chip.host_link <= chip.bandwidth / 20
+    assert 12e9 <= chip.memory_bytes <= 200e9
+    assert 80e12 <= chip.bf16 <= 2500e12 and chip.fp8 in (0, pytest.approx(2 * chip.bf16, rel=0.02))
+    assert 5e11 <= chip.bandwidth <= 1e13 and chip.host_link <= chip.bandwidth / 20
     assert 1e10 <= chip.link <= 1e12
     assert chip.counts[0] == 1 and list(chip.counts) == sorted(chip.counts)
     assert chip.counts[-1] == (8 if chip.platform == "cuda" else 256)
