@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 
 from helpers.tensor_files import State, load_file
 from wanrun.artifact.manifest import read_manifest
+from wanrun.weights.buffers import DTYPES
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -183,3 +184,16 @@ def assert_equals_naive(artifact: Path, checkpoint: Path, all_float32: bool) -> 
             assert found[path].dtype == value.dtype, path
             assert found[path].shape == value.shape, path
             assert found[path].tobytes() == value.tobytes(), path
+
+
+def arrays_of(artifact: Path, name: str) -> dict[str, np.ndarray]:
+    """A component's arrays, read file by file."""
+    manifest = read_manifest(artifact)
+    component = manifest.components[name]
+    found = {}
+    for path, parameter in component.parameters.items():
+        layout = parameter.layout
+        folder = artifact / component.folder / path.replace("/", ".")
+        chunks = [(folder / layout.chunk_file(index)).read_bytes()[:-4] for index in range(layout.chunks)]
+        found[path] = np.frombuffer(b"".join(chunks), DTYPES[layout.dtype]).reshape(layout.shape)
+    return found

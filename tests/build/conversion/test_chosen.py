@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.naive import load_params
-from helpers.naive_conversion import load_state
+from helpers.naive_conversion import arrays_of, load_state
 from wanbuild.check.weights import check_weights, check_with_orbax
 from wanbuild.components import kind_of
 from wanbuild.conversion import writer as writer_module
@@ -23,10 +23,9 @@ from wanbuild.models.params import LAYERS
 from wanbuild.plan.published import published_manifest
 from wanbuild.published.models import PUBLISHED_MODELS
 from wanbuild.toy.checkpoint import write_toy
-from wanrun.artifact.manifest import TRANSFORMERS, Manifest, read_manifest
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.parameters import flat
 from wanrun.errors import SourceError, UsageError
-from wanrun.weights.buffers import DTYPES
 
 
 def modules_of(repository: str) -> dict[str, Any]:
@@ -99,19 +98,6 @@ def test_keep_is_for_quantise() -> None:
     assert parse_quantise(None, []) is None
     with pytest.raises(UsageError, match="--keep is for --quantise; add --quantise int8"):
         parse_quantise(None, ["*"])
-
-
-def arrays_of(artifact: Path, name: str) -> dict[str, np.ndarray]:
-    """A component's arrays, read file by file."""
-    manifest = read_manifest(artifact)
-    component = manifest.components[name]
-    found = {}
-    for path, parameter in component.parameters.items():
-        layout = parameter.layout
-        folder = artifact / component.folder / path.replace("/", ".")
-        chunks = [(folder / layout.chunk_file(index)).read_bytes()[:-4] for index in range(layout.chunks)]
-        found[path] = np.frombuffer(b"".join(chunks), DTYPES[layout.dtype]).reshape(layout.shape)
-    return found
 
 
 def expected_of(checkpoint: Path, manifest: Manifest, name: str) -> Mapping[str, np.ndarray]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from helpers.damage import one_error
+from helpers.naive_conversion import arrays_of
 from helpers.single_files import (
     original_text_encoder,
     original_transformer,
@@ -24,6 +25,7 @@ from helpers.single_files import (
 from helpers.tensor_files import State, save_file
 from wanbuild.cli import wanbuild
 from wanbuild.components import kind_of
+from wanbuild.conversion.chosen import Quantise
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.source.parts import OPTIONS
 from wanbuild.source.single_files import open_files
@@ -182,6 +184,16 @@ def test_scaled_weights_are_dequantised(
     assert found.components == expected.components
     digests = [manifest.source["files"] for manifest in (found, expected)]
     assert digests[0] != digests[1]
+    kept = convert(ConvertRequest(None, tmp_path / "kept", files=files, quantise=Quantise("source")))
+    assert kept.dtypes["transformer"].eight_bit.keys() >= {"blocks/ffn/up", "blocks/attn2/to_k"}
+    for name in makers:
+        assert set(kept.dtypes[name].eight_bit.values()) == {np.dtype(dtype).name}
+        stored, cast = (arrays_of(tmp_path / folder, name) for folder in ("kept", "other"))
+        for layer in kept.dtypes[name].eight_bit:
+            weight = stored.pop(f"{layer}/weight").astype(np.float32)
+            values = (weight * stored.pop(f"{layer}/scale")[..., None]).astype(ml_dtypes.bfloat16)
+            np.testing.assert_array_equal(values, cast.pop(f"{layer}/weight"))
+        assert stored.keys() == cast.keys()
 
 
 LAYER = "blocks.0.ffn.0"
