@@ -12,6 +12,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -137,7 +138,8 @@ class ComponentWriter:
         self._buffers = _Buffers()
         self._permuting = threading.BoundedSemaphore(PERMUTED_AT_ONCE)
         self._work = _Work()
-        for item in _scales_of(assignments):
+        self._scales = tuple(_scales_of(assignments))
+        for item in self._scales:
             self._work.scales[item.path] = np.empty(item.shape, np.float32)
 
     def pieces(self) -> list[Piece]:
@@ -159,13 +161,12 @@ class ComponentWriter:
 
     def finish(self) -> WrittenComponent:
         """Writes the scales and the checkpoint's metadata; every piece must have run."""
-        scales = list(_scales_of(self._assignments))
-        for item in scales:
+        for item in self._scales:
             self._write_scales(item, self._layouts[item.path])
         for name, content in metadata_files(self._layouts).items():
             (self._folder / name).write_bytes(content)
         parameters = {}
-        axes = {item.path: item.axes for item in (*self._assignments, *scales)}
+        axes = {item.path: item.axes for item in (*self._assignments, *self._scales)}
         for path, layout in sorted(self._layouts.items()):
             rows = [row for chunk in range(layout.chunks) for row in self._work.rows[path, chunk]]
             parameters[path] = Parameter(
@@ -181,15 +182,21 @@ class ComponentWriter:
         """Writes the chunk files of scales."""
         rows = self._work.scales[item.path].reshape(layout.rows, -1).view(np.uint8)
         for chunk in range(layout.chunks):
-            path = self._folder / array_folder(item.path) / layout.chunk_file(chunk)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with DirectFile(path, layout.chunk_bytes, self._buffers.write) as file:
-                sums = _Sums(file)
+            with self._chunk_file(item.path, layout, chunk) as sums:
                 for row in rows[chunk * layout.rows_per_chunk :][: layout.rows_per_chunk]:
                     sums.append(row)
                     sums.end_row()
-                file.append(sums.trailer)
-            self._work.rows[item.path, chunk] = sums.rows
+
+    @contextmanager
+    def _chunk_file(self, path: str, layout: ArrayLayout, chunk: int) -> Iterator[_Sums]:
+        """Opens a chunk file of a parameter; ends it with its checksum, and keeps those of its rows."""
+        place = self._folder / array_folder(path) / layout.chunk_file(chunk)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with DirectFile(place, layout.chunk_bytes, self._buffers.write) as file:
+            sums = _Sums(file)
+            yield sums
+            file.append(sums.trailer)
+        self._work.rows[path, chunk] = sums.rows
 
     def _piece(self, item: Assignment, layout: ArrayLayout, chunks: range) -> Piece:
         rows = range(chunks.start * layout.rows_per_chunk, chunks.stop * layout.rows_per_chunk)
@@ -211,10 +218,7 @@ class ComponentWriter:
         row_items = math.prod(layout.row_shape)
         tensor: Tensor | None = None
         for chunk in chunks:
-            path = self._folder / array_folder(item.path) / layout.chunk_file(chunk)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with DirectFile(path, layout.chunk_bytes, self._buffers.write) as file:
-                sums = _Sums(file)
+            with self._chunk_file(item.path, layout, chunk) as sums:
                 for row in range(chunk * layout.rows_per_chunk, (chunk + 1) * layout.rows_per_chunk):
                     if tensor is None:
                         fill = item.fills[row if item.stacked else 0]
@@ -230,8 +234,6 @@ class ComponentWriter:
                     if item.stacked or row == layout.rows - 1:
                         self._work.source_crc32c[tensor.key] = f"{tensor.crc32c:08x}"
                         tensor = None
-                file.append(sums.trailer)
-            self._work.rows[item.path, chunk] = sums.rows
 
     def _write_row(self, tensor: Tensor, start: int, count: int, dtype: np.dtype[Any], sums: _Sums) -> None:
         """Appends ``count`` items of the tensor, from ``start`` on, cast to the stored dtype."""

@@ -54,13 +54,7 @@ class AnimateTransformer(WanTransformer):
     def prepare(
         self, embeddings: jax.Array, latent_shape: tuple[int, int, int], dtype: Any, **inputs: Any
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """Returns what stays constant over a generation; arguments as of the base, and of ``context``.
-
-        Args:
-            embeddings: prompt embeddings (P, T, text_dim).
-            latent_shape: latent frames including the reference image's, rows and columns.
-            dtype: compute dtype of the cache.
-            inputs: ``face_video`` among them.
+        """Checks the face video, and prepares as the base does; ``inputs`` are those of ``context``.
 
         Raises:
             ValueError: if the face video is missing, or its frames or size do not match.

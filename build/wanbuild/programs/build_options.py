@@ -9,7 +9,7 @@ import msgspec
 
 from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
-from wanrun.artifact.programs import FORMS, Profile, ProfileOptions
+from wanrun.artifact.programs import FORMS, Profile, ProfileOptions, forms_of
 from wanrun.artifact.record import MAX_SIZE
 from wanrun.errors import UsageError
 
@@ -59,7 +59,7 @@ class BuildOptions:
     @property
     def forms(self) -> tuple[str, ...]:
         """The forms of the denoising loop."""
-        return {"both": ("step", "scan"), "all": tuple(FORMS)}.get(self.loop, (self.loop,))
+        return forms_of(self.loop)
 
     @classmethod
     def of(cls, recorded: ProfileOptions) -> BuildOptions:

@@ -68,13 +68,11 @@ class Denoiser:
             The next latents and history, in the dtype of the latents.
         """
         model, guided = bind(self.module, transformer), guidance_scale is not None
-        stored = latents.dtype
-        latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
         batch, timesteps, condition = model_inputs(latents, timestep, guided, condition, frame_mask)
         if conditioning_scale is not None:
             condition["scale"] = conditioning_scale
         output = model(batch, timesteps, kv, rope, condition, self.attention, self.dtype)
-        return updated(output, latents, history, coefficients, guidance_scale, stored)
+        return updated(output, latents, history, coefficients, guidance_scale)
 
     def loop(
         self,
@@ -114,6 +112,7 @@ def model_inputs(
     frame_mask: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Returns the transformer's latents, timesteps and condition; arguments as of ``Denoiser.step``."""
+    latents = latents.astype(jnp.float32)
     condition, timesteps, batch = dict(condition or {}), timestep[None, None], latents
     if frame_mask is not None:
         # The velocity of a held frame has no effect: its latents are put in again at the end.
@@ -129,18 +128,18 @@ def updated(
     history: _Arrays,
     coefficients: jax.Array,
     guidance_scale: jax.Array | None,
-    stored: Any,
 ) -> dict[str, Any]:
     """Returns the state after a step.
 
     Args:
         output: the transformer's; with guidance of the doubled batch.
-        latents: float32, as the solver's history.
+        latents: those before the step, whose dtype the state keeps; sums are in float32.
         history: see ``solver_step``.
         coefficients: a row of the solver's table.
         guidance_scale: float32 scalar; None for no guidance.
-        stored: dtype of the latents and history between steps.
     """
+    stored = latents.dtype
+    latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
     if guidance_scale is not None:
         conditional, unconditional = jnp.split(output, 2)
         output = unconditional + guidance_scale * (conditional - unconditional)

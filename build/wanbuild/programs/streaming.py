@@ -22,12 +22,10 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.steps import given_of, prompted_of, state_of
 from wanrun.denoising.solvers import COLUMNS
 from wanrun.errors import UsageError
+from wanrun.weights.layers import OUTSIDE
 
 STACKS = ("blocks", "vace_blocks", "face_adapter")
 """The stacks of layers that transformers have: see ``WanTransformer.stacks``."""
-
-OUTSIDE = "outside"
-"""The input with the weights that are in no stack."""
 
 
 def _module(parts: Parts) -> WanTransformer:
@@ -54,6 +52,11 @@ def _one_layer(parts: Parts, stack: str) -> Any:
     )
 
 
+def _given(parts: Parts, *names: str) -> dict[str, Any]:
+    """Returns those of these abstract arguments that the model's steps take."""
+    return {name: tree for name, tree in given_of(parts).items() if name in names}
+
+
 def context(parts: Parts) -> ProgramSpec:
     """Returns the program of what all layers' keys and values are computed of, and of the rotary tables."""
     module, (arguments, extra) = _module(parts), prompted_of(parts)
@@ -72,7 +75,6 @@ def enter(parts: Parts) -> ProgramSpec:
     ``embedding`` is the time's, for ``leave``.
     """
     module, guided = _module(parts), parts.shape.guidance
-    given = {name: tree for name, tree in given_of(parts).items() if name in ("condition", "frame_mask")}
 
     def stream_enter(
         outside: Any,
@@ -82,14 +84,13 @@ def enter(parts: Parts) -> ProgramSpec:
         frame_mask: jax.Array | None = None,
     ) -> dict[str, Any]:
         model = bind(module, outside, module.stacks)
-        latents = latents.astype(jnp.float32)
         return model.begin(*model_inputs(latents, timestep, guided, condition, frame_mask), parts.dtype)  # type: ignore[no-any-return]
 
     arguments = {
         OUTSIDE: _outside(parts),
         "latents": state_of(parts)["latents"],
         "timestep": jax.ShapeDtypeStruct((), jnp.float32),
-        **given,
+        **_given(parts, "condition", "frame_mask"),
     }
     return parts.spec(stream_enter, arguments)
 
@@ -103,12 +104,8 @@ def keys(parts: Parts, stack: str) -> ProgramSpec:
         found = bind_layer(blocks, layer[stack])
         return {"kv": module.keys(stack, found, context, parts.dtype)}
 
-    arguments = {"context": parts.outputs(_context)["context"], stack: _one_layer(parts, stack)}
+    arguments = {"context": parts.outputs(context)["context"], stack: _one_layer(parts, stack)}
     return parts.spec(stream_keys, arguments)
-
-
-def _context(parts: Parts) -> ProgramSpec:
-    return context(parts)
 
 
 def layer(parts: Parts, stack: str) -> ProgramSpec:
@@ -119,8 +116,8 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
     module = _module(parts)
     blocks, begun, attention = getattr(module, stack), parts.outputs(enter), attention_form(parts.kernels)
     beside = stack != next(iter(module.stacks))
-    options = {name: given_of(parts)[name] for name in ("conditioning_scale",) if name in given_of(parts)}
-    if beside and options:
+    options = _given(parts, "conditioning_scale") if beside else {}
+    if options:
         options["index"] = jax.ShapeDtypeStruct((), jnp.int32)
 
     def stream_layer(
@@ -143,22 +140,17 @@ def layer(parts: Parts, stack: str) -> ProgramSpec:
     arguments = {
         stack: _one_layer(parts, stack),
         "carry": begun["carry"],
-        "kv": _keys_of(parts, stack),
+        "kv": keys(parts, stack).outputs["kv"],
         "modulation": begun["modulation"],
         "rope": parts.outputs(context)["rope"],
-        **(options if beside else {}),
+        **options,
     }
     return parts.spec(stream_layer, arguments, donate=("carry",))
-
-
-def _keys_of(parts: Parts, stack: str) -> Any:
-    return keys(parts, stack).outputs["kv"]
 
 
 def leave(parts: Parts) -> ProgramSpec:
     """Returns the program from ``carry`` and a step's state to the next state, which is donated."""
     module, begun, state = _module(parts), parts.outputs(enter), state_of(parts)
-    scale = {name: tree for name, tree in given_of(parts).items() if name == "guidance_scale"}
 
     def stream_leave(
         outside: Any,
@@ -171,9 +163,7 @@ def leave(parts: Parts) -> ProgramSpec:
     ) -> dict[str, Any]:
         model = bind(module, outside, module.stacks)
         output = model.end(carry, embedding, parts.latent_shape)
-        stored = latents.dtype
-        latents, history = jax.tree.map(lambda x: x.astype(jnp.float32), (latents, dict(history)))
-        return updated(output, latents, history, coefficients, guidance_scale, stored)
+        return updated(output, latents, history, coefficients, guidance_scale)
 
     arguments = {
         OUTSIDE: _outside(parts),
@@ -181,6 +171,6 @@ def leave(parts: Parts) -> ProgramSpec:
         "embedding": begun["embedding"],
         **state,
         "coefficients": jax.ShapeDtypeStruct((len(COLUMNS),), jnp.float32),
-        **scale,
+        **_given(parts, "guidance_scale"),
     }
     return parts.spec(stream_leave, arguments, donate=tuple(state))

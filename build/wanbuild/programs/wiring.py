@@ -20,6 +20,7 @@ from wanrun.errors import ArtifactError
 from wanrun.media.preparations import PREPARATIONS
 from wanrun.request.options import latents_shape, leading_latents
 from wanrun.text.artifact_encoder import text_programs
+from wanrun.weights.layers import OUTSIDE
 
 Trees = Mapping[str, Any]
 """Descriptions of arrays by name: text such as ``float32[2,3]``, or nested dicts of texts."""
@@ -196,7 +197,7 @@ class _Wiring:
         (enter,), names = self._names("enter"), self._names("layer")
         leave, state = self._state("stream")
         layers, outside = self._stored_layers()
-        given = {**given, **layers, "outside": outside}
+        given = {**given, **layers, OUTSIDE: outside}
         given |= self._run("context", given)
         given |= {
             **made,

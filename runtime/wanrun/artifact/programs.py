@@ -63,9 +63,6 @@ State is the inputs that a program donates: latents, and whatever else steps pas
 layers take one layer of a stack of the transformer, by the stack's name, or ``outside``, what is in no stack.
 """
 
-FORMS: Mapping[str, Role] = MappingProxyType({"step": "step", "scan": "scan", "stream": "leave"})
-"""The forms of the denoising loop, the preferred one first, and the role of the program that ends a step."""
-
 FORM_ROLES: Mapping[str, tuple[Role, ...]] = MappingProxyType(
     {
         "step": ("prepare", "step"),
@@ -73,10 +70,18 @@ FORM_ROLES: Mapping[str, tuple[Role, ...]] = MappingProxyType(
         "stream": ("context", "enter", "keys", "layer", "leave"),
     }
 )
-"""The roles of the programs that a form of the loop runs, in their order."""
+"""The forms of the denoising loop, the preferred one first, and the roles of its programs as they run."""
+
+FORMS: Mapping[str, Role] = MappingProxyType({form: roles[-1] for form, roles in FORM_ROLES.items()})
+"""The forms, and the role of the program that ends a step."""
 
 STEP_ROLES: tuple[Role, ...] = ("step", "scan", "enter", "layer", "leave")
 """The roles of programs that run in steps."""
+
+
+def forms_of(loop: str) -> tuple[str, ...]:
+    """Returns the forms that a profile is built with, the preferred one first, for its choice of them."""
+    return {"both": ("step", "scan"), "all": tuple(FORMS)}.get(loop, (loop,))
 
 
 class Program(Record, frozen=True):
@@ -179,8 +184,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     @property
     def forms(self) -> tuple[str, ...]:
         """The forms of the denoising loop, the preferred one first."""
-        several = {"both": ("step", "scan"), "all": tuple(FORMS)}
-        return several.get(self.loop, (self.loop,))
+        return forms_of(self.loop)
 
 
 class Profile(Record, frozen=True):

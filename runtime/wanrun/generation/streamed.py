@@ -66,7 +66,7 @@ class StreamedStep:
                 del arrays[stack], weights
             return self._run("leave", arrays)
         except BaseException:
-            self._programs.drop_streams()  # this one is in the middle of a pass
+            self._programs.release()  # this one is in the middle of a pass
             raise
 
     def _kv_of(self, stack: str, number: int, weights: Any) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 from wanrun.artifact.manifest import Component
@@ -106,10 +107,14 @@ class LayerStream:
         host = self._reading.submit(self._read, layer)
         self._coming.append(self._moving.submit(self._bring, host))
 
-    def _restored(self, layer: Layer, memory: Memory | None = None) -> Tree:
-        """Reads a layer, or what is in no stack; returns its host arrays, a layer's with the layer axis."""
+    def _restored(
+        self,
+        layer: Layer,
+        rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        memory: Memory | None = None,
+    ) -> Tree:
+        """Reads these rows of a stack, or what is in none; returns host arrays with the layer axis."""
         part, policy = self._parts[layer[0]], self._opened.policy
-        rows = {} if layer[0] == OUTSIDE else dict.fromkeys(part.parameters, (layer[1],))
         restore = self._restores[layer] = Restore(
             self._opened.folder,
             self._name,
@@ -138,10 +143,10 @@ class LayerStream:
         if layer in self._copies:
             return self._copies[layer], None
         stack, number = layer
-        spare = self._spare[stack]
-        rows = dict.fromkeys(self._parts[stack].parameters, (number,))
-        memory = spare.pop() if spare else Memory(self._parts[stack], rows)
-        tree = _without_axis(self._restored(layer, memory)[stack])
+        part, spare = self._parts[stack], self._spare[stack]
+        rows = dict.fromkeys(part.parameters, (number,))
+        memory = spare.pop() if spare else Memory(part, rows)
+        tree = _without_axis(self._restored(layer, rows, memory)[stack])
         if self._kept:
             self._copies[layer] = tree
         return tree, None if self._kept else memory

@@ -75,11 +75,11 @@ class Programs(Mapping[str, Program]):
     def streamed(self, expert: str) -> LayerStream:
         """Returns an expert on its way through the device; releases one that host memory cannot keep."""
         if not self.weights.keeps_layers:
-            self.drop_streams(expert)
+            self.release(besides=expert)
         return self.weights.stream(expert)
 
-    def drop_streams(self, besides: str | None = None) -> None:
-        """Ends the streams of experts; the next call of ``streamed`` begins anew."""
+    def release(self, besides: str | None = None) -> None:
+        """Releases all experts but one; what is asked for again is loaded, or streams, anew."""
         for expert in self._experts:
             if expert != besides:
                 self.weights.release(expert)
@@ -91,9 +91,7 @@ class Programs(Mapping[str, Program]):
             ArtifactError: if the program or the weights cannot be loaded.
         """
         if self._placement != "both":
-            for other in self._experts:
-                if other != expert:
-                    self.weights.release(other)
+            self.release(besides=expert)
         takes_weights = TRANSFORMERS[0] in self._programs[name].inputs
         return self.bound(name, **{TRANSFORMERS[0]: expert} if takes_weights else {})
 
