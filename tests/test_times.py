@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,18 @@ def test_recorded_times_decide(one: Any, expected: str) -> None:
         {"tests::toy_artifact": 20.0, "tests/a::experts": 9.0, "tests/a/test_x.py::built": 9.0},
     )
     assert tiers.tier(one) == expected
+
+
+def test_a_busy_machine_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    known = {f"test_{number}": 1.0 + number for number in range(11)}
+    slow = {**{name: 2 * seconds for name, seconds in known.items()}, "test_0": 9.0, "test_new": 4.0}
+    lines = [{"test": f"t.py::{name}", "seconds": s, "shared": {"t.py::x": 0.2}} for name, s in slow.items()]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    times = Times({"t.py": {"": 0.0, **known}})
+    times.update([file])
+    assert times.tests == {"t.py": {"": 0.0, **known, "test_0": 4.5, "test_new": 2.0}}
+    assert times.fixtures == {"t.py::x": 1.2}
 
 
 def test_records_take_the_place_of_what_was_known(tmp_path: Path) -> None:

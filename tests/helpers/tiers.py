@@ -1,13 +1,14 @@
 """Which tests ``make test-fast`` and ``make test`` leave out: decided by what each took when it was recorded.
 
-``tests/times.json`` has CPU seconds; ``python tests/helpers/tiers.py RECORDS`` updates it from what
-``--record-times`` has written. A test there is a function, all of its cases together. One that it lacks takes
-next to nothing, or is new: ``Cost`` fails it if that is not so.
+``tests/times.json`` has CPU seconds of a quiet machine; ``python tests/helpers/tiers.py RECORDS`` updates it
+from what ``--record-times`` has written, in the same unit. A test there is a function, all of its cases
+together. One that it lacks takes next to nothing, or is new: ``Cost`` fails it if that is not so.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -52,17 +53,33 @@ class Times:
         return self.tests.get(file, {}).get(function, 0.0)
 
     def update(self, records: list[Path]) -> None:
-        """Takes what was recorded of some files in place of what was known of them."""
+        """Takes what was recorded of some files in place of what was known of them.
+
+        One machine is busier than another, by a factor of two: what is recorded is divided by the median of
+        recorded to known seconds, over the tests that are in both.
+        """
         functions: defaultdict[str, Counter[str]] = defaultdict(Counter)
         fixtures = Counter[str]()
         for record in (json.loads(line) for file in records for line in file.read_text().splitlines()):
             file, name = function(record["test"])
             functions[file][name] += record["seconds"]
             fixtures.update({key: seconds for key, seconds in record["shared"].items() if "::" in key})
+        slower = self._slower(functions)
         for file, seconds in functions.items():
+            seconds = Counter({name: s / slower for name, s in seconds.items()})
             listed = {name: round(s, 2) for name, s in sorted(seconds.items()) if s >= 0.1}
             self.tests[file] = {"": round(seconds.total() - sum(listed.values()), 2), **listed}
-        self.fixtures.update({name: round(s, 1) for name, s in fixtures.items() if s >= 0.5})
+        self.fixtures.update({name: round(s / slower, 1) for name, s in fixtures.items() if s >= 0.5})
+
+    def _slower(self, recorded: Mapping[str, Mapping[str, float]]) -> float:
+        """How many times what is known a test took; 1 where fewer than ten can be compared."""
+        ratios = [
+            seconds / known
+            for file, functions in recorded.items()
+            for name, seconds in functions.items()
+            if (known := self.of(file, name)) >= SLOW_SECONDS
+        ]
+        return statistics.median(ratios) if len(ratios) >= 10 else 1.0
 
 
 def read_times() -> Times:
