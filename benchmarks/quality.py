@@ -68,11 +68,13 @@ class Built:
         weights: the components stored in bfloat16; others are float32.
         dtypes: the options of ``wanbuild compile`` that are bfloat16; others are float32.
         quantise: ``--quantise``, and then the patterns of ``--keep``.
+        target: of ``wanbuild compile``.
     """
 
     weights: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     quantise: tuple[str, ...] = ()
+    target: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,12 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
             )
             for form in ("int8", "float8")
             for keep in ((), ("text_encoder/*",), ("transformer/*",), ("*/attn?/*",))
+        },
+        **{
+            f"default, --quantise {form} --target cpu-w8a8": Choice(
+                replace(DEFAULT, quantise=(form,), target="cpu-w8a8")
+            )
+            for form in ("int8", "float8")
         },
         **{
             f"float32, {solver}, {steps} steps": Choice(options={"solver": solver, "num_steps": steps})
@@ -169,14 +177,15 @@ def _sizes(variant: str, part: str) -> dict[str, Any]:
 def build(source: Path, built: Built, folder: Path) -> Path:
     """Makes an artifact of a checkpoint if it is not there; returns its folder."""
     quantised = [pattern.replace("/", "_").replace("*", "x") for pattern in built.quantise]
-    artifact = folder / "-".join(["artifact", source.name, *built.weights, *built.dtypes, *quantised])
+    names = ["artifact", source.name, built.target, *built.weights, *built.dtypes, *quantised]
+    artifact = folder / "-".join(names)
     if not artifact.exists():
         weights = {part: BF16 if part in built.weights else F32 for part in PARTS}
         quantise = parse_quantise(*built.quantise[:1], built.quantise[1:]) if built.quantise else None
         convert(ConvertRequest(source, artifact, weights, quantise=quantise))
         options = BuildOptions(**{name: BF16 if name in built.dtypes else F32 for name in DTYPES})
         request = CompileRequest(
-            artifact, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True, False], options=options
+            artifact, [built.target], [(WIDTH, HEIGHT)], [FRAMES], [True, False], options=options
         )
         compile_artifact(request, lambda _: None)
     return artifact

@@ -12,7 +12,7 @@ from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
-from wanbuild.targets.chips import CHIPS
+from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
 from wanrun import __version__
@@ -121,7 +121,8 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     default=["local"],
     show_default=True,
     help="Repeatable: local (this machine's accelerator, or else its CPU), cpu (its CPU), a level of x86-64 "
-    f"CPUs ({', '.join(LEVELS)}), or a chip that need not be here: {', '.join(CHIPS)}.",
+    f"CPUs ({', '.join(LEVELS)}), or a chip that need not be here: {', '.join(CHIPS)}. With {W8A8} at its "
+    "end, layers of 8-bit weights multiply in 8 bits.",
 )
 @click.option(
     "--size", "sizes", type=SIZE, multiple=True, help="Repeatable.  [default: the model's published size]"

@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from wanbuild.mapping.engine import Assignment
-from wanbuild.models.eight_bit import LARGEST, linear_layers
+from wanbuild.models.eight_bit import linear_layers
 from wanbuild.models.params import LAYERS
+from wanbuild.models.products import LARGEST
 from wanbuild.source.component import SourceComponent
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.errors import UsageError

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from wanbuild.models.eight_bit import LARGEST
+from wanbuild.models.products import LARGEST
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 

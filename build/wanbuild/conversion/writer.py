@@ -28,7 +28,7 @@ from wanbuild.conversion.tensor import Tensor, TensorSource
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Assignment
 from wanbuild.mapping.rules import PERMUTING
-from wanbuild.models.eight_bit import LARGEST
+from wanbuild.models.products import LARGEST
 from wanrun.artifact.layout import CRC_BYTES, ArrayLayout, array_folder
 from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter

@@ -2,13 +2,13 @@
 
 A weight (out, in) becomes ``weight`` of an 8-bit dtype and ``scale``, float32 (out,): value = weight x scale.
 A layer multiplies with the stored values, which bfloat16 holds exactly, and scales the product. So weights
-stay 8 bits wide in memory, and no more of them is widened at a time than is being multiplied.
+stay 8 bits wide in memory, and no more of them is widened at a time than is being multiplied. A target of
+W8A8 rounds activations to 8 bits too, and widens nothing (``models.products``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,9 +16,6 @@ from flax import nnx
 
 from wanbuild.models.layers import Linear
 from wanbuild.models.params import param
-
-LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "float8_e4m3fn": 448.0})
-"""The 8-bit dtypes, and the largest value of each that is used: -128 has no opposite."""
 
 
 def linear_layers(module: nnx.Module) -> dict[str, Linear]:

@@ -1,7 +1,7 @@
 """The forms that suit a machine, where models read weights and multiply; set around a program's tracing.
 
 XLA's CPU backend has no bfloat16 dynamic-slice or gather, and a TPU copies whole stacks for a bitcast
-(``models.loops``); a CPU without bfloat16 instructions multiplies float32 faster (``models.layers``).
+(``models.loops``); a CPU without bfloat16 instructions multiplies float32 faster (``models.products``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class Forms:
             the same bits, and values that several operations read are computed in blocks that stay in the
             cache.
         widened: whether layers and attention convert bfloat16 operands to float32 before they multiply.
+        w8a8: whether layers of 8-bit weights round activations to 8 bits too.
     """
 
     cpu: bool = True
     widened: bool = False
+    w8a8: bool = False
 
 
 DEFAULT = Forms()

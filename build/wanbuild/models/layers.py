@@ -1,66 +1,15 @@
-"""Layers shared by the transformer and the text encoder.
-
-Matmul weights keep the checkpoint's (out, in) order, so conversion is only a cast. Every matmul accumulates
-into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the rate of
-``dot_general(..., preferred_element_type=float32)`` (docs/notes/cpu.md, "Matmul").
-"""
+"""Layers shared by the transformer and the text encoder."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wanbuild.models.forms import operand
-from wanbuild.models.loops import LayerSlice
 from wanbuild.models.params import param
-
-FEW_ROWS = 320
-"""Up to this many rows of a product, its weight is sliced from the stack block by block (docs/notes/cpu.md,
-"Forms"). CLIP has 257."""
-
-BLOCK_ROWS = 640
-"""Rows of such a block, at most: 5 MB at a width of 4096."""
-
-
-def _block_rows(rows: int) -> int:
-    """Returns the rows of the largest equal blocks that are multiples of 16; all rows if there are none."""
-    return max((size for size in range(16, BLOCK_ROWS + 1, 16) if rows % size == 0), default=rows)
-
-
-def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns x Wᵀ over the last axes in float32, with W in x's dtype."""
-    return jax.lax.dot_general(
-        operand(x),
-        operand(weight.astype(x.dtype)),
-        (((x.ndim - 1,), (1,)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
-
-
-def _product_by_block(x: jax.Array, weight: LayerSlice) -> jax.Array:
-    """Returns the same for few rows.
-
-    A block is still in the cache when it is multiplied. It is the left operand: XLA's CPU backend first
-    rearranges the right one, which for few rows takes as long as the product.
-    """
-    out_dim = weight.shape[0]
-    size = _block_rows(out_dim)
-    dtype, x = x.dtype, operand(x)
-
-    def block(start: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(
-            operand(weight.block(start, size).astype(dtype)),
-            x,
-            (((1,), (x.ndim - 1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
-
-    y = jax.lax.map(block, jnp.arange(0, out_dim, size))
-    return jnp.moveaxis(y.reshape(out_dim, *x.shape[:-1]), 0, -1)
+from wanbuild.models.products import product
 
 
 class Linear(nnx.Module):
@@ -94,13 +43,9 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
 
-        The product is that of operands in x's dtype, accumulated, with the bias, in float32.
+        The product (``wanbuild.models.products``) is accumulated, with the bias, in float32.
         """
-        weight = self.weight.get_value()
-        if isinstance(weight, LayerSlice) and math.prod(x.shape[:-1]) <= FEW_ROWS:
-            y = _product_by_block(x, weight)
-        else:
-            y = _product(x, weight[...])
+        y = product(x, self.weight.get_value())
         if self.has_scale:
             y = y * self.scale[...]
         if self.has_bias:

@@ -70,6 +70,11 @@ class LayerSlice:
         """The shape of one layer's parameter."""
         return self._stack.shape[1:]
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of what a slice gives."""
+        return jax.eval_shape(from_bits, self._stack).dtype
+
     def __getitem__(self, key: Any) -> jax.Array:
         """Returns the whole slice, or the part that ``key`` selects."""
         return self.block(0, self.shape[0])[key]

@@ -17,7 +17,7 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
-from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.chips import CHIPS, W8A8, Chip
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
@@ -31,7 +31,7 @@ NEARLY = 1.2
 TRIES = 3
 """The most meshes that are compiled."""
 
-_NAME = re.compile(r"([a-z0-9]+?)(?:-(\d{1,4}))?")
+_NAME = re.compile(rf"([a-z0-9]+?)(?:-(\d{{1,4}}))?({W8A8})?")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Plan:
 
 
 def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int | None]:
-    """Returns the chip and the number of devices that ``v7x-8`` names; None where it names no number.
+    """Returns the chip and the number of devices that ``v7x-8-w8a8`` names; None where it names no number.
 
     Raises:
         UsageError: for a chip that is not known, or a number of devices that it does not come in.
@@ -101,7 +101,7 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
     if found is None or chip is None:
         raise UsageError(
             f"there is no chip {shortened(text)} to plan for",
-            expected=f"one of {', '.join(chips)}, and a number of devices after it, as in v7x-8",
+            expected=f"one of {', '.join(chips)}, and a number of devices after it, as in v7x-8, or {W8A8}",
         )
     count = None if found[2] is None else int(found[2])
     if count is not None and count not in chip.counts:
@@ -110,7 +110,7 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
             expected="one of " + ", ".join(map(str, chip.counts)),
             found=count,
         )
-    return chip, count
+    return chip.in_eight_bits() if found[3] else chip, count
 
 
 def make_plan(
@@ -164,11 +164,12 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
         artifact: the artifact's folder.
         error: what the compiler has said. It stays as it is for a target that is no chip of the table.
     """
-    chip, profile = error.target.name.removesuffix(name_suffix(error.target.mesh)), error.profile
+    name, profile = error.target.name.removesuffix(name_suffix(error.target.mesh)), error.profile
+    chip = name.removesuffix(W8A8)
     if chip not in CHIPS or profile is None:
         return error
     asked = PlanRequest(
-        target=f"{chip}-{num_devices(error.target.mesh)}",
+        target=f"{chip}-{num_devices(error.target.mesh)}{name.removeprefix(chip)}",
         size=(profile.width, profile.height),
         frames=profile.num_frames,
         guidance=profile.guidance,

@@ -122,7 +122,8 @@ def predicted(work: Work, chip: Chip, share: Share) -> Time:
 
 def rate(product: Product, chip: Chip) -> float:
     """Returns how fast a chip computes products of a kind, FLOP/s."""
-    peak = chip.float32 if product.dtype == "float32" else chip.bf16
+    own = {"float32": chip.float32, "int8": chip.int8, "float8_e4m3fn": chip.fp8}
+    peak = own.get(product.dtype) or chip.bf16
     used = math.prod(_fill(size, chip.matrix_unit) for size in (product.summed, product.features))
     efficiency: float = getattr(EFFICIENCIES[chip.platform], product.kind)
     return peak * used * efficiency

@@ -62,6 +62,11 @@ class Parts:
         mesh: Sizes = MappingProxyType({}),
         devices: Sequence[jax.Device] = (),
     ) -> None:
+        if kernels.w8a8 and not manifest.dtypes["transformer"].eight_bit:
+            raise UsageError(
+                "a target of W8A8 multiplies 8-bit weights, and the transformer has none",
+                expected="an artifact of wanbuild convert --quantise int8 or float8",
+            )
         self.kernels = kernels
         self.model, self.shape, self.options = manifest.model, shape, options
         self.variant = variant_named(self.model.variant, Path("the artifact"))

@@ -7,11 +7,14 @@ cloud.google.com/tpu/docs with the system architecture of each version.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from wanrun.artifact.programs import Kernels
 from wanrun.artifact.targets import Option
@@ -59,6 +62,7 @@ class Chip:
         memory_bytes: memory of a device that programs may use.
         bf16: matrix operations in bfloat16, FLOP/s.
         fp8: matrix operations in 8-bit floating point, FLOP/s; zero where the chip has none.
+        int8: likewise, in 8-bit integers.
         float32: matrix operations in float32 at highest precision, FLOP/s: six passes in bfloat16 on a TPU,
             and on an NVIDIA GPU its units for single numbers.
         matrix_unit: rows and columns of the matrix unit. With fewer terms in a sum, or fewer columns of the
@@ -88,6 +92,7 @@ class Chip:
     host_link: float
     kernels: Kernels
     fp8: float = 0
+    int8: float = 0
     topologies: Mapping[int, str] | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
     program_options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
@@ -100,6 +105,11 @@ class Chip:
         """JAX's names of the device."""
         return [self.device_kind, *self.also]
 
+    def in_eight_bits(self) -> Chip:
+        """Returns the chip as a target whose layers of 8-bit weights multiply in 8 bits."""
+        kernels = msgspec.structs.replace(self.kernels, w8a8=True)
+        return dataclasses.replace(self, name=f"{self.name}{W8A8}", kernels=kernels)
+
     @property
     def counts(self) -> tuple[int, ...]:
         """The numbers of devices that the chip comes in."""
@@ -108,6 +118,9 @@ class Chip:
 
 MAX_GPUS = 8
 """GPUs of one host."""
+
+W8A8 = "-w8a8"
+"""The end of the name of a target whose layers of 8-bit weights multiply with activations of 8 bits."""
 
 
 def _topologies(*names: str) -> Mapping[int, str]:
@@ -179,6 +192,7 @@ CHIPS = _table(
         "TPU v4",
         memory_bytes=32 * GIB,
         bf16=275 * TERA,
+        int8=275 * TERA,
         matrix_unit=128,
         bandwidth=1228 * GIGA,
         link=6 * 45 * GIGA,
@@ -191,6 +205,7 @@ CHIPS = _table(
         "TPU v5 lite",
         memory_bytes=16 * GIB,
         bf16=197 * TERA,
+        int8=394 * TERA,
         matrix_unit=128,
         bandwidth=819 * GIGA,
         link=4 * 45 * GIGA,
@@ -203,6 +218,7 @@ CHIPS = _table(
         "TPU v5",
         memory_bytes=95 * GIB,
         bf16=459 * TERA,
+        int8=918 * TERA,
         matrix_unit=128,
         bandwidth=2765 * GIGA,
         link=6 * 90 * GIGA,
@@ -216,6 +232,7 @@ CHIPS = _table(
         "TPU v6 lite",
         memory_bytes=32 * GIB,
         bf16=918 * TERA,
+        int8=1836 * TERA,
         matrix_unit=256,
         bandwidth=1640 * GIGA,
         link=4 * 90 * GIGA,
@@ -242,6 +259,7 @@ CHIPS = _table(
         "NVIDIA A100-SXM4-80GB",
         memory_bytes=80 * GIB,
         bf16=312 * TERA,
+        int8=624 * TERA,
         float32=19.5 * TERA,
         bandwidth=2039 * GIGA,
         link=300 * GIGA,
@@ -254,6 +272,7 @@ CHIPS = _table(
         memory_bytes=45 * GIB,
         bf16=362 * TERA,
         fp8=733 * TERA,
+        int8=733 * TERA,
         float32=91.6 * TERA,
         bandwidth=864 * GIGA,
         link=25 * GIGA,
@@ -266,6 +285,7 @@ CHIPS = _table(
         memory_bytes=80 * GIB,
         bf16=989 * TERA,
         fp8=1979 * TERA,
+        int8=1979 * TERA,
         float32=67 * TERA,
         bandwidth=3350 * GIGA,
         link=450 * GIGA,
@@ -278,6 +298,7 @@ CHIPS = _table(
         memory_bytes=140 * GIB,
         bf16=989 * TERA,
         fp8=1979 * TERA,
+        int8=1979 * TERA,
         float32=67 * TERA,
         bandwidth=4800 * GIGA,
         link=450 * GIGA,
@@ -290,6 +311,7 @@ CHIPS = _table(
         memory_bytes=179 * GIB,
         bf16=2250 * TERA,
         fp8=4500 * TERA,
+        int8=4500 * TERA,
         float32=75 * TERA,
         bandwidth=7700 * GIGA,
         link=900 * GIGA,
@@ -302,6 +324,7 @@ CHIPS = _table(
         memory_bytes=24 * GIB,
         bf16=165 * TERA,
         fp8=330 * TERA,
+        int8=660 * TERA,
         float32=82.6 * TERA,
         bandwidth=1008 * GIGA,
         link=12 * GIGA,
@@ -315,6 +338,7 @@ CHIPS = _table(
         memory_bytes=16 * GIB,
         bf16=97.5 * TERA,
         fp8=195 * TERA,
+        int8=390 * TERA,
         float32=48.7 * TERA,
         bandwidth=717 * GIGA,
         link=12 * GIGA,
@@ -327,6 +351,7 @@ CHIPS = _table(
         memory_bytes=12 * GIB,
         bf16=80.2 * TERA,
         fp8=160 * TERA,
+        int8=321 * TERA,
         float32=40.1 * TERA,
         bandwidth=504 * GIGA,
         link=12 * GIGA,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from wanbuild.devices import open_exactly
-from wanbuild.targets.chips import CHIPS, CUDNN, Chip
+from wanbuild.targets.chips import CHIPS, CUDNN, W8A8, Chip
 from wanbuild.targets.levels import CPU_LEVELS, Level
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.topology import open_topology
@@ -68,6 +70,12 @@ class TargetSpec:
         """The compiler's options for a program."""
         return {**self.options, **self.program_options.get(program, {})}
 
+    def in_eight_bits(self) -> TargetSpec:
+        """Returns the target whose layers of 8-bit weights multiply in 8 bits."""
+        suffix = name_suffix(self.mesh)
+        name = f"{self.name.removesuffix(suffix)}{W8A8}{suffix}"
+        return replace(self, name=name, kernels=msgspec.structs.replace(self.kernels, w8a8=True))
+
     def reopened(self) -> TargetSpec:
         """Returns the target with its devices, where JAX may have started anew for another target."""
         return resolve_target(self.name.removesuffix(name_suffix(self.mesh)), self.mesh)
@@ -89,13 +97,15 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     Args:
         name: 'local' for this machine's default device, 'cpu', a level of ``CPU_LEVELS``, or a chip of
             ``CHIPS``, which need not be attached; with the mesh's number of devices after it or without,
-            'v7x-8'.
+            'v7x-8'. With ``W8A8`` at the end, layers of 8-bit weights multiply in 8 bits.
         mesh: devices by axis; empty for one device.
 
     Raises:
         UsageError: for an unknown target, one without a device here, a topology that does not exist, or a
             compiler that is not installed.
     """
+    if name.endswith(W8A8):
+        return resolve_target(name.removesuffix(W8A8), mesh).in_eight_bits()
     chip, dash, count = name.partition("-")
     if chip in CHIPS and (not dash or count.isdecimal()):
         if dash and int(count) != num_devices(mesh):
@@ -168,7 +178,7 @@ def attached_platform(root: Path = ROOT) -> str:
 
 def platforms_of(names: Iterable[str]) -> str:
     """Returns the platforms that JAX has to start for targets of these names, with commas between them."""
-    attached = attached_platform() if any(name.endswith("local") for name in names) else "cpu"
+    attached = attached_platform() if any("local" in name.split("-") for name in names) else "cpu"
     return "cpu" if attached == "cpu" else f"{attached},cpu"
 
 

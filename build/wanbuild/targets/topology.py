@@ -26,6 +26,9 @@ COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 )
 """The extra that brings a platform's compiler, and the packages that make it up."""
 
+CUDA = 13
+"""The version of CUDA of those packages: from 12 on, XLA has cuBLAS multiply 8-bit floats."""
+
 _SURROUNDINGS: Mapping[str, str] = MappingProxyType(
     {
         "TPU_SKIP_MDS_QUERY": "1",  # no question to a metadata server that only TPU hosts have
@@ -165,6 +168,7 @@ def _target_config(chip: Chip, gpu: GpuFacts) -> str:
           cuda_compute_capability {{ major: {major} minor: {minor} {accelerated} }}
         }}
         platform_name: "CUDA"
+        runtime_version {{ major: {CUDA} }}
         dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} patch: {cudnn[2]} }}
         device_description_str: "{chip.device_kind}"
     """

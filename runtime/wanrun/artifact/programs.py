@@ -236,6 +236,8 @@ class Kernels(Record, frozen=True, omit_defaults=True):
         products: ``widened`` if layers and attention convert bfloat16 operands to float32 before they
             multiply, one layer's weights at a time: a CPU without bfloat16 instructions is faster. Products
             are the same, and attention's weights are not rounded.
+        w8a8: whether a transformer's layers of 8-bit weights multiply in 8 bits, with the activations of each
+            token rounded to the weights' dtype. Results differ from the other form's.
     """
 
     attention: str
@@ -246,6 +248,7 @@ class Kernels(Record, frozen=True, omit_defaults=True):
     float32_precision: Literal["default", "highest"] = "default"
     pieces_alike: bool = False
     products: Literal["native", "widened"] = "native"
+    w8a8: bool = False
 
     def __post_init__(self) -> None:
         # msgspec leaves out a default by its identity, which a text that was pickled does not have.

@@ -97,6 +97,7 @@ class SelectedTarget:
     Args:
         mismatches: the host's facts that differ; empty for a target that fits.
         mesh: devices by axis of its programs' mesh; empty for one device.
+        w8a8: whether its programs round activations to 8 bits.
         others: why other targets of the profile do not fit, one short text each; none if it was named.
         refusal: why its executables, which were built elsewhere, are not used; empty if they are.
     """
@@ -105,6 +106,7 @@ class SelectedTarget:
     target: Target
     mismatches: tuple[Mismatch, ...]
     mesh: Sizes = field(default_factory=dict)
+    w8a8: bool = False
     others: tuple[str, ...] = ()
     refusal: str = ""
 
@@ -173,9 +175,10 @@ def compared_targets(manifest: Manifest, artifact: Path, profile: Profile) -> It
     """Yields the targets that have a profile's programs, compared with this host."""
     for key, target in sorted(manifest.targets.items()):
         if manifest.programs(target, profile):
-            mesh, requirements = manifest.program_sets[target.program_set].mesh, target.requirements.file
-            differs = host_mismatches(target.environment, artifact / requirements, num_devices(mesh))
-            yield SelectedTarget(key, target, tuple(differs), mesh)
+            programs, requirements = manifest.program_sets[target.program_set], target.requirements.file
+            devices = num_devices(programs.mesh)
+            differs = host_mismatches(target.environment, artifact / requirements, devices)
+            yield SelectedTarget(key, target, tuple(differs), programs.mesh, programs.kernels.w8a8)
 
 
 def _unfit(best: SelectedTarget, others: Sequence[str]) -> ArtifactError:
@@ -194,14 +197,14 @@ def _without_chip(one: SelectedTarget) -> bool:
     return any(fact.what in ("platform", "device kind", "device count") for fact in one.mismatches)
 
 
-def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool, int]:
+def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool, bool, int]:
     """Targets that fit come first, then those that have the profile; one whose chip is missing comes last.
 
-    One device of a CPU is preferred, and all accelerators; what was compiled on its chip and needs no trial;
-    the highest level of CPUs that fits, but first a target for one CPU.
+    One device of a CPU is preferred, and all accelerators; what rounds no activations; what was compiled on
+    its chip and needs no trial; the highest level of CPUs that fits, but first a target for one CPU.
     """
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
     lacks = profile.name not in one.target.executables
     rank = level_rank(one.target.environment) * (1 if one.mismatches else -1)
-    return _without_chip(one), len(one.mismatches), lacks, fewer, one.built_elsewhere, rank
+    return _without_chip(one), len(one.mismatches), lacks, fewer, one.w8a8, one.built_elsewhere, rank

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from wanbuild.conversion.quantise import Quantiser
-from wanbuild.models.eight_bit import LARGEST
+from wanbuild.models.products import LARGEST
 
 DTYPES = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn)}
 

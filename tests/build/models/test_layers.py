@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from wanbuild.models.forms import Forms, tracing_with
-from wanbuild.models.layers import BLOCK_ROWS, FEW_ROWS, Linear
+from wanbuild.models.layers import Linear
 from wanbuild.models.loops import scan, to_bits
 from wanbuild.models.params import bind, scan_layers, stacked
+from wanbuild.models.products import BLOCK_ROWS, FEW_ROWS
 
 LAYERS, ROWS, IN, OUT = 3, 24, 320, 208
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from helpers.chips import needs_cuda, needs_libtpu
 from helpers.manifests import plain_target
+from wanbuild.plan.published import published_manifest, published_names
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.refresh import _like_here as like_here
 from wanbuild.targets import topology
 from wanbuild.targets.chips import CHIPS, Chip
@@ -71,6 +75,27 @@ def test_a_target_without_its_chip() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "mesh", "expected"),
+    [
+        ("cpu-w8a8", {}, "cpu-w8a8"),
+        ("local-w8a8", {}, "cpu-w8a8"),
+        pytest.param("v6e-w8a8", {"context": 2}, "v6e-w8a8-context2", marks=needs_libtpu),
+        pytest.param("v6e-2-w8a8", {"context": 2}, "v6e-w8a8-context2", marks=needs_libtpu),
+    ],
+)
+def test_products_in_eight_bits(
+    name: str, mesh: dict[str, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    plain, spec = resolve_target(name.removesuffix("-w8a8"), mesh), resolve_target(name, mesh)
+    assert (spec.name, spec.reopened().name) == (expected, expected)
+    assert spec.kernels == msgspec.structs.replace(plain.kernels, w8a8=True) != plain.kernels
+    manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"])
+    with pytest.raises(UsageError, match="multiplies 8-bit weights, and the transformer has none"):
+        ProgramBuilder(manifest, Shape(96, 64, 5, 1, True), BuildOptions(), *spec.programs_for)
+
+
+@pytest.mark.parametrize(
     ("name", "mesh", "line"),
     [
         (
@@ -81,6 +106,7 @@ def test_a_target_without_its_chip() -> None:
         ("v5e", {"context": 3}, "v5e does not come with 3 devices; expected one of 1, 2, 4, 8"),
         ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
         ("v7x-8", {"data": 2}, "expected --mesh with 8 in all; found data=2; wanbuild plan --target v7x-8"),
+        ("v9-w8a8", {}, "target v9 is not known"),
         ("h200-x", {}, "target h200-x is not known"),
         ("tpu", {}, "found tpu; name the chip: --target v4 or v5e or v5p or v6e or v7x"),
         ("gpu", {}, "found gpu; name the chip: --target a100 or "),
@@ -118,7 +144,8 @@ def test_the_platform_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert attached_platform(tmp_path) == platforms_of(["local", "v5e"]) == "cpu"
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
-    assert platforms_of(["local"]) == "cuda,cpu" and platforms_of(["cpu", "h200"]) == "cpu"
+    assert platforms_of(["local"]) == platforms_of(["h200-local-w8a8-context2"]) == "cuda,cpu"
+    assert platforms_of(["cpu", "h200"]) == "cpu"
 
 
 @needs_libtpu

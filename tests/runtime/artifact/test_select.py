@@ -152,7 +152,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(
             targets=targets,
             programs=lambda target, profile: target.programs,
-            program_sets={name: SimpleNamespace(mesh={}) for name in mismatches},
+            program_sets={
+                name: SimpleNamespace(mesh={}, kernels=SimpleNamespace(w8a8="w8a8" in name))
+                for name in mismatches
+            },
         )
 
     return make
@@ -168,6 +171,13 @@ def test_devices_of_a_cpu_are_the_same_cores(machine: Any, platform: str, prefer
     found = select_target(manifest, HERE, PROFILE)
     assert found.name == preferred and found.mesh == manifest.program_sets[preferred].mesh
     assert select_target(manifest, HERE, PROFILE, "four").mesh == {"context": 4}
+
+
+def test_rounded_activations_are_asked_for_by_name(machine: Any) -> None:
+    """Or they are all that fits."""
+    assert select_target(machine(**{"a-w8a8": [], "b": []}), HERE, PROFILE).name == "b"
+    assert select_target(machine(**{"a-w8a8": [], "b": []}), HERE, PROFILE, "a-w8a8").name == "a-w8a8"
+    assert select_target(machine(**{"a-w8a8": [], "b": ["CPU"]}), HERE, PROFILE).name == "a-w8a8"
 
 
 @pytest.mark.parametrize(

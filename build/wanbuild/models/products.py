@@ -1,0 +1,87 @@
+"""Products of activations with a layer's weight, x Wᵀ, in the forms that machines and dtypes ask for.
+
+Matmul weights keep the checkpoint's (out, in) order, so conversion is only a cast. Every matmul accumulates
+into a float32 result: on the CPU backend ``x @ w`` in bfloat16 runs at half the rate of
+``dot_general(..., preferred_element_type=float32)`` (docs/notes/cpu.md, "Matmul").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+
+from wanbuild.models.forms import forms, operand
+from wanbuild.models.loops import LayerSlice
+
+LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "float8_e4m3fn": 448.0})
+"""The 8-bit dtypes, and the largest value of each that is used: -128 has no opposite."""
+
+FEW_ROWS = 320
+"""Up to this many rows of a product, its weight is sliced from the stack block by block (docs/notes/cpu.md,
+"Forms"). CLIP has 257."""
+
+BLOCK_ROWS = 640
+"""Rows of such a block, at most: 5 MB at a width of 4096."""
+
+
+def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
+    """Returns x Wᵀ over the last axes, float32.
+
+    Args:
+        x: (..., in), any float.
+        weight: (out, in), a float or 8 bits. Values of 8 bits are those of x's dtype, without their scale;
+            where ``Forms.w8a8`` asks for it, x is rounded to the weight's 8 bits instead.
+    """
+    if forms().w8a8 and weight.dtype.name in LARGEST:
+        return _product_in_eight_bits(x, weight[...])
+    if isinstance(weight, LayerSlice) and math.prod(x.shape[:-1]) <= FEW_ROWS:
+        return _product_by_block(x, weight)
+    return _dot(operand(x), operand(weight[...].astype(x.dtype)), jnp.float32)
+
+
+def _dot(x: jax.Array, weight: jax.Array, result: jax.typing.DTypeLike) -> jax.Array:
+    return jax.lax.dot_general(
+        x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())), preferred_element_type=result
+    )
+
+
+def _product_in_eight_bits(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns the same with each token's activations rounded to the weight's dtype (W8A8).
+
+    A token's scale is its largest magnitude over the dtype's, and multiplies its row of the product. Sums are
+    int32, of 2^17 terms at most, or float32.
+    """
+    largest, whole = LARGEST[weight.dtype.name], weight.dtype == jnp.int8
+    x = x.astype(jnp.float32)
+    most = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+    scale = jnp.where(most > 0, most, largest) / largest
+    # A quotient may come out above the largest value, by its last bit; an 8-bit float has nothing there.
+    rows = jnp.clip(x / scale, -largest, largest)
+    rows = (jnp.round(rows) if whole else rows).astype(weight.dtype)
+    return _dot(rows, weight, jnp.int32 if whole else jnp.float32).astype(jnp.float32) * scale
+
+
+def _block_rows(rows: int) -> int:
+    """Returns the rows of the largest equal blocks that are multiples of 16; all rows if there are none."""
+    return max((size for size in range(16, BLOCK_ROWS + 1, 16) if rows % size == 0), default=rows)
+
+
+def _product_by_block(x: jax.Array, weight: LayerSlice) -> jax.Array:
+    """Returns the same for few rows.
+
+    A block is still in the cache when it is multiplied. It is the left operand: XLA's CPU backend first
+    rearranges the right one, which for few rows takes as long as the product.
+    """
+    out_dim = weight.shape[0]
+    size = _block_rows(out_dim)
+    dtype, x = x.dtype, operand(x)
+
+    def block(start: jax.Array) -> jax.Array:
+        return _dot(operand(weight.block(start, size).astype(dtype)), x, jnp.float32)
+
+    y = jax.lax.map(block, jnp.arange(0, out_dim, size))
+    return jnp.moveaxis(y.reshape(out_dim, *x.shape[:-1]), 0, -1)
