@@ -30,11 +30,13 @@ class Model:
         name: the model's name for clients.
         folder: the artifact.
         manifest: its manifest, as it was at the start.
+        loop: the form of the denoising loop that is loaded; None for the profile's own.
     """
 
     name: str
     folder: Path
     manifest: Any
+    loop: str | None = None
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
@@ -91,7 +93,11 @@ class Model:
             )
         if "prompt" not in options:
             raise UsageError("there is no prompt", expected="a description of the video in the field prompt")
-        return wanrun.resolve(self.folder, manifest=self.manifest, **options)
+        return wanrun.resolve(self.folder, manifest=self.manifest, **self.loaded(options))
+
+    def loaded(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns options with the form of the loop that is loaded, if they name none."""
+        return dict(options) if self.loop is None else {"loop": self.loop, **options}
 
     def shown(self, created: float) -> dict[str, Any]:
         """Returns the model as the API answers it."""
@@ -131,15 +137,16 @@ class Catalog:
 
     Args:
         folders: the artifact of each model; the first is the default.
+        loop: the form of the denoising loop that is loaded; None for that of each profile.
 
     Raises:
         ArtifactError: if a manifest cannot be read, or an artifact has no profile.
     """
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
+    def __init__(self, folders: Mapping[str, Path], loop: str | None = None) -> None:
         self.created = time.time()
         self.models = {
-            name: Model(name, folder, wanrun.read_manifest(folder)) for name, folder in folders.items()
+            name: Model(name, folder, wanrun.read_manifest(folder), loop) for name, folder in folders.items()
         }
 
     def prepare(self) -> None:

@@ -106,7 +106,10 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
 )
 @_loading("--target", help="A built target.  [default: the one that matches this machine]")
 @_loading(
-    "--memory", type=click.Choice(["auto", "low"]), default="auto", help="As of wanrun.  [default: auto]"
+    "--memory",
+    type=click.Choice(["auto", "low", "stream"]),
+    default="auto",
+    help="As of wanrun.  [default: auto]",
 )
 @_loading(
     "--verify", type=click.Choice(["fast", "sha256"]), default="fast", help="As of wanrun.  [default: fast]"

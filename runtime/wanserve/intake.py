@@ -186,9 +186,9 @@ class Intake:
 
     def run(self, job: Job) -> Run:
         """Returns what tells a worker to make a job, whose folder for results is empty then."""
-        paths = _paths(self._catalog.models[job.model], job.media, self._folders.of(job.id))
-        out = self._folders.out(job.id)
-        return Run(job.id, job.model, {**job.options, **paths}, str(out), job.format)
+        model, out = self._catalog.models[job.model], self._folders.out(job.id)
+        options = model.loaded(job.options) | _paths(model, job.media, self._folders.of(job.id))
+        return Run(job.id, job.model, options, str(out), job.format)
 
 
 def _named(name: str, job: Job) -> set[str]:

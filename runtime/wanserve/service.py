@@ -66,7 +66,9 @@ class Service:
     def __init__(self, settings: Settings, keys: Keys, first: WorkerProcess | None = None) -> None:
         Image.MAX_IMAGE_PIXELS = settings.max_pixels  # this process only reads what clients send
         self._settings, self.keys = settings, keys
-        self.catalog = Catalog(settings.artifacts)
+        self.catalog = Catalog(
+            settings.artifacts, "stream" if settings.loading.get("memory") == "stream" else None
+        )
         self.socket = bound(settings)
         self._folders = Folders(settings.data)
         self._store = Store(self._folders.database)

@@ -15,6 +15,7 @@ from starlette.datastructures import UploadFile
 
 from helpers.manifests import full_manifest, plain_manifest, with_profiles
 from wanrun.artifact.programs import Profile
+from wanrun.errors import ArtifactError
 from wanserve.catalog import Catalog, Model
 from wanserve.fields import Wish, read_wish
 from wanserve.forms import Form, nested
@@ -47,6 +48,18 @@ def catalog(**more: Any) -> Catalog:
     }
     made.models |= more
     return made
+
+
+def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
+    """With ``--memory stream``; a profile without it is refused."""
+    plain = catalog().models["text"]
+    (profile, *_) = plain.manifest.profiles.values()
+    built = msgspec.structs.replace(profile, options=msgspec.structs.replace(profile.options, loop="all"))
+    model = Model("text", plain.folder, with_profiles(plain.manifest, [built]), "stream")
+    assert model.resolve({"prompt": "p"}, str).options["loop"] == "stream"
+    assert model.loaded({"loop": "step", "seed": 1}) == {"loop": "step", "seed": 1}
+    with pytest.raises(ArtifactError, match="no program for loop stream"):
+        Model("text", plain.folder, plain.manifest, "stream").resolve({"prompt": "p"}, str)
 
 
 def wish(fields: dict[str, Any], model: str = "text", **files: bytes) -> Wish:

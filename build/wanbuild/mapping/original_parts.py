@@ -3,7 +3,8 @@
 Sources: the state dicts of WanVAE_, Wan2_2_VAE, T5Encoder and XLMRobertaCLIP (Wan-Video/Wan2.1 and Wan2.2,
 wan/modules: vae.py, vae2_2.py, t5.py, clip.py), and of AutoencoderKLWan, UMT5EncoderModel and
 CLIPVisionModel. Single files of ComfyUI have the VAE under these names too, and both encoders under those of
-transformers.
+transformers; GGUF files of text encoders have llama.cpp's names (``MODEL_ARCH.T5ENCODER`` of the package
+gguf).
 """
 
 from __future__ import annotations
@@ -52,27 +53,31 @@ _SAMPLE = r"resample\.1|time_conv"
 _STACKED = re.compile(r"(encoder\.down|decoder\.up)samples\.(\d+)\.(?:(?:down|up)samples\.(\d+)\.)?(.+)")
 """A module of a stack: of Wan 2.1 a flat list, of 2.2 a list of blocks that are lists themselves."""
 
+_TEXT_MODULES = (
+    ("token_embedding", "token_embd", "shared"),
+    ("norm", "enc.output_norm", "encoder.final_layer_norm"),
+    *(
+        (f"blocks.{{i}}.{original}", f"enc.blk.{{i}}.{llama}", f"encoder.block.{{i}}.layer.{transformers}")
+        for original, llama, transformers in (
+            ("norm1", "attn_norm", "0.layer_norm"),
+            ("attn.q", "attn_q", "0.SelfAttention.q"),
+            ("attn.k", "attn_k", "0.SelfAttention.k"),
+            ("attn.v", "attn_v", "0.SelfAttention.v"),
+            ("attn.o", "attn_o", "0.SelfAttention.o"),
+            ("pos_embedding.embedding", "attn_rel_b", "0.SelfAttention.relative_attention_bias"),
+            ("norm2", "ffn_norm", "1.layer_norm"),
+            ("ffn.gate.0", "ffn_gate", "1.DenseReluDense.wi_0"),
+            ("ffn.fc1", "ffn_up", "1.DenseReluDense.wi_1"),
+            ("ffn.fc2", "ffn_down", "1.DenseReluDense.wo"),
+        )
+    ),
+)
+"""Modules of a text encoder: in the original file, in llama.cpp's GGUF files, in transformers."""
+
 _TEXT = Templates(
-    (f"{original}.weight", f"{transformers}.weight")
-    for original, transformers in (
-        ("token_embedding", "shared"),
-        ("norm", "encoder.final_layer_norm"),
-        *(
-            (f"blocks.{{i}}.{original}", f"encoder.block.{{i}}.layer.{transformers}")
-            for original, transformers in (
-                ("norm1", "0.layer_norm"),
-                ("attn.q", "0.SelfAttention.q"),
-                ("attn.k", "0.SelfAttention.k"),
-                ("attn.v", "0.SelfAttention.v"),
-                ("attn.o", "0.SelfAttention.o"),
-                ("pos_embedding.embedding", "0.SelfAttention.relative_attention_bias"),
-                ("norm2", "1.layer_norm"),
-                ("ffn.gate.0", "1.DenseReluDense.wi_0"),
-                ("ffn.fc1", "1.DenseReluDense.wi_1"),
-                ("ffn.fc2", "1.DenseReluDense.wo"),
-            )
-        ),
-    )
+    (f"{module}.weight", f"{transformers}.weight")
+    for original, llama, transformers in _TEXT_MODULES
+    for module in (original, llama)
 )
 
 _IMAGE_LAYER, _IMAGE_OURS = "visual.transformer.{i}", "vision_model.encoder.layers.{i}"
@@ -165,9 +170,11 @@ def text_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
     Keys in ``EMBEDDED`` are left out.
     """
     names = [key for key in keys if key not in EMBEDDED]
-    if "token_embedding.weight" not in names:
-        return {name: name for name in names}
-    return _renamed(names, _TEXT.find, where)
+    if "enc.output_norm.weight" in names:
+        return _renamed(names, _TEXT.find, where, "llama.cpp")
+    if "token_embedding.weight" in names:
+        return _renamed(names, _TEXT.find, where)
+    return {name: name for name in names}
 
 
 def image_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
@@ -189,11 +196,16 @@ def image_encoder_fused(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(names.split()) for key, names in found.items() if names is not None}
 
 
-def _renamed(names: Iterable[str], find: Callable[[str], str | None], where: str) -> dict[str, str]:
+def _renamed(
+    names: Iterable[str],
+    find: Callable[[str], str | None],
+    where: str,
+    naming: str = "original Wan-Video",
+) -> dict[str, str]:
     renamed = {name: find(name) for name in names}
     if unknown := [name for name, new in renamed.items() if new is None]:
         raise SourceError(
-            f"{where} is in the original Wan-Video naming and has keys that are not a part of this model: "
+            f"{where} is in the {naming} naming and has keys that are not a part of this model: "
             f"{listed(unknown)}",
             remedy="use the file as published, or the repository whose name ends in -Diffusers",
         )

@@ -18,7 +18,7 @@ from wanbuild.mapping.original_parts import NAMES
 from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
-from wanbuild.source.eight_bit import EightBit, Scales, weights_in
+from wanbuild.source.eight_bit import EightBit, Scales, weights_in, without_quantization
 from wanbuild.source.gguf_file import weight_file
 from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.safetensors import (
@@ -286,11 +286,11 @@ def _read_config(
     place = next((path for path in places if os.path.lexists(path)), None)
     if name not in TRANSFORMERS or not _renamed(tensors):
         place = place or folder / "config.json"
-        return place, read_json(place)
+        return place, without_quantization(read_json(place), place)
     shapes = _shapes(tensors)
     if place is None:
         return weights, derive_config(class_name, shapes, str(weights))
-    config = read_json(place)
+    config = without_quantization(read_json(place), place)
     if is_original(config):
         config = derive_config(class_name, shapes, str(weights), config, str(place))
     return place, config

@@ -5,6 +5,7 @@ newer files X.weight_scale, or one for each row), Kijai's, and LightX2V's (one s
 X.weight_scale). Files whose names end in fp8_e4m3fn have no scales; integers always have. Scales of
 activations belong to kernels that multiply 8-bit values, and are not read. Newer files of ComfyUI say how
 each layer is quantized (comfy/quant_ops.py, QUANTIZATION.md): in the metadata, or in a tensor X.comfy_quant.
+Folders that NVIDIA ModelOpt has exported (modelopt/torch/export/convert_hf_config.py) say it in config.json.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from wanbuild.config import shown
 from wanbuild.source.safetensors import EIGHT_BIT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
 from wanrun.files import sha256_of
@@ -34,6 +37,9 @@ FORMATS: Mapping[str, str] = MappingProxyType(
     {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8_tensorwise": "I8"}
 )
 """ComfyUI's formats whose values are a stored one times a scale, and the dtype of each."""
+
+_QUANTIZATION = "quantization_config"
+"""The field of a config.json that says how weights are quantized."""
 
 _PLAIN = frozenset({"format", "full_precision_matrix_mult", "orig_dtype", "orig_shape"})
 """What is said of a layer and does not change its values; ``convrot`` says that the weights are rotated."""
@@ -108,6 +114,31 @@ def _scaled(key: str) -> str | None:
     """Returns the name of the weight that a tensor is the scale of; None if its name is not a scale's."""
     end = next((end for end in SCALES if key.endswith(end)), None)
     return None if end is None else f"{key.removesuffix(end)}.weight"
+
+
+def without_quantization(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Returns a config.json without what it says of quantized weights, which their tensors say too.
+
+    Args:
+        config: its content.
+        where: its file.
+
+    Raises:
+        SourceError: if it says that they are in a form which is not read.
+    """
+    rest = {name: value for name, value in config.items() if name != _QUANTIZATION}
+    said = config.get(_QUANTIZATION)
+    if said is None:
+        return rest
+    form = [said.get(name) for name in ("quant_method", "quant_algo")] if isinstance(said, Mapping) else said
+    if form != ["modelopt", "FP8"]:
+        raise SourceError(
+            f"{where} has a {_QUANTIZATION} that is not known",
+            expected="quant_method modelopt with quant_algo FP8",
+            found=shown(form),
+            remedy=_REMEDY,
+        )
+    return rest
 
 
 class Scales:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-from helpers.single_files import original_transformer
+from helpers.single_files import original_transformer, state_of
 from helpers.tensor_files import State, save_file
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.source.component import open_file
 from wanbuild.source.gguf_file import GgufFile, weight_file
 from wanbuild.source.recognise import no_checkpoint
 from wanbuild.source.safetensors import TensorFile
@@ -113,6 +115,34 @@ def test_the_artifact_is_that_of_the_dequantised_weights(
     line = str(no_checkpoint(tmp_path / "wan.gguf"))
     assert "wan.gguf is a transformer in the original naming, one part of a checkpoint; " in line
     assert "--transformer" in line
+
+
+def test_a_text_encoder_has_the_names_of_llama_cpp(
+    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """By the table of the package gguf: each weight in its place, and another one refused by name."""
+    state = state_of(text_checkpoint / "text_encoder")
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5ENCODER, 9)
+    names = {key: table.get_name(key, (".weight",)) for key in state if "embed_tokens" not in key}
+    assert None not in names.values() and len(names) == len(set(names.values()))
+    path, given = tmp_path / "t5.gguf", {name: state[key] for key, name in names.items()}
+    even = [name for name, value in given.items() if value.ndim == 2 and value.shape[1] % 32 == 0]
+    kinds = dict.fromkeys(even, Kind.Q8_0)
+    assert len(kinds) > 10
+    large = write(path, given, kinds)
+    with ExitStack() as stack:
+        source = open_file("text_encoder", None, path, None, stack)
+        assert source.class_name == "UMT5EncoderModel" and source.tensors.keys() == names.keys()
+        for key, name in names.items():
+            np.testing.assert_array_equal(source.array(key), large[name], err_msg=key)
+    open_files({**text_files, "text_encoder": path}).close()
+    assert "t5.gguf is the text encoder in llama.cpp's naming" in str(no_checkpoint(path))
+    write(path, {**given, "enc.blk.0.attn_k_norm.weight": np.ones(4, np.float32)}, {})
+    with (
+        ExitStack() as stack,
+        pytest.raises(SourceError, match=r"in the llama.cpp naming .*: enc.blk.0.attn_k"),
+    ):
+        open_file("text_encoder", None, path, None, stack)
 
 
 def damaged(path: Path, edit: Any) -> None:

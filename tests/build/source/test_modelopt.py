@@ -1,0 +1,84 @@
+"""A folder that NVIDIA ModelOpt has exported: diffusers' names, 8-bit floats, and a field of the config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers.single_files import state_of
+from helpers.tensor_files import State, save_file
+from wanbuild.conversion.chosen import Quantise
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanrun.errors import SourceError
+
+SAID = {
+    "quant_method": "modelopt",
+    "quant_algo": "FP8",
+    "producer": {"name": "modelopt"},
+    "ignore": ["proj_out"],
+}
+
+
+def exported(checkpoint: Path, folder: Path, said: Any) -> State:
+    """Writes it, and returns the transformer's tensors as they are stored."""
+    shutil.copytree(checkpoint, folder)
+    transformer = folder / "transformer"
+    state = state_of(transformer)
+    for key in [key for key, value in state.items() if key.startswith("blocks.") and value.ndim == 2]:
+        base = key.removesuffix(".weight")
+        scale = np.float32(np.abs(state[key]).max() / 448)
+        state[key] = (state[key] / scale).astype(ml_dtypes.float8_e4m3fn)
+        state |= {f"{base}.weight_scale": np.asarray(scale), f"{base}.input_scale": np.ones((), np.float32)}
+    for file in transformer.glob("*.safetensors*"):
+        file.unlink()
+    save_file(state, transformer / "diffusion_pytorch_model.safetensors")
+    config = json.loads((transformer / "config.json").read_text())
+    (transformer / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+    return state
+
+
+def test_it_is_read_and_kept(toy_checkpoint: Path, tmp_path: Path) -> None:
+    state = exported(toy_checkpoint, tmp_path / "source", SAID)
+    eight = {key for key, value in state.items() if value.dtype == ml_dtypes.float8_e4m3fn}
+    plain = tmp_path / "plain"
+    shutil.copytree(toy_checkpoint, plain)
+    large = {
+        key: value.astype(np.float32) * state[f"{key.removesuffix('.weight')}.weight_scale"]
+        if key in eight
+        else value
+        for key, value in state.items()
+        if not key.endswith("_scale")
+    }
+    for file in (plain / "transformer").glob("*.safetensors*"):
+        file.unlink()
+    save_file(large, plain / "transformer" / "diffusion_pytorch_model.safetensors")
+    expected, found = (
+        convert(ConvertRequest(tmp_path / name, tmp_path / f"{name}-artifact"))
+        for name in ("plain", "source")
+    )
+    assert found.components == expected.components and found.configs == expected.configs
+    kept = convert(ConvertRequest(tmp_path / "source", tmp_path / "kept", quantise=Quantise("source")))
+    assert set(kept.dtypes["transformer"].eight_bit.values()) == {"float8_e4m3fn"}
+    assert len(kept.dtypes["transformer"].eight_bit) == len({key.split(".", 2)[2] for key in eight})
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (SAID | {"quant_algo": "NVFP4"}, r"found \['modelopt', 'NVFP4'\]"),
+        ({"quant_method": "bitsandbytes"}, r"found \['bitsandbytes', None\]"),
+        (3, "found 3"),
+    ],
+)
+def test_other_forms_are_refused_by_name(said: Any, found: str, toy_checkpoint: Path, tmp_path: Path) -> None:
+    exported(toy_checkpoint, tmp_path / "source", said)
+    with pytest.raises(
+        SourceError, match=f"config.json has a quantization_config that is not known.*{found}"
+    ):
+        convert(ConvertRequest(tmp_path / "source", tmp_path / "artifact"))
