@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
+
+import jax
 
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.memory import Figures, usable
@@ -13,9 +17,11 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compiled_for
 from wanbuild.programs.export import export_program
 from wanbuild.programs.spec import ProgramSpec
+from wanbuild.programs.streaming import STACKS
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.programs import FORMS, Role
+from wanrun.artifact.programs import FORM_ROLES, FORMS, Role
+from wanrun.weights.layers import OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -35,9 +41,17 @@ class Compiled:
     figures: Figures
 
 
+STREAMED: Mapping[Role, Role] = MappingProxyType(
+    {role: "prepare" if role in ("context", "keys") else "step" for role in FORM_ROLES["stream"]}
+)
+"""Roles of the programs of layers that stream, and of the whole ones that they stand for."""
+
+
 def programs(generation: Generation, target: TargetSpec) -> Iterator[ProgramSpec]:
     """Yields the programs for a target; the loop first, as it is most likely to be too large."""
-    builder = ProgramBuilder(generation.manifest, generation.shape, generation.options, *target.programs_for)
+    loop = "stream" if generation.streams else generation.options.loop
+    options = replace(generation.options, loop=loop)
+    builder = ProgramBuilder(generation.manifest, generation.shape, options, *target.programs_for)
     yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in FORMS.values())
 
 
@@ -80,14 +94,48 @@ def compile_programs(
         report: gets one line per program.
 
     Returns:
-        The compiled programs by name; the last one is too large, or all are there.
+        The compiled programs by name, those of layers that stream as the whole ones; the last one is too
+        large, or all are there.
     """
     done: dict[str, Compiled] = {}
+    whole = {call.role: call.name for call in generation.calls}
     for spec in programs(generation, target):
-        if names and spec.name not in names:
+        role = STREAMED.get(spec.role)
+        name = spec.name if role is None else whole[role]
+        if names and name not in names:
             continue
-        one = done[spec.name] = compile_program(generation, spec, target)
+        one = compile_program(generation, spec, target)
         report(f"{spec.name} compiled in {one.seconds:.1f} s, {one.figures.total / 1e9:.1f} GB")
+        if role is not None:
+            one = Compiled(name, role, one.seconds, _beside_layers(spec, one.figures))
+        done[name] = one if name not in done else _together(done[name], one)
         if one.figures.refused or one.figures.total > usable(target.memory_bytes):
             break
     return done
+
+
+def _beside_layers(spec: ProgramSpec, figures: Figures) -> Figures:
+    """Returns a streamed program's figures with all that lies beside weights, keys and values as temporaries.
+
+    Tokens go from layer to layer, so they are arguments here and temporaries in a whole step.
+    """
+    others = [
+        tree
+        for name, tree in zip(spec.inputs, spec.arguments, strict=True)
+        if name not in (OUTSIDE, *STACKS, "kv")
+    ]
+    nbytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(others))
+    return replace(figures, temporaries=figures.temporaries + figures.outputs + nbytes)
+
+
+def _together(one: Compiled, other: Compiled) -> Compiled:
+    """Returns two programs, of which one runs at a time, as one."""
+    a, b = one.figures, other.figures
+    figures = Figures(
+        max(a.arguments, b.arguments),
+        max(a.outputs, b.outputs),
+        max(a.temporaries, b.temporaries),
+        a.code + b.code,
+        a.refused or b.refused,
+    )
+    return Compiled(one.name, one.role, one.seconds + other.seconds, figures)

@@ -217,7 +217,9 @@ def _confirmed(
     while left and len(rejected) < TRIES:
         one, *left = left
         target = resolve_target(generation.chip.name, one.sizes)
-        compiled = compile_programs(generation, target, names, report)
+        # The programs of the way to hold weights that is planned; work is counted in whole steps.
+        streams = one.need.held == "stream"
+        compiled = compile_programs(dataclasses.replace(generation, streams=streams), target, names, report)
         figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
         outcome = with_figures(generation, one, figures)
         if outcome.need.fits:

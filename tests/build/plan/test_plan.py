@@ -196,6 +196,21 @@ def test_compiled_programs_bring_the_compilers_figures(toy_artifact: Path) -> No
     assert programs["decode_video"]["compile_seconds"] is None
 
 
+def test_layers_that_stream_are_compiled_as_they_run(toy_artifact: Path) -> None:
+    """A program for each kind of layer; the tokens, which they pass on, count as temporaries of a step."""
+    lines: list[str] = []
+    options = {"loop": "stream"}
+    request = PlanRequest("cpu", programs=("prepare", "denoise_step"), options=options)
+    made = make_plan(read_subject(str(toy_artifact)), request, lines.append, {"cpu": CPU})
+    names = [line.partition(" ")[0].removeprefix("stream_") for line in lines]
+    assert sorted(names) == ["blocks", "context", "enter", "keys_blocks", "leave"]
+    assert made.compiled.keys() == {"prepare", "denoise_step"} and made.chosen.need.held == "stream"
+    step = made.compiled["denoise_step"].figures
+    assert step == made.chosen.figures["denoise_step"]
+    tokens = 2 * 3 * 4 * 6 * made.generation.step.config.dim * 4  # both videos, frames, rows, columns
+    assert step.temporaries > tokens
+
+
 class Compilers:
     """Stands for compilers: programs have the figures of the formula, and more temporaries on some meshes."""
 
