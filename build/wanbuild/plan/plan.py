@@ -17,7 +17,7 @@ from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
-from wanbuild.targets.chips import CHIPS, W8A8, Chip
+from wanbuild.targets.chips import CHIPS, W8A8, Chip, split_w8a8
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.target import platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
@@ -31,7 +31,7 @@ NEARLY = 1.2
 TRIES = 3
 """The most meshes that are compiled."""
 
-_NAME = re.compile(rf"([a-z0-9]+?)(?:-(\d{{1,4}}))?({W8A8})?")
+_NAME = re.compile(r"([a-z0-9]+?)(?:-(\d{1,4}))?")
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,13 @@ class Plan:
 
 
 def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int | None]:
-    """Returns the chip and the number of devices that ``v7x-8-w8a8`` names; None where it names no number.
+    """Returns the chip and the number of devices that ``v7x-w8a8-8`` names; None where it names no number.
 
     Raises:
         UsageError: for a chip that is not known, or a number of devices that it does not come in.
     """
-    found = _NAME.fullmatch(text)
+    plain, w8a8 = split_w8a8(text)
+    found = _NAME.fullmatch(plain)
     chip = chips.get(found[1]) if found else None
     if found is None or chip is None:
         raise UsageError(
@@ -110,7 +111,7 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
             expected="one of " + ", ".join(map(str, chip.counts)),
             found=count,
         )
-    return chip.in_eight_bits() if found[3] else chip, count
+    return chip.in_eight_bits() if w8a8 else chip, count
 
 
 def make_plan(
@@ -165,11 +166,10 @@ def fitting_instead(artifact: Path, error: TooLargeError) -> UsageError:
         error: what the compiler has said. It stays as it is for a target that is no chip of the table.
     """
     name, profile = error.target.name.removesuffix(name_suffix(error.target.mesh)), error.profile
-    chip = name.removesuffix(W8A8)
-    if chip not in CHIPS or profile is None:
+    if split_w8a8(name)[0] not in CHIPS or profile is None:
         return error
     asked = PlanRequest(
-        target=f"{chip}-{num_devices(error.target.mesh)}{name.removeprefix(chip)}",
+        target=f"{name}-{num_devices(error.target.mesh)}",
         size=(profile.width, profile.height),
         frames=profile.num_frames,
         guidance=profile.guidance,

@@ -123,6 +123,13 @@ W8A8 = "-w8a8"
 """The end of the name of a target whose layers of 8-bit weights multiply with activations of 8 bits."""
 
 
+def split_w8a8(name: str) -> tuple[str, bool]:
+    """Returns a target's name without ``W8A8``, wherever it is, and whether it had it."""
+    parts = name.split("-")
+    rest = [part for part in parts if f"-{part}" != W8A8]
+    return "-".join(rest), 0 < len(rest) < len(parts)
+
+
 def _topologies(*names: str) -> Mapping[int, str]:
     """Returns topologies by their number of chips."""
     return MappingProxyType({math.prod(map(int, name.split("x"))): name for name in names})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wanbuild.devices import open_exactly
-from wanbuild.targets.chips import CHIPS, CUDNN, W8A8, Chip
+from wanbuild.targets.chips import CHIPS, CUDNN, W8A8, Chip, split_w8a8
 from wanbuild.targets.levels import CPU_LEVELS, Level
 from wanbuild.targets.mesh import name_suffix
 from wanbuild.targets.topology import open_topology
@@ -97,15 +97,16 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
     Args:
         name: 'local' for this machine's default device, 'cpu', a level of ``CPU_LEVELS``, or a chip of
             ``CHIPS``, which need not be attached; with the mesh's number of devices after it or without,
-            'v7x-8'. With ``W8A8`` at the end, layers of 8-bit weights multiply in 8 bits.
+            'v7x-8'. With ``W8A8``, layers of 8-bit weights multiply in 8 bits.
         mesh: devices by axis; empty for one device.
 
     Raises:
         UsageError: for an unknown target, one without a device here, a topology that does not exist, or a
             compiler that is not installed.
     """
-    if name.endswith(W8A8):
-        return resolve_target(name.removesuffix(W8A8), mesh).in_eight_bits()
+    plain, w8a8 = split_w8a8(name)
+    if w8a8:
+        return resolve_target(plain, mesh).in_eight_bits()
     chip, dash, count = name.partition("-")
     if chip in CHIPS and (not dash or count.isdecimal()):
         if dash and int(count) != num_devices(mesh):

@@ -168,7 +168,7 @@ def test_compilers_that_are_installed_print_nothing(cli: Any) -> None:
 def test_names_of_chips() -> None:
     assert parse_chip("v7x-8") == (CHIPS["v7x"], 8)
     assert parse_chip("rtx4090") == (CHIPS["rtx4090"], None)
-    for text, count in (("v6e-w8a8", None), ("v6e-4-w8a8", 4)):
+    for text, count in (("v6e-w8a8", None), ("v6e-w8a8-4", 4), ("v6e-4-w8a8", 4)):
         chip, found = parse_chip(text)
         assert (chip.name, chip.kernels.w8a8, found) == ("v6e-w8a8", True, count)
     for wrong in ("v7x-", "v7x-08000", "-8", "V7X", "h200-9"):
