@@ -28,7 +28,7 @@ from wanrun.errors import UsageError
 from wanrun.terminal.console import leave, run
 from wanrun.terminal.early import start
 
-KILLS = 50
+KILLS = 24
 INTERRUPTS = 12
 SEED = 20_250_301
 
