@@ -1,4 +1,4 @@
-"""A slice of the campaign, with a fixed seed and with the day's; its judge, its damage, its seeds."""
+"""A slice of the campaign, with the day's seed; its judge, its damage, its seeds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from campaign.kinds import WEIGHTS
 from campaign.soak import growth
 from campaign.sources import Sample, toy
 
-SECONDS = 45.0
+SECONDS = 20.0
 
 
-@pytest.mark.parametrize(
-    "seed", [1, datetime.datetime.now(datetime.UTC).date().toordinal()], ids=["fixed", "today"]
-)
-def test_every_fault_is_survived(
-    seed: int, toy_artifact: Path, toy_checkpoint: Path, ti2v_checkpoint: Path
-) -> None:
+def test_every_fault_is_survived(toy_artifact: Path, toy_checkpoint: Path, ti2v_checkpoint: Path) -> None:
+    """A fault that fails is told with the options that repeat it, of which the seed is one."""
+    seed = datetime.datetime.now(datetime.UTC).date().toordinal()
     with working_folder() as folder:
         sample = Sample(toy_checkpoint, toy_artifact, other=toy(folder, "wan2.1-t2v", 1))
         with campaign_in(folder, seed, [sample], [ti2v_checkpoint]) as campaign:
             counts, failures = run_campaign(campaign, SECONDS, repeats=2)
+    print(f"seed {seed}: {counts.total()} faults, {dict(counts)}")
     assert failures == []
     assert sum(count for (_, verdict), count in counts.items() if verdict == "fails once") <= 1
     assert counts.total() > 10
