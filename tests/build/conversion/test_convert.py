@@ -68,10 +68,10 @@ def write_wild(checkpoint: Path, variant: str, dtype: str, shards: int) -> None:
 
 
 def kinds_of_source() -> list[Any]:
-    """(variant, dtype, shards): all of the first variant; the others differ in their names alone."""
+    """(variant, dtype, shards): all dtypes of the first variant; the others differ in their names alone."""
     first, *others = TOY_VARIANTS
-    every = itertools.product([first], [*SOURCE_DTYPES, "mixed"], [1, 3])
-    return [*every, *itertools.product(others, ["mixed"], [1, 3])]
+    every = itertools.product([first], [*SOURCE_DTYPES, "mixed"], [1])
+    return [*every, *itertools.product([first, *others], ["mixed"], [3])]
 
 
 @pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
