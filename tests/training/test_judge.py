@@ -54,7 +54,7 @@ def every_look() -> list[Scene]:
 )
 def test_drawn_videos(change: Callable[..., np.ndarray]) -> None:
     rng = np.random.default_rng(2)
-    scenes = every_look() + [random_scene(rng, held_out=index % 2 == 0) for index in range(32)]
+    scenes = every_look() + [random_scene(rng, held_out=index % 2 == 0) for index in range(16)]
     found = verdicts(scenes, change, 3)
     facts = [holds for verdict in found for holds in verdict.facts.values()]
     assert np.mean(facts) >= 0.99
