@@ -28,7 +28,7 @@ CODE = [
     for path in (REPOSITORY / folder).rglob("*.py")
 ]
 
-STAND_INS = {"832x480": "96x64", "--frames 81": "--frames 9"}
+STAND_INS = {"832x480": "96x64", "--frames 81": "--frames 1"}
 """What is smaller here than in README.md, beside the checkpoint."""
 
 HUB_ID = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
