@@ -15,7 +15,7 @@ from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig
 
-SMALL = {"base_dim": 4, "z_dim": 4, "dim_mult": (1, 2, 4, 4), "num_res_blocks": 2}
+SMALL = {"base_dim": 4, "z_dim": 4, "dim_mult": (1, 2, 4, 4), "num_res_blocks": 1}
 SMALL |= {"latents_mean": (0.0,) * 4, "latents_std": (1.0,) * 4}
 FORMS = {
     "2.1": SMALL,
