@@ -33,6 +33,9 @@ from wanbuild.variants.table import variants
 
 WIDTH, HEIGHT, FRAMES = 48, 32, 21
 CHUNKS = (1, 2, 3, ALL)
+SEGMENTS = ((1, False), (1, True), (5, True))
+"""Frames that segments share, and whether there is one before."""
+
 ONE = np.int32(1)
 NONE = np.int32(0)
 
@@ -148,6 +151,7 @@ def test_image() -> None:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_optional_last_image(chunk: int) -> None:
+    """All of the chunks; the tasks below encode with the same function."""
     media = {"image": draw(1, 1), "last_image": draw(2, 1)}
     for given, last in ((ONE, True), (NONE, False)):
         found = condition("i2v22", {**media, "has_last_image": given}, chunk)
@@ -213,7 +217,7 @@ def expected_control(has_video: bool, references: int) -> tuple[torch.Tensor, np
 
 @pytest.mark.parametrize(
     ("has_video", "references", "chunk"),
-    [(False, 0, 2), (True, 0, 2), *((given, 2, chunk) for given in (False, True) for chunk in CHUNKS)],
+    [(False, 0, 2), (True, 0, 2), (False, 2, 2), (True, 2, 2), (True, 2, 3)],
 )
 def test_control(has_video: bool, references: int, chunk: int) -> None:
     expected, images = expected_control(has_video, references)
@@ -272,9 +276,13 @@ def expected_segment(mode: str, overlap: int, later: bool) -> tuple[torch.Tensor
     return torch.cat([character, segment], 2), pose
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("mode", ["animate", "replace"])
-@pytest.mark.parametrize(("overlap", "later"), [(1, False), (1, True), (5, True)])
+@pytest.mark.parametrize(
+    ("mode", "overlap", "later", "chunk"),
+    [
+        *((mode, *segment, 2) for mode in ("animate", "replace") for segment in SEGMENTS),
+        ("replace", 5, True, 3),
+    ],
+)
 def test_segment(mode: str, overlap: int, later: bool, chunk: int) -> None:
     flags = {"overlap": overlap, "later": later, "replace": mode == "replace"}
     media = {**animate_media(), **{name: np.int32(value) for name, value in flags.items()}}
