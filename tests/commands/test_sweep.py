@@ -44,6 +44,9 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
     {"seed": 4},
     {"negative_prompt": "blurry"},
 )
+FEW: tuple[Mapping[str, Any], ...] = ({}, {"num_steps": 7}, {"solver": "lcm"}, {"seed": 4})
+"""For models whose programs take these values as all others do."""
+
 ALL_ROWS: Mapping[str, Any] = {"num_steps": 100}
 """Of the scan form's table, which is the same for every model."""
 
@@ -109,8 +112,12 @@ def test_no_option_needs_an_executable(
     with compiling() as seen, wanrun.load(artifact, timings=timings) as pipeline:
         two = len(transformers(pipeline.manifest)) == 2
         assert two == (fixture == "two_experts_artifact")
-        more = CHANGES_OF_TWO if two else (ALL_ROWS,) if fixture == "toy_artifact" else ()
-        sweep = [{**BASE, **change} for change in (*CHANGES, *more)]
+        of_each: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+            "toy_artifact": (*CHANGES, ALL_ROWS),
+            "two_experts_artifact": (*FEW, *CHANGES_OF_TWO),
+            "ti2v_artifact": FEW,
+        }
+        sweep = [{**BASE, **change} for change in of_each[fixture]]
         pipeline.warmup(timings)
         for loop in ("step", "scan"):
             pipeline.generate(PROMPT, loop=loop, num_steps=2, timings=timings)
