@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers.artifacts import MEDIA_PROFILES, build_artifact, build_on_mesh, compiled_store, shared
+from helpers.artifacts import (
+    MEDIA_PROFILES,
+    OWN_PROGRAMS,
+    build_artifact,
+    build_on_mesh,
+    compile_fast,
+    compiled_store,
+    shared,
+)
 from helpers.cost import Cost, part
 from helpers.damage import Refused, linked, one_error
 from helpers.devices import on_devices
@@ -170,11 +178,12 @@ def bfloat16_vae_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPat
     def build(folder: Path) -> None:
         from wanbuild.conversion.convert import ConvertRequest, convert
         from wanbuild.programs.build_options import BuildOptions
-        from wanbuild.programs.compile import CompileRequest, compile_artifact
+        from wanbuild.programs.compile import CompileRequest
 
         convert(ConvertRequest(toy_checkpoint, folder, {"vae": "bfloat16"}))
         options = BuildOptions(vae_dtype="bfloat16", loop="step")
-        compile_artifact(CompileRequest(folder, ["cpu"], [(32, 16)], [1], options=options), print)
+        request = CompileRequest(folder, ["cpu"], [(32, 16)], [1], options=options)
+        compile_fast(request, (*OWN_PROGRAMS, "decode_video"))
 
     return shared(tmp_path_factory, "bfloat16-vae-artifact", build)
 
@@ -193,7 +202,9 @@ def media_toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
             artifact = shared(
                 tmp_path_factory,
                 f"{variant}-artifact",
-                lambda folder: build_artifact(checkpoint, folder, loop="all", **MEDIA_PROFILES[variant]),
+                lambda folder: build_artifact(
+                    checkpoint, folder, **{"loop": "step"} | MEDIA_PROFILES[variant]
+                ),
             )
         return checkpoint, artifact
 

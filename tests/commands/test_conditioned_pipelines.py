@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.artifacts import shared
+from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.damage import linked
 from helpers.pictures import picture, pictures
 from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import CompileRequest
 from wanbuild.programs.wiring import check_set
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
@@ -28,7 +28,7 @@ from wanrun.replay.samples import sample_media
 from wanrun.timing.timings import Timings
 
 Toys = Callable[[str], tuple[Path, Path]]
-VARIANTS = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.1-vace", "wan2.2-animate")
+VARIANTS = ("wan2.1-flf2v", "wan2.1-vace", "wan2.2-animate")
 PROMPT = "a fox in the snow"
 
 
@@ -181,7 +181,7 @@ def test_two_videos_of_an_image(media_toy: Toys, tmp_path_factory: pytest.TempPa
     def build(folder: Path) -> None:
         shutil.copytree(one, folder)
         request = CompileRequest(folder, ["cpu"], [(96, 64)], [9], num_videos=2, options=options)
-        compile_artifact(request, print)
+        compile_fast(request, OWN_PROGRAMS)
 
     artifact = shared(tmp_path_factory, "i2v-two-videos-artifact", build)
     media, latents = Media(image=picture(90, 70)), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +18,22 @@ if TYPE_CHECKING:
     from wanbuild.programs.compile import CompileRequest
 
 MEDIA_PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "wan2.1-i2v": {"shipping": True},
+    "wan2.1-i2v": {},
     "wan2.1-flf2v": {},
-    "wan2.2-i2v": {},
-    "wan2.1-vace": {"references": (0, 2), "shipping": True},
-    "wan2.2-vace": {"references": (2,), "shipping": True},
-    "wan2.2-animate": {"guidance": (True, False), "num_frames": 13, "shipping": True},  # enough to share five
+    "wan2.2-i2v": {"loop": "all"},
+    "wan2.1-vace": {"references": (0, 2)},
+    "wan2.2-vace": {"references": (2,), "loop": "all", "shipping": True},
+    "wan2.2-animate": {  # frames enough to share five
+        "guidance": (False, True),
+        "num_frames": 13,
+        "loop": {False: "all", True: "step"},
+        "shipping": ("encode_image", "encode_video", "decode_video"),
+    },
 }
 """The profiles of ``media_toy``, of 96x64 and 9 frames: 72 latent tokens and more, see ``ti2v_artifact``.
 
-Every kind of program is in one that is compiled with the options that ship, or in ``toy_artifact``.
+Every kind of program, but for face adapters, is in one that is compiled with the options that ship, or in
+``toy_artifact``. What a transformer is given is in one that has all forms of the loop; others have steps.
 """
 
 _STREAMED = ("context", "enter", "keys_blocks", "blocks", "keys_vace_blocks", "vace_blocks")
@@ -37,16 +44,20 @@ OWN_PROGRAMS = (
 """What differs between the variants' toys. The others, of one size, are those of ``toy_artifact``."""
 
 
+LONG_TEXTS = ("encode_text_128", "encode_text_256", "encode_text")
+"""The programs of prompts that are longer than captions are."""
+
+
 def build_artifact(
     checkpoint: Path,
     folder: Path,
     size: tuple[int, int] = (96, 64),
     num_frames: int = 9,
-    guidance: Sequence[bool] = (True,),
+    guidance: tuple[bool, ...] = (True,),
     references: Sequence[int] = (0,),
     mesh: str = "",
-    loop: str = "both",
-    shipping: bool = False,
+    loop: str | Mapping[bool, str] = "both",
+    shipping: bool | Sequence[str] = False,
 ) -> None:
     """Makes an artifact, float32 throughout, with a profile for every choice of guidance and references.
 
@@ -58,9 +69,9 @@ def build_artifact(
         guidance: with guidance, without, or both.
         references: numbers of reference images.
         mesh: as ``--mesh`` takes it.
-        loop: the forms of the loop.
-        shipping: compile with the options that ship, else as ``compile_fast`` does, but for programs that
-            ``toy_artifact`` has too: they are compiled already, and run five times as fast.
+        loop: the forms of the loop, of all profiles, or of those with guidance and of those without.
+        shipping: compile with the options that ship, all or these programs; others as ``compile_fast`` does,
+            but for those of ``toy_artifact``: they are compiled already, and run five times as fast.
     """
     from wanbuild.conversion.convert import ConvertRequest, convert
     from wanbuild.programs.build_options import BuildOptions
@@ -69,23 +80,24 @@ def build_artifact(
 
     stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
     convert(ConvertRequest(checkpoint, folder, stored))
-    options = BuildOptions(dtype="float32", loop=loop)
-    for count in references:
+    forms = {guidance: loop} if isinstance(loop, str) else {(one,): loop[one] for one in guidance}
+    for (guided, form), count in itertools.product(forms.items(), references):
         request = CompileRequest(
             folder,
             ["cpu"],
             [size],
             [num_frames],
-            guidance,
+            guided,
             num_references=count,
-            options=options,
+            options=BuildOptions(dtype="float32", loop=form),
             mesh=parse_mesh(mesh),
         )
-        if shipping:
+        if shipping is True:
             compile_artifact(request, print)
-        else:
-            others = () if (size, num_frames) == ((96, 64), 9) else ("decode_video",)
-            compile_fast(request, None if mesh else (*OWN_PROGRAMS, *others))
+            continue
+        others = () if (size, num_frames) == ((96, 64), 9) else ("decode_video",)
+        fast = [name for name in (*OWN_PROGRAMS, *others) if name not in (shipping or ())]
+        compile_fast(request, None if mesh else fast)
 
 
 def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None) -> None:

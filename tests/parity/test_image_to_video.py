@@ -91,9 +91,14 @@ def test_latents_and_frames(
     assert added is not None or variant.startswith("wan2.2")
 
 
-@pytest.mark.parametrize(("variant", "name"), NAMES)
+@pytest.mark.parametrize(
+    ("variant", "name"), [item for item in NAMES if item[0] in ("wan2.2-i2v", "wan2.2-ti2v")]
+)
 def test_both_loops_are_the_same(paths: Callable[[str], MediaPath], variant: str, name: str) -> None:
-    """One executable for all steps computes what one for each does: on the CPU to the bit."""
+    """One executable for all steps computes what one for each does: on the CPU to the bit.
+
+    Image tokens, which these have not, are in Animate's, and come to the steps in the same way.
+    """
     step, scan = (paths(variant).ours(name, loop) for loop in LOOPS)
     for one, other in zip(step, scan, strict=True):
         assert np.array_equal(one, other)
