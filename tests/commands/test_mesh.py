@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from helpers.artifacts import OWN_PROGRAMS, compile_fast, compiled_store
+from helpers.compiled_once import compiled_once
 from helpers.devices import on_devices
+from wanbuild.programs.build_options import BuildOptions
+from wanbuild.programs.compile import CompileRequest
 from wanrun.artifact.manifest import read_manifest
 
 TARGET = "cpu-data2-context2"
@@ -24,11 +29,15 @@ def run(cli: Any, artifact: Path, folder: Path, *options: object) -> tuple[np.nd
     return np.load(latents), json.loads(timings.read_text())
 
 
-def test_a_mesh_beside_one_device(cli: Any, mesh_artifact: Path, tmp_path: Path) -> None:
+def test_a_mesh_beside_one_device(
+    cli: Any, mesh_artifact: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """One artifact, moved, with targets of both: each loads its own executables, and the videos agree."""
     moved = Path(shutil.copytree(mesh_artifact, tmp_path / "moved"))
-    options = ("--size", "96x64", "--frames", 5, "--dtype", "float32", "--loop", "step")
-    cli.succeeds("wanbuild", "compile", "--artifact", moved, *options)
+    options = BuildOptions(dtype="float32", loop="step")
+    with compiled_once(compiled_store(tmp_path_factory)):
+        request = CompileRequest(moved, ["cpu"], [(96, 64)], [5], options=options)
+        compile_fast(request, (*OWN_PROGRAMS, "decode_video"))
     manifest = read_manifest(moved)
     assert set(manifest.targets) == {"cpu", TARGET}
     before = read_manifest(mesh_artifact)
