@@ -48,15 +48,19 @@ def together(
         return [processes.ended(index, START_SECONDS) for index in range(count)], videos
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_the_video_is_that_of_one_process(
-    count: int, mesh_artifact: Path, alone: list[np.ndarray], tmp_path: Path
-) -> None:
-    """Two processes have two devices each, four have one. Latents have the same bits.
-
-    The decoder's sums may have another order, as the threads of a process depend on its devices and cores: of
-    92 160 values one was seen to differ, by a level.
+def same_frames(one: np.ndarray, other: np.ndarray) -> bool:
+    """The decoder's sums may have another order, as the threads of a process depend on its devices and cores:
+    of 92 160 values one was seen to differ, by a level.
     """
+    levels = np.abs(one.astype(int) - other)
+    return bool(levels.max() <= 1 and np.count_nonzero(levels) <= 10)
+
+
+def test_the_video_is_that_of_one_process(
+    mesh_artifact: Path, alone: list[np.ndarray], tmp_path: Path
+) -> None:
+    """Four processes have a device each. Latents have the same bits."""
+    count = 4
     report, latents = tmp_path / "timing.json", tmp_path / "latents.npy"
     options = (*PROMPT, "--timing-json", report, "--save-latents", latents)
     ended, (video, *others) = together(mesh_artifact, tmp_path, count, *options)
@@ -65,8 +69,7 @@ def test_the_video_is_that_of_one_process(
     assert [(one.output, one.errors) for one in ended[1:]] == [("", [])] * (count - 1)
     assert ended[0].errors == []
     assert np.array_equal(np.load(latents), alone[1])
-    levels = np.abs(np.load(video).astype(int) - alone[0])
-    assert levels.max() <= 1 and np.count_nonzero(levels) <= 10
+    assert same_frames(np.load(video), alone[0])
     assert sorted(file.name for file in video.parent.iterdir()) == ["video.npy", "video.npy.json"]
     assert [list(other.parent.iterdir()) for other in others] == [[]] * (count - 1)
     times = json.loads(report.read_text())
@@ -74,14 +77,18 @@ def test_the_video_is_that_of_one_process(
 
 
 def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: Path) -> None:
-    """The other process sees another disk, without the first video."""
+    """The other process sees another disk, without the first video.
+
+    Each has two devices, and what they make is what one process makes.
+    """
     lines = [json.dumps({"prompt": "a fox", "steps": 1, "seed": seed}) for seed in (3, 4)]
     prompts, folders = tmp_path / "prompts.jsonl", [path.parent for path in outputs(tmp_path, 2)]
-    prompts.write_text(lines[0])
+    prompts.write_text("\n".join(lines))
     pattern = [folder / "video-{seed}.npy" for folder in folders]
     cli.succeeds("wanrun", "--artifact", mesh_artifact, "--prompts", prompts, "--output", pattern[0])
-    made = (folders[0] / "video-3.npy").read_bytes()
-    prompts.write_text("\n".join(lines))
+    made, expected = (folders[0] / "video-3.npy").read_bytes(), np.load(folders[0] / "video-4.npy")
+    for file in folders[0].glob("video-4.npy*"):
+        file.unlink()
     commands = wanrun_commands(2, "--artifact", mesh_artifact, "--prompts", prompts, output=pattern)
     with Processes(commands, tmp_path) as processes:
         second = [processes.ended(index, START_SECONDS) for index in range(2)]
@@ -89,7 +96,8 @@ def test_process_0_finds_what_is_there(mesh_artifact: Path, cli: Any, tmp_path: 
     assert "is there already" in second[0].output and "1 made, 1 skipped, 0 failed" in second[0].output
     assert second[1].output == "" and second[1].errors == []
     assert (folders[0] / "video-3.npy").read_bytes() == made
-    assert (folders[0] / "video-4.npy").exists() and not list(folders[1].iterdir())
+    assert same_frames(np.load(folders[0] / "video-4.npy"), expected)
+    assert not list(folders[1].iterdir())
 
 
 @pytest.mark.parametrize(
@@ -164,11 +172,10 @@ def test_what_several_processes_cannot_have(
 @pytest.mark.parametrize(
     ("victim", "number", "word"),
     [
-        (1, signal.SIGKILL, "is gone: its connection is closed"),
         (0, signal.SIGKILL, "is gone: its connection is closed"),
         (1, signal.SIGSTOP, "has been silent for 15 s: it is stopped, or its network is lost"),
     ],
-    ids=["kill-1", "kill-0", "stop-1"],
+    ids=["kill-0", "stop-1"],
 )
 def test_one_that_is_lost_in_the_steps_ends_the_other(
     victim: int, number: signal.Signals, word: str, mesh_artifact: Path, tmp_path: Path
