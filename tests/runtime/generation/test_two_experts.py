@@ -73,8 +73,9 @@ def test_the_low_noise_expert_is_read_behind_the_steps(
         assert [done for done, _ in seen] == [3, 5]
 
 
-@pytest.mark.parametrize("loop", ["step", "scan"])
-@pytest.mark.parametrize(("boundary", "used", "unused"), [(0.0, HIGH, LOW), (1.0, LOW, HIGH)])
+@pytest.mark.parametrize(
+    ("loop", "boundary", "used", "unused"), [("step", 0.0, HIGH, LOW), ("scan", 1.0, LOW, HIGH)]
+)
 def test_an_expert_without_steps_is_not_read(
     two_experts_artifact: Path, reads: list[str], loop: str, boundary: float, used: str, unused: str
 ) -> None:
@@ -102,8 +103,7 @@ def expected(two_experts_artifact: Path) -> np.ndarray:
         return pipeline.generate(PROMPT, **STEPS).latents
 
 
-@pytest.mark.parametrize("loop", ["step", "scan"])
-@pytest.mark.parametrize("kind", PLACEMENTS)
+@pytest.mark.parametrize(("kind", "loop"), [*((kind, "step") for kind in PLACEMENTS), ("one", "scan")])
 def test_placements_agree(
     two_experts_artifact: Path,
     reads: list[str],
@@ -124,8 +124,7 @@ def test_placements_agree(
     assert reads.count(LOW) == (3 if kind == "one" else 1)
 
 
-@pytest.mark.parametrize("loop", ["step", "scan"])
-@pytest.mark.parametrize("memory", ["low", "auto"])
+@pytest.mark.parametrize(("memory", "loop"), [("low", "step"), ("low", "scan"), ("auto", "step")])
 def test_low_memory_holds_one_expert(two_experts_artifact: Path, loop: str, memory: str) -> None:
     """Whatever the other expert and the text encoder were read into is gone before an expert is read."""
     blocks: dict[str, list[weakref.ref[mmap.mmap]]] = {}
@@ -201,8 +200,7 @@ def test_the_choice_is_told(two_experts_artifact: Path, toy_artifact: Path) -> N
     assert told[1] == "experts: one at a time, read again at the boundary (memory is low by choice)"
 
 
-@pytest.mark.parametrize("loop", ["step", "scan"])
-@pytest.mark.parametrize("first", [HIGH, LOW])
+@pytest.mark.parametrize(("loop", "first"), [("step", HIGH), ("scan", LOW)])
 def test_warm_up_reaches_both_experts(
     two_experts_artifact: Path, bound: list[tuple[str, str]], loop: str, first: str
 ) -> None:
