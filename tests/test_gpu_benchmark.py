@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from helpers.elsewhere import put_golden
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 Bench = Any
 CRASHES = f"""
@@ -164,8 +166,9 @@ def test_wanbuild_is_told_of_a_gpu_that_only_jax_sees(
     assert bench.environment.get("JAX_PLATFORMS") == told
 
 
-def test_a_smoke_run_comes_to_its_end(toy_artifact: Path, tmp_path: Path) -> None:
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--artifact", toy_artifact]
+def test_a_smoke_run_comes_to_its_end(artifact: Path, golden: dict[str, Any], tmp_path: Path) -> None:
+    put_golden(artifact, golden)
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--artifact", artifact]
     done = subprocess.run(
         [*map(str, command), "--json", str(tmp_path / "found.json")],
         capture_output=True,
