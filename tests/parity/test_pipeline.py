@@ -47,7 +47,8 @@ def bfloat16(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def build(folder: Path) -> None:
         convert(ConvertRequest(toy_checkpoint, folder))
-        compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], [True]), print)
+        options = BuildOptions(loop="step")
+        compile_artifact(CompileRequest(folder, ["cpu"], [(96, 64)], [9], [True], options=options), print)
 
     return shared(tmp_path_factory, "bfloat16-artifact", build)
 
