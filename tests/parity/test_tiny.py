@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,10 +17,13 @@ from tinywan.drawing import FRAMES, HEIGHT, WIDTH
 from tinywan.judge import judge
 
 import wanrun
-from helpers.artifacts import build_artifact, shared
+from helpers.artifacts import LONG_TEXTS, compile_fast, shared
 from helpers.reference_models import relative_error
 from helpers.whole_path import LATENTS
 from wanbuild.check.reference_pipeline import Made, Reference
+from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.programs.build_options import BuildOptions
+from wanbuild.programs.compile import CompileRequest
 from wanrun.denoising.noise import initial_noise
 
 PROMPTS: Mapping[str, int] = {
@@ -41,13 +45,14 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def ours(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, wanrun.Result]:
-    folder = shared(
-        tmp_path_factory,
-        f"tiny-{variant}-float32",
-        lambda target: build_artifact(
-            checkpoint.FOLDER / variant, target, (WIDTH, HEIGHT), FRAMES, loop="step", shipping=True
-        ),
-    )
+    def build(target: Path) -> None:
+        stored = dict.fromkeys(("transformer", "text_encoder", "image_encoder"), "float32")
+        convert(ConvertRequest(checkpoint.FOLDER / variant, target, stored))
+        options = BuildOptions(dtype="float32", loop="step")
+        request = CompileRequest(target, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True], options=options)
+        compile_fast(request, LONG_TEXTS)
+
+    folder = shared(tmp_path_factory, f"tiny-{variant}-float32", build)
     with wanrun.load(folder, embeddings="none") as pipeline:
         return {
             prompt: pipeline.generate(
