@@ -46,8 +46,8 @@ def check(found: Differences, programs: str) -> None:
 
 
 def test_text_to_video(toy_artifact: Path) -> None:
-    """Ulysses, a ring, both, parameters in parts, and tensor parallelism; the decoder's columns."""
-    meshes = ["context=8", "data=2,ring=2,context=2", "ring=2,fsdp=2,tensor=2"]
+    """Ulysses, and a ring with it; tensor parallelism of the text encoder; the decoder's columns."""
+    meshes = ["context=8", "data=2,ring=2,context=2"]
     check(differences(toy_artifact, meshes, "--programs", "prepare,denoise_step"), "prepare,denoise_step")
     check(differences(toy_artifact, ["tensor=8"], "--programs", "encode_text,decode"), "encode_text,decode")
 
@@ -75,7 +75,7 @@ def test_media(
     programs: str,
     options: tuple[str, ...],
 ) -> None:
-    """Image tokens with padding, control blocks, and faces by frame."""
+    """Image tokens with padding, control blocks, and faces by frame; the second with parameters in parts."""
     _, artifact = media_toy(variant)
     check(differences(artifact, [mesh], "--programs", programs, *options), programs)
 
