@@ -16,11 +16,11 @@ from tinywan.judge import judge
 from tinywan.yardstick import captions
 
 import wanrun
-from helpers.artifacts import shared
+from helpers.artifacts import LONG_TEXTS, compile_fast, shared
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert import ConvertRequest, convert
 from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.compile import CompileRequest
 from wanrun.terminal.console import run
 
 LEAST = 0.95
@@ -35,9 +35,8 @@ def built(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def build(target: Path) -> None:
         convert(ConvertRequest(checkpoint.FOLDER / variant, target))
         steps = BuildOptions(loop="step")
-        compile_artifact(
-            CompileRequest(target, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True], options=steps), print
-        )
+        request = CompileRequest(target, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [True], options=steps)
+        compile_fast(request, LONG_TEXTS)
 
     return shared(tmp_path_factory, f"tiny-{variant}", build)
 
@@ -73,9 +72,8 @@ def test_a_student_needs_four_steps(
         arguments = ["convert", checkpoint.FOLDER / "wan2.1-t2v", "--artifact", target, *arguments]
         assert run(wanbuild, list(map(str, arguments))) == 0
         steps = BuildOptions(loop="step")
-        compile_artifact(
-            CompileRequest(target, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [False], options=steps), print
-        )
+        request = CompileRequest(target, ["cpu"], [(WIDTH, HEIGHT)], [FRAMES], [False], options=steps)
+        compile_fast(request, LONG_TEXTS)
 
     artifact = shared(tmp_path_factory, "tiny-four-steps", build)
     mean = score("wan2.1-t2v", artifact, CAPTIONS, {})
