@@ -5,7 +5,6 @@ Swept for every kind of model and in both forms of the denoising loop, which hav
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 import wanrun
-from helpers.fake_pipeline import write_lines
 from helpers.manifests import programs_of
 from wanbuild.check.reference import relative_error
 from wanrun.denoising.schedule import transformers
@@ -146,27 +144,3 @@ def test_no_option_needs_an_executable(
     record_property("scan_against_step", max(errors))
     print(f"scan and step: {equal} of {len(sweep)} bitwise equal, at most {max(errors):.1e}", flush=True)
     assert max(errors) < SAME
-
-
-def test_no_line_of_a_prompts_file_needs_one(two_experts_artifact: Path, cli: Any, tmp_path: Path) -> None:
-    """The same through the command, whose lines are in the order of the sweep in both forms."""
-    before = contents(two_experts_artifact)
-    sweep = [{**BASE, **change} for change in CHANGES_OF_TWO]
-    lines = [
-        {"prompt": PROMPT, **{("steps" if key == "num_steps" else key): item[key] for key in item}}
-        for item in sweep
-    ]
-    file = write_lines(tmp_path / "p.jsonl", *lines)
-    for loop, hits in (("step", 4), ("scan", 3)):  # the second finds its embeddings, and needs no encode_text
-        latents, timing = tmp_path / f"{loop}-{{index}}.npy", tmp_path / f"{loop}.json"
-        cli.succeeds(
-            *("wanrun", "--artifact", two_experts_artifact, "--prompts", file, "--loop", loop),
-            *("--save-latents", latents, "--output", tmp_path / f"{loop}.gif", "--timing-json", timing),
-        )
-        seconds = json.loads(timing.read_text())
-        assert (seconds["cache_hits"], seconds["cache_misses"]) == (hits, 0)
-    assert contents(two_experts_artifact) == before
-    assert cached() == {"embeddings"}
-    for index in range(1, len(sweep) + 1):
-        step, scan = (np.load(tmp_path / f"{loop}-{index}.npy") for loop in ("step", "scan"))
-        assert relative_error(scan, step) < SAME
