@@ -75,14 +75,14 @@ def test_a_toy_on_a_full_disk(tmp_path: Path, nbytes: int, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "spare"),
     [
-        ("compile", "--target", "cpu", "--size", "32x32", "--frames", "1"),
-        ("verify", "--record"),
-        ("embed", "--prompt", "a fox"),
+        (("compile", "--target", "cpu", "--size", "32x32", "--frames", "1"), 8192),
+        (("verify", "--record"), 0),
+        (("embed", "--prompt", "a fox"), 0),
+        (("embed", "--prompt", "a fox"), 8192),
     ],
 )
-@pytest.mark.parametrize("spare", [0, 8192])
 def test_an_artifact_on_a_full_disk(
     toy_artifact: Path,
     tmp_path: Path,
