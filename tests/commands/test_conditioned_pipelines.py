@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.artifacts import OWN_PROGRAMS, compile_fast, shared
 from helpers.damage import linked
 from helpers.pictures import picture, pictures
-from wanbuild.programs.build_options import BuildOptions
-from wanbuild.programs.compile import CompileRequest
 from wanbuild.programs.wiring import check_set
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, UsageError
@@ -171,26 +167,6 @@ def test_one_expert_at_a_time(media_toy: Toys) -> None:
             frames.append(result.frames)
             assert pipeline.timings.placement == ("both" if memory == "auto" else "one")
     assert np.array_equal(*frames)
-
-
-def test_two_videos_of_an_image(media_toy: Toys, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """They share the condition; the first has the noise, and so the video, that it has alone."""
-    _, one = media_toy("wan2.1-i2v")
-    options = BuildOptions(dtype="float32", loop="step")
-
-    def build(folder: Path) -> None:
-        shutil.copytree(one, folder)
-        request = CompileRequest(folder, ["cpu"], [(96, 64)], [9], num_videos=2, options=options)
-        compile_fast(request, OWN_PROGRAMS)
-
-    artifact = shared(tmp_path_factory, "i2v-two-videos-artifact", build)
-    media, latents = Media(image=picture(90, 70)), []
-    for count in (1, 2):
-        with load(artifact, num_videos=count) as pipeline:
-            latents.append(pipeline.generate(PROMPT, "", media=media, num_steps=3).latents)
-    assert latents[1].shape[0] == 2
-    np.testing.assert_allclose(latents[1][:1], latents[0], atol=1e-4)  # seen: 4e-6
-    assert np.abs(latents[1][0] - latents[1][1]).max() > 0.1
 
 
 def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
