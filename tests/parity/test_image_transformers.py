@@ -94,10 +94,9 @@ def test_image_branch_bfloat16(images: Images) -> None:
     assert 1e-4 < relative_error(images.ours(dtype=jnp.bfloat16), images.theirs()) < BFLOAT16
 
 
-@pytest.mark.parametrize("multiple", [128, 256])
-def test_padding_changes_nothing(images: Images, multiple: int) -> None:
+def test_padding_changes_nothing(images: Images) -> None:
     """As on a TPU, where image tokens are padded: the same within the rounding of sums in another order."""
-    assert relative_error(images.ours(multiple=multiple), images.ours()) < 1e-6
+    assert relative_error(images.ours(multiple=256), images.ours()) < 1e-6
 
 
 def test_the_image_matters(images: Images) -> None:
