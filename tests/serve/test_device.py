@@ -44,21 +44,22 @@ class Worker:
         self._theirs.sendall(line(message))
 
     def _live(self) -> None:
-        with self._theirs, self._theirs.makefile("rb") as lines:
+        with (
+            self._theirs,
+            self._theirs.makefile("rb") as lines,
+            contextlib.suppress(OSError),  # killed, maybe before its first word
+        ):
             self.say(self._first)
             if isinstance(self._first, Broken):
                 return
-            try:
-                for data in lines:
-                    message = to_worker(data)
-                    if isinstance(message, Run):
-                        self.runs.append(message.id)
-                        if self._talk(self, message) == "ends":
-                            return
-                    elif isinstance(message, Cancel):
-                        self.say(Cancelled(message.id))
-            except OSError:  # killed
-                pass
+            for data in lines:
+                message = to_worker(data)
+                if isinstance(message, Run):
+                    self.runs.append(message.id)
+                    if self._talk(self, message) == "ends":
+                        return
+                elif isinstance(message, Cancel):
+                    self.say(Cancelled(message.id))
 
     def wait(self) -> int:
         self._thread.join()
