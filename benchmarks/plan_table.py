@@ -65,7 +65,7 @@ def main() -> None:
             try:
                 plan = make_plan(subject, request, lambda line: None)
             except UsageError as error:
-                print(f"{first} does not fit: {error.found}; {error.remedy} | | | | | |", flush=True)
+                print(f"{first} {error} | | | | | |", flush=True)
                 plans.append({"model": model, "chip": target, "refused": str(error)})
                 continue
             print(f"{first} {' | '.join(row(plan))} |", flush=True)

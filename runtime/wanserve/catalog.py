@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wanrun
-from wanrun.errors import UsageError, WanError
+from wanrun.errors import ArtifactError, UsageError, WanError
 from wanserve.names import files, without_flags
 from wanserve.refusal import RefusedError
 
@@ -58,7 +58,7 @@ class Model:
     def shapes(self) -> list[dict[str, Any]]:
         """The built profiles in the order of building, as clients see them."""
         fps = float(self.manifest.model.defaults.fps)
-        built = sorted(self.manifest.profiles.values(), key=lambda profile: profile.index)
+        built = sorted(self._profiles, key=lambda profile: profile.index)
         return [
             {
                 "profile": one.name,
@@ -73,6 +73,12 @@ class Model:
             for one in built
         ]
 
+    @property
+    def _profiles(self) -> list[Any]:
+        """The profiles that have the form of the loop that is loaded."""
+        built = self.manifest.profiles.values()
+        return [one for one in built if self.loop in (None, *one.options.forms)]
+
     def resolve(self, options: Mapping[str, Any], spell: Callable[[str], str]) -> Generation:
         """Checks a request against the artifact; reads no file.
 
@@ -82,8 +88,11 @@ class Model:
 
         Raises:
             WanError: as ``wanrun.resolve``.
-            RefusedError: for a schedule in a file: no file of the server is read for a request.
+            RefusedError: for a schedule in a file: no file of the server is read for a request. For another
+                form of the loop than that which is loaded.
         """
+        if self.loop is not None and options.get("loop") not in (None, self.loop):
+            raise RefusedError(f"this server runs loop {self.loop} alone", param=spell("loop"))
         schedule = options.get("schedule")
         if schedule is not None and schedule not in self.manifest.schedules:
             names = ", ".join(self.manifest.schedules) or "none: the artifact has no schedules"
@@ -102,6 +111,7 @@ class Model:
     def shown(self, created: float) -> dict[str, Any]:
         """Returns the model as the API answers it."""
         model = self.manifest.model
+        hidden = PYTHON_ONLY if self.loop is None else (*PYTHON_ONLY, "loop")
         defaults = {name: value for name, value in model.default_options().items() if value is not None}
         return {
             "id": self.name,
@@ -128,7 +138,7 @@ class Model:
                 }
                 for name, kind, required, many in self.inputs
             ],
-            "options": [name for name in self.options if name not in (*PYTHON_ONLY, "prompt")],
+            "options": [name for name in self.options if name not in (*hidden, "prompt")],
         }
 
 
@@ -140,7 +150,7 @@ class Catalog:
         loop: the form of the denoising loop that is loaded; None for that of each profile.
 
     Raises:
-        ArtifactError: if a manifest cannot be read, or an artifact has no profile.
+        ArtifactError: if a manifest cannot be read, or an artifact has no profile, or none with this form.
     """
 
     def __init__(self, folders: Mapping[str, Path], loop: str | None = None) -> None:
@@ -148,6 +158,12 @@ class Catalog:
         self.models = {
             name: Model(name, folder, wanrun.read_manifest(folder), loop) for name, folder in folders.items()
         }
+        for model in self.models.values():
+            if not model.shapes() and loop is not None:
+                raise ArtifactError(
+                    f"{model.folder} has no profile that was built with loop {loop}",
+                    remedy="run wanbuild compile --loop all",
+                )
 
     def prepare(self) -> None:
         """Resolves a request of each model, so that the first client does not wait for imports."""

@@ -57,7 +57,11 @@ def test_the_form_of_the_loop_is_that_which_is_loaded() -> None:
     built = msgspec.structs.replace(profile, options=msgspec.structs.replace(profile.options, loop="all"))
     model = Model("text", plain.folder, with_profiles(plain.manifest, [built]), "stream")
     assert model.resolve({"prompt": "p"}, str).options["loop"] == "stream"
-    assert model.loaded({"loop": "step", "seed": 1}) == {"loop": "step", "seed": 1}
+    assert model.loaded({"seed": 1}) == {"loop": "stream", "seed": 1}
+    with pytest.raises(RefusedError, match="runs loop stream alone"):
+        model.resolve({"prompt": "p", "loop": "step"}, str)
+    assert "loop" not in model.shown(0)["options"] and len(model.shapes()) == 1
+    assert Model("text", plain.folder, plain.manifest, "stream").shapes() == []
     with pytest.raises(ArtifactError, match="no program for loop stream"):
         Model("text", plain.folder, plain.manifest, "stream").resolve({"prompt": "p"}, str)
 

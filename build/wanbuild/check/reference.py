@@ -323,6 +323,12 @@ def _readable_source(manifest: Manifest, source: str) -> Path:
         )
     located = locate_source(source, None if Path(source).exists() else manifest.source["revision"])
     with open_source(located.path) as opened:  # raises SourceError for a folder that is no checkpoint
+        tensors = (one for part in opened.components.values() for one in part.tensors.values())
+        if any(one.eight_bit is not None for one in tensors):
+            raise UsageError(
+                f"{source} has weights of 8 bits, which the reference cannot load",
+                remedy="compare an artifact of a checkpoint with 16 or 32 bits",
+            )
         if any(component.renamed for component in opened.components.values()):
             raise UsageError(
                 f"{source} has weights in the original naming, which the reference cannot load",

@@ -74,10 +74,8 @@ _TEXT_MODULES = (
 )
 """Modules of a text encoder: in the original file, in llama.cpp's GGUF files, in transformers."""
 
-_TEXT = Templates(
-    (f"{module}.weight", f"{transformers}.weight")
-    for original, llama, transformers in _TEXT_MODULES
-    for module in (original, llama)
+_TEXT, _LLAMA = (
+    Templates((f"{row[naming]}.weight", f"{row[-1]}.weight") for row in _TEXT_MODULES) for naming in (0, 1)
 )
 
 _IMAGE_LAYER, _IMAGE_OURS = "visual.transformer.{i}", "vision_model.encoder.layers.{i}"
@@ -171,7 +169,7 @@ def text_encoder_names(keys: Iterable[str], where: str) -> dict[str, str]:
     """
     names = [key for key in keys if key not in EMBEDDED]
     if "enc.output_norm.weight" in names:
-        return _renamed(names, _TEXT.find, where, "llama.cpp")
+        return _renamed(names, _LLAMA.find, where, "llama.cpp")
     if "token_embedding.weight" in names:
         return _renamed(names, _TEXT.find, where)
     return {name: name for name in names}

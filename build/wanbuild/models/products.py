@@ -33,8 +33,8 @@ def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
 
     Args:
         x: (..., in), any float.
-        weight: (out, in), a float or 8 bits. Values of 8 bits are those of x's dtype, without their scale;
-            where ``Forms.w8a8`` asks for it, x is rounded to the weight's 8 bits instead.
+        weight: (out, in), a float or 8 bits. 8-bit values are converted to x's dtype, and the layer applies
+            their scales; where ``Forms.w8a8`` asks for it, x is rounded to the weight's dtype instead.
     """
     if forms().w8a8 and weight.dtype.name in LARGEST:
         return _product_in_eight_bits(x, weight[...])
@@ -58,7 +58,8 @@ def _product_in_eight_bits(x: jax.Array, weight: jax.Array) -> jax.Array:
     largest, whole = LARGEST[weight.dtype.name], weight.dtype == jnp.int8
     x = x.astype(jnp.float32)
     most = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-    scale = jnp.where(most > 0, most, largest) / largest
+    # A token of zeros has the smallest scale; one that is not finite gives no numbers.
+    scale = jnp.maximum(most / largest, jnp.finfo(jnp.float32).tiny)
     # A quotient may come out above the largest value, by its last bit; an 8-bit float has nothing there.
     rows = jnp.clip(x / scale, -largest, largest)
     rows = (jnp.round(rows) if whole else rows).astype(weight.dtype)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from wanbuild.programs.spec import ProgramSpec
 from wanbuild.programs.streaming import STACKS
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.programs import FORM_ROLES, FORMS, Role
+from wanrun.artifact.programs import FORM_ROLES, STEP_ROLES, Role
 from wanrun.weights.layers import OUTSIDE
 
 
@@ -41,10 +40,11 @@ class Compiled:
     figures: Figures
 
 
-STREAMED: Mapping[Role, Role] = MappingProxyType(
-    {role: "prepare" if role in ("context", "keys") else "step" for role in FORM_ROLES["stream"]}
-)
-"""Roles of the programs of layers that stream, and of the whole ones that they stand for."""
+BEFORE_STEPS: frozenset[Role] = frozenset({"context", "keys"})
+"""Roles of programs of layers that stream which ``prepare`` stands for; the step stands for the others."""
+
+LAYERS = (OUTSIDE, *STACKS)
+"""Inputs of those programs that are weights."""
 
 
 def programs(generation: Generation, target: TargetSpec) -> Iterator[ProgramSpec]:
@@ -52,7 +52,7 @@ def programs(generation: Generation, target: TargetSpec) -> Iterator[ProgramSpec
     loop = "stream" if generation.streams else generation.options.loop
     options = replace(generation.options, loop=loop)
     builder = ProgramBuilder(generation.manifest, generation.shape, options, *target.programs_for)
-    yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in FORMS.values())
+    yield from sorted(generation.specs(builder), key=lambda spec: spec.role not in STEP_ROLES)
 
 
 def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpec) -> Compiled:
@@ -66,6 +66,7 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
         compiled = compiled_for(target, spec.name, data, spec.donate)
     except TooLargeError as error:
         weights = sum(generation.weights(name, target.mesh) for name in _components(generation, spec))
+        weights = weights or _nbytes(spec, LAYERS)
         figures = Figures(weights, 0, max(0, error.nbytes - weights), refused=True)
         return Compiled(spec.name, spec.role, time.perf_counter() - started, figures)
     memory: Any = compiled.memory_analysis()
@@ -98,16 +99,17 @@ def compile_programs(
         large, or all are there.
     """
     done: dict[str, Compiled] = {}
-    whole = {call.role: call.name for call in generation.calls}
+    prepare = next(call for call in generation.calls if call.role == "prepare")
     for spec in programs(generation, target):
-        role = STREAMED.get(spec.role)
-        name = spec.name if role is None else whole[role]
+        streamed, name = spec.role in FORM_ROLES["stream"], spec.name
+        whole = prepare if spec.role in BEFORE_STEPS else generation.loop
+        name = whole.name if streamed else spec.name
         if names and name not in names:
             continue
         one = compile_program(generation, spec, target)
         report(f"{spec.name} compiled in {one.seconds:.1f} s, {one.figures.total / 1e9:.1f} GB")
-        if role is not None:
-            one = Compiled(name, role, one.seconds, _beside_layers(spec, one.figures))
+        if streamed:
+            one = Compiled(name, whole.role, one.seconds, _beside_layers(spec, one.figures))
         done[name] = one if name not in done else _together(done[name], one)
         if one.figures.refused or one.figures.total > usable(target.memory_bytes):
             break
@@ -119,13 +121,15 @@ def _beside_layers(spec: ProgramSpec, figures: Figures) -> Figures:
 
     Tokens go from layer to layer, so they are arguments here and temporaries in a whole step.
     """
-    others = [
-        tree
-        for name, tree in zip(spec.inputs, spec.arguments, strict=True)
-        if name not in (OUTSIDE, *STACKS, "kv")
-    ]
-    nbytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(others))
-    return replace(figures, temporaries=figures.temporaries + figures.outputs + nbytes)
+    others = _nbytes(spec, set(spec.inputs) - {*LAYERS, "kv"})
+    temporaries = figures.temporaries + figures.outputs + others
+    return replace(figures, arguments=figures.arguments - others, outputs=0, temporaries=temporaries)
+
+
+def _nbytes(spec: ProgramSpec, names: Collection[str]) -> int:
+    """Returns the bytes of those arguments of a program for one device that have these names."""
+    trees = [tree for name, tree in zip(spec.inputs, spec.arguments, strict=True) if name in names]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(trees))
 
 
 def _together(one: Compiled, other: Compiled) -> Compiled:

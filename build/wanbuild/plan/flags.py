@@ -14,7 +14,9 @@ _STORED = click.Choice(["bfloat16", "float32"])
 
 _OPTIONS = (
     click.argument("subject"),
-    click.option("--target", required=True, metavar="CHIP[-N]", help="A chip, and how many: v7x-8, h200."),
+    click.option(
+        "--target", required=True, metavar="CHIP[-N]", help="A chip, and how many: v7x-8, h200, v6e-w8a8."
+    ),
     click.option("--size", type=SIZE, help="[default: the model's published size]"),
     click.option("--frames", type=int, help="4n + 1.  [default: the model's published frame count]"),
     click.option(

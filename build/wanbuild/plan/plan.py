@@ -19,7 +19,7 @@ from wanbuild.programs.shardings import check_mesh
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.targets.chips import CHIPS, W8A8, Chip, split_w8a8
 from wanbuild.targets.mesh import name_suffix
-from wanbuild.targets.target import platforms_of, resolve_target
+from wanbuild.targets.target import TargetSpec, platforms_of, resolve_target
 from wanbuild.variants.table import variant_named
 from wanrun.artifact.mesh import Sizes, mesh_text, num_devices
 from wanrun.errors import UsageError, shortened
@@ -102,7 +102,7 @@ def parse_chip(text: str, chips: Mapping[str, Chip] = CHIPS) -> tuple[Chip, int 
     if found is None or chip is None:
         raise UsageError(
             f"there is no chip {shortened(text)} to plan for",
-            expected=f"one of {', '.join(chips)}, and a number of devices after it, as in v7x-8, or {W8A8}",
+            expected=f"one of {', '.join(chips)}; after it {W8A8}, a number of devices, or both: v7x{W8A8}-8",
         )
     count = None if found[2] is None else int(found[2])
     if count is not None and count not in chip.counts:
@@ -217,11 +217,9 @@ def _confirmed(
     while left and len(rejected) < TRIES:
         one, *left = left
         target = resolve_target(generation.chip.name, one.sizes)
-        # The programs of the way to hold weights that is planned; work is counted in whole steps.
-        streams = one.need.held == "stream"
-        compiled = compile_programs(dataclasses.replace(generation, streams=streams), target, names, report)
-        figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
-        outcome = with_figures(generation, one, figures)
+        compiled, outcome = _compiled(generation, one, target, names, report)
+        if outcome.need.held == "stream" != one.need.held:  # whole steps do not fit, so what runs is compiled
+            compiled, outcome = _compiled(generation, outcome, target, names, report)
         if outcome.need.fits:
             return dataclasses.replace(
                 plan, chosen=outcome, compiled=compiled, rejected=tuple(rejected.values())
@@ -231,6 +229,21 @@ def _confirmed(
         left = [other for other in left if _may_fit(generation, other, one, outcome)]
     nearest = min(rejected.values(), key=lambda one: one.need.total, default=found[0])
     raise refusal(generation, plan.devices, nearest, plan.subject.sizes, rejected)
+
+
+def _compiled(
+    generation: Generation,
+    one: Candidate,
+    target: TargetSpec,
+    names: Collection[str],
+    report: Callable[[str], None],
+) -> tuple[dict[str, Compiled], Candidate]:
+    """Returns the compiled programs of a mesh, of the way to hold weights that it has, and what they need."""
+    if one.need.held == "stream":
+        generation = dataclasses.replace(generation, streams=True)
+    compiled = compile_programs(generation, target, names, report)
+    figures = {**one.figures, **{name: program.figures for name, program in compiled.items()}}
+    return compiled, with_figures(generation, one, figures)
 
 
 def _may_fit(generation: Generation, other: Candidate, one: Candidate, outcome: Candidate) -> bool:

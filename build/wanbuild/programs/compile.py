@@ -226,6 +226,8 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
         targets = [resolve_target(name, request.mesh) for name in dict.fromkeys(request.targets)]
         targets = list({target.name: target for target in targets}.values())
         wanted = [profile_of(manifest, shape, request.options) for shape in request.shapes(manifest)]
+        for target in targets[1:]:  # the first one is about to be built
+            builder_of(manifest, wanted[0], target)
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)
     return manifest

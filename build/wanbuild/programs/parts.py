@@ -65,7 +65,8 @@ class Parts:
         if kernels.w8a8 and not manifest.dtypes["transformer"].eight_bit:
             raise UsageError(
                 "a target of W8A8 multiplies 8-bit weights, and the transformer has none",
-                expected="an artifact of wanbuild convert --quantise int8 or float8",
+                expected="weights of wanbuild convert --quantise int8 or float8",
+                remedy="leave -w8a8 out, or convert, or plan, with --quantise",
             )
         self.kernels = kernels
         self.model, self.shape, self.options = manifest.model, shape, options

@@ -188,7 +188,11 @@ def open_file(
     if given is not None:
         config = given_config(name, class_name, shapes, given, str(file))
     else:
-        config = read_json(config_file) if config_file else derived_config(name, shapes, str(file))
+        config = (
+            without_quantization(read_json(config_file), config_file)
+            if config_file
+            else derived_config(name, shapes, str(file))
+        )
     return _component(name, class_name, config, given or config_file or file, holders, tensors, None)
 
 

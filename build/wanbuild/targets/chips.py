@@ -124,10 +124,11 @@ W8A8 = "-w8a8"
 
 
 def split_w8a8(name: str) -> tuple[str, bool]:
-    """Returns a target's name without ``W8A8``, wherever it is, and whether it had it."""
-    parts = name.split("-")
-    rest = [part for part in parts if f"-{part}" != W8A8]
-    return "-".join(rest), 0 < len(rest) < len(parts)
+    """Returns a target's name without ``W8A8``, and whether it ended in it, but for a number of devices."""
+    end, dash, count = name.rpartition("-")
+    if dash and count.isdecimal() and end.endswith(W8A8):
+        return f"{end.removesuffix(W8A8)}-{count}", True
+    return name.removesuffix(W8A8), name.endswith(W8A8)
 
 
 def _topologies(*names: str) -> Mapping[int, str]:

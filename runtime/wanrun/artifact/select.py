@@ -197,14 +197,14 @@ def _without_chip(one: SelectedTarget) -> bool:
     return any(fact.what in ("platform", "device kind", "device count") for fact in one.mismatches)
 
 
-def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, int, bool, bool, int]:
+def _order(one: SelectedTarget, profile: Profile) -> tuple[bool, int, bool, bool, int, bool, int]:
     """Targets that fit come first, then those that have the profile; one whose chip is missing comes last.
 
-    One device of a CPU is preferred, and all accelerators; what rounds no activations; what was compiled on
+    What rounds no activations is preferred; one device of a CPU, and all accelerators; what was compiled on
     its chip and needs no trial; the highest level of CPUs that fits, but first a target for one CPU.
     """
     devices = num_devices(one.mesh)
     fewer = devices if one.target.environment["platform"] == "cpu" else -devices
     lacks = profile.name not in one.target.executables
     rank = level_rank(one.target.environment) * (1 if one.mismatches else -1)
-    return _without_chip(one), len(one.mismatches), lacks, fewer, one.w8a8, one.built_elsewhere, rank
+    return _without_chip(one), len(one.mismatches), lacks, one.w8a8, fewer, one.built_elsewhere, rank

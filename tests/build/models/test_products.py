@@ -39,6 +39,18 @@ def test_against_numpy(dtype: str, cpu: bool) -> None:
     np.testing.assert_allclose(found / size, exact / size, atol=2e-6)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_what_is_not_finite_stays_so(dtype: str, wrong: float) -> None:
+    """In its own token alone: a NaN must not become a number that looks right."""
+    x = np.ones((3, IN), np.float32)
+    x[1, 4], x[2] = wrong, 1e-37
+    with tracing_with(Forms(w8a8=True)):
+        found = np.asarray(jax.jit(product)(x, jnp.ones((OUT, IN), dtype)))
+    assert np.isfinite(found[[0, 2]]).all() and not np.isfinite(found[1]).any()
+    np.testing.assert_allclose(found[0], IN, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", LARGEST)
 def test_nothing_is_widened(dtype: str) -> None:
     """Both operands of the product are of 8 bits, whatever x is; a weight of bfloat16 is as it was."""

@@ -13,11 +13,12 @@ from click.testing import CliRunner
 
 from wanbuild import cli
 from wanbuild.plan import plan as planning
-from wanbuild.plan.compiled import Compiled
+from wanbuild.plan.compiled import Compiled, compile_programs
 from wanbuild.plan.plan import PlanRequest, make_plan, parse_chip
 from wanbuild.plan.report import as_json, table
 from wanbuild.plan.subject import read_subject
 from wanbuild.targets.chips import CHIPS, Chip
+from wanbuild.targets.target import resolve_target
 from wanrun.artifact.programs import Kernels
 from wanrun.errors import UsageError
 from wanrun.terminal.console import run
@@ -196,19 +197,24 @@ def test_compiled_programs_bring_the_compilers_figures(toy_artifact: Path) -> No
     assert programs["decode_video"]["compile_seconds"] is None
 
 
-def test_layers_that_stream_are_compiled_as_they_run(toy_artifact: Path) -> None:
-    """A program for each kind of layer; the tokens, which they pass on, count as temporaries of a step."""
-    lines: list[str] = []
-    options = {"loop": "stream"}
-    request = PlanRequest("cpu", programs=("prepare", "denoise_step"), options=options)
-    made = make_plan(read_subject(str(toy_artifact)), request, lines.append, {"cpu": CPU})
-    names = [line.partition(" ")[0].removeprefix("stream_") for line in lines]
-    assert sorted(names) == ["blocks", "context", "enter", "keys_blocks", "leave"]
-    assert made.compiled.keys() == {"prepare", "denoise_step"} and made.chosen.need.held == "stream"
-    step = made.compiled["denoise_step"].figures
-    assert step == made.chosen.figures["denoise_step"]
-    tokens = 2 * 3 * 4 * 6 * made.generation.step.config.dim * 4  # both videos, frames, rows, columns
-    assert step.temporaries > tokens
+@pytest.mark.parametrize("loop", ["step", "scan"])
+def test_layers_that_stream_are_compiled_as_they_run(loop: str, toy_artifact: Path) -> None:
+    """A program for each kind of layer; the tokens, which they pass on, count as temporaries of the loop.
+
+    So it is where another form of the loop was asked for, and nothing but streaming fits.
+    """
+    planned = compiled_plan(toy_artifact, CPU, compiles=False, options={"loop": loop}).generation
+    generation, lines = dataclasses.replace(planned, streams=True), list[str]()
+    names = ("prepare", generation.loop.name)
+    compiled = compile_programs(generation, resolve_target("cpu"), names, lines.append)
+    made = [line.partition(" ")[0].removeprefix("stream_") for line in lines]
+    assert sorted(made) == ["blocks", "context", "enter", "keys_blocks", "leave"]
+    assert compiled.keys() == set(names)
+    figures = compiled[generation.loop.name].figures
+    one = generation.manifest.components["transformer"].nbytes
+    kv = generation.beside_bytes(generation.loop.name, {})
+    tokens = 2 * 3 * 4 * 6 * generation.step.config.dim * 4  # both videos, frames, rows, columns
+    assert 0 < figures.arguments < one + kv and figures.temporaries > 2 * tokens and figures.outputs == 0
 
 
 class Compilers:

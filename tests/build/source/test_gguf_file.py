@@ -137,10 +137,13 @@ def test_a_text_encoder_has_the_names_of_llama_cpp(
             np.testing.assert_array_equal(source.array(key), large[name], err_msg=key)
     open_files({**text_files, "text_encoder": path}).close()
     assert "t5.gguf is the text encoder in llama.cpp's naming" in str(no_checkpoint(path))
-    write(path, {**given, "enc.blk.0.attn_k_norm.weight": np.ones(4, np.float32)}, {})
+    other = {"enc.blk.0.attn_k_norm.weight": np.ones(4, np.float32), "norm.weight": np.ones(4, np.float32)}
+    write(path, {**given, **other}, {})
     with (
         ExitStack() as stack,
-        pytest.raises(SourceError, match=r"in the llama.cpp naming .*: enc.blk.0.attn_k"),
+        pytest.raises(
+            SourceError, match=r"in the llama.cpp naming .*: enc.blk.0.attn_k_norm.weight, norm.weight"
+        ),
     ):
         open_file("text_encoder", None, path, None, stack)
 

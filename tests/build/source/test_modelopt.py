@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from helpers.single_files import state_of
@@ -65,7 +67,26 @@ def test_it_is_read_and_kept(toy_checkpoint: Path, tmp_path: Path) -> None:
     assert found.components == expected.components and found.configs == expected.configs
     kept = convert(ConvertRequest(tmp_path / "source", tmp_path / "kept", quantise=Quantise("source")))
     assert set(kept.dtypes["transformer"].eight_bit.values()) == {"float8_e4m3fn"}
-    assert len(kept.dtypes["transformer"].eight_bit) == len({key.split(".", 2)[2] for key in eight})
+    layers = kept.dtypes["transformer"].eight_bit
+    assert len(layers) == len({key.split(".", 2)[2] for key in eight})
+    tree, cast = (
+        ocp.PyTreeCheckpointer().restore(tmp_path / name / "weights/transformer")
+        for name in ("kept", "source-artifact")
+    )
+    for layer in layers:
+        *parents, last = layer.split("/")
+        one, other = (
+            functools.reduce(lambda node, part: node[part], [*parents, last], root) for root in (tree, cast)
+        )
+        values = np.asarray(one["weight"], np.float32) * np.asarray(one["scale"])[..., None]
+        np.testing.assert_array_equal(values.astype(ml_dtypes.bfloat16), np.asarray(other["weight"]))
+    weights = tmp_path / "source/transformer/diffusion_pytorch_model.safetensors"
+    assert (
+        convert(
+            ConvertRequest(tmp_path / "plain", tmp_path / "file", files={"transformer": weights})
+        ).components
+        == expected.components
+    )
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_products_in_eight_bits(
         ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
         ("v7x-8", {"data": 2}, "expected --mesh with 8 in all; found data=2; wanbuild plan --target v7x-8"),
         ("v9-w8a8", {}, "target v9 is not known"),
-        ("w8a8", {}, "target w8a8 is not known"),
+        *((name, {}, f"target {name} is not known") for name in ("w8a8", "w8a8-cpu", "cpu-w8a8-v3")),
         ("h200-x", {}, "target h200-x is not known"),
         ("tpu", {}, "found tpu; name the chip: --target v4 or v5e or v5p or v6e or v7x"),
         ("gpu", {}, "found gpu; name the chip: --target a100 or "),

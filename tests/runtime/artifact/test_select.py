@@ -178,6 +178,11 @@ def test_rounded_activations_are_asked_for_by_name(machine: Any) -> None:
     assert select_target(machine(**{"a-w8a8": [], "b": []}), HERE, PROFILE).name == "b"
     assert select_target(machine(**{"a-w8a8": [], "b": []}), HERE, PROFILE, "a-w8a8").name == "a-w8a8"
     assert select_target(machine(**{"a-w8a8": [], "b": ["CPU"]}), HERE, PROFILE).name == "a-w8a8"
+    several = machine(**{"a-w8a8": [], "b": []})
+    for name, mesh in (("a-w8a8", {"context": 2}), ("b", {})):
+        several.program_sets[name].mesh = mesh
+        several.targets[name].environment["platform"] = "tpu"
+    assert select_target(several, HERE, PROFILE).name == "b"
 
 
 @pytest.mark.parametrize(
