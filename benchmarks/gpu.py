@@ -26,11 +26,16 @@ zstandard or not), because executables depend on them. On a machine without the 
 
     python benchmarks/gpu.py --make DIR --target h200
 
+in an environment with that machine's jax, which constraints.txt does not pin:
+
+    python3.12 -m venv made
+    made/bin/pip install -e '.[build,cuda13]' jax==0.11.2 jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2
+
 A package that is missing where nothing can be installed travels as a folder. Where there is an index:
 
     pip download --only-binary=:all: --no-deps --python-version 3.12 --implementation cp \\
         --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 -d wheels \\
-        msgspec zstandard crc32c ftfy wcwidth
+        msgspec zstandard crc32c ftfy wcwidth imageio-ffmpeg
     pip install --no-index --no-deps --target packages wheels/*.whl
 
 The second command also runs on the other machine, from the wheels. Then PYTHONPATH=packages is all that this

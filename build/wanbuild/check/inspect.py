@@ -202,8 +202,9 @@ def _target_lines(name: str, target: dict[str, Any]) -> Iterator[str]:
         yield from _division_lines(target)
     for profile, programs in target["statistics"].items():
         for program, facts in programs.items():
+            work = scaled(facts["flops"], "FLOP") if "flops" in facts else "? FLOP"
             yield (
-                f"  {profile} {program:<19} {scaled(facts.get('flops', 0), 'FLOP'):>11}, "
+                f"  {profile} {program:<19} {work:>11}, "
                 f"temporaries {in_bytes(facts.get('temporary_bytes', 0)):>7}, "
                 f"compiled in {facts.get('compile_seconds', 0):.1f} s"
             )

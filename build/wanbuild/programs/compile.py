@@ -382,7 +382,7 @@ def _usable_entries(
 
 
 def _line(profile: str, program: str, statistics: Mapping[str, Any], target: TargetSpec) -> str:
-    work = scaled(statistics["flops"], "FLOP")
+    work = scaled(statistics["flops"], "FLOP") if "flops" in statistics else "FLOP unknown"
     needed = in_bytes(statistics["argument_bytes"] + statistics["temporary_bytes"])
     return (
         f"{profile}  {program:<15} compiled in {statistics['compile_seconds']:.1f} s, "

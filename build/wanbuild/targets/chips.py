@@ -147,7 +147,8 @@ _OVERLAP = MappingProxyType(
         "xla_tpu_overlap_compute_collective_tc": "true",
     }
 )
-"""Attention exchanges heads in parts, while others are computed."""
+"""Exchanges between devices may run beside computations. Those of attention are of all heads at once, so
+little lies beside them: v6e's compiler starts and ends them apart, v7x's waits for them."""
 
 
 _SMALL_TILES = MappingProxyType({"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"})

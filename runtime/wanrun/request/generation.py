@@ -142,7 +142,8 @@ class Generation:
             # Of the text encoder's programs the longest is counted.
             run = [pair for pair in run if pair[0] not in with_role(programs, "text")[:-1]]
             if run and all(one in figures for one, _ in run):
-                flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
+                if all("flops" in figures[one] for one, _ in run):
+                    flops[name] = float(sum(times * figures[one]["flops"] for one, times in run))
                 most[name] = max(int(sum(figures[one][part] for part in _BYTES)) for one, _ in run)
         known = self.manifest.model.task.windows is None or inputs is not None
         pixels = frames * profile.width * profile.height
