@@ -46,7 +46,7 @@ def test_inspect(toy_artifact: Path) -> None:
     assert data["components"]["transformer"]["bytes"] == manifest.components["transformer"].nbytes
     path = "blocks/attn1/to_q/weight"
     assert data["components"]["transformer"]["shapes"][path] == ["float32", [3, 40, 40]]
-    assert data["components"]["transformer"]["axes"][path] == ["layers", "heads", "embed"]
+    assert data["components"]["transformer"]["axes"][path] == ["layers", "rotary_heads", "embed"]
 
 
 def test_inspect_shows_a_mesh() -> None:

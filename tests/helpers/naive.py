@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from wanbuild.mapping.rules import TRANSFORMS, Rule
-from wanbuild.models.params import abstract_params, flatten
+from wanbuild.models.params import ROTARY, abstract_params, flatten, parameter_axes
 
 
-def load_params(
-    state_dict: Mapping[str, np.ndarray], rules: Sequence[Rule], module: nnx.Module
-) -> dict[str, Any]:
+def order_of_halves(rows: int, head_dim: int) -> list[int]:
+    """The rows of rotated heads as an artifact has them: of each head the even ones, then the odd ones."""
+    heads = range(0, rows, head_dim)
+    return [head + row for head in heads for first in (0, 1) for row in range(first, head_dim, 2)]
+
+
+def load_params(state_dict: Mapping[str, np.ndarray], rules: Sequence[Rule], module: Any) -> dict[str, Any]:
     """Fills the module's parameters from a checkpoint.
 
     Args:
@@ -31,6 +34,7 @@ def load_params(
             exist or has another shape, and every parameter or layer row that is filled twice or not at all.
     """
     abstract = dict(flatten(abstract_params(module)))
+    axes = parameter_axes(module)
     arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in abstract.items()}
     filled: dict[str, list[int | None]] = {path: [] for path in abstract}
     problems = []
@@ -53,6 +57,8 @@ def load_params(
             continue
         target = arrays[path] if row is None else arrays[path][row]
         new = TRANSFORMS[rule.transform](np.asarray(value))
+        if ROTARY in axes[path]:
+            new = new[order_of_halves(len(new), module.config.attention_head_dim)]
         if new.shape != target.shape:
             problems.append(f"{key} has shape {new.shape}, {path} has {target.shape}")
             continue

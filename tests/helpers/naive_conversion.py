@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 
+from helpers.naive import order_of_halves
 from helpers.tensor_files import State, load_file
 from wanrun.artifact.manifest import read_manifest
 from wanrun.weights.buffers import DTYPES
@@ -134,6 +136,9 @@ KEPT: Mapping[str, re.Pattern[str]] = MappingProxyType(
 )
 """What stays in float32 where the weights are bfloat16."""
 
+ROTATED = re.compile(r"(vace_)?blocks/attn1/(to_[qk]/(weight|bias)|norm_[qk]/weight)")
+"""What has the even rows of each head first."""
+
 
 def naive(component: str, folder: Path, all_float32: bool) -> State:
     """Parameter by path; the layers of a stack, in order, along a new first axis."""
@@ -145,6 +150,9 @@ def naive(component: str, folder: Path, all_float32: bool) -> State:
         path = f"{match[1]}/{match[3]}" if match else path
         kept = all_float32 or KEPT[component].fullmatch(path)
         value = LAYOUT[component](path, value)
+        if ROTATED.fullmatch(path):
+            head_dim = json.loads((folder / "config.json").read_text())["attention_head_dim"]
+            value = value[order_of_halves(len(value), head_dim)]
         value = as_float32(value) if kept else as_bfloat16(value)
         if match:
             layers.setdefault(path, {})[int(match[2])] = value

@@ -20,6 +20,7 @@ import torch
 from diffusers import WanPipeline, WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
+from helpers.naive import order_of_halves
 from wanbuild.cli import wanbuild
 from wanbuild.mapping.transformer import TRANSFORMER_RULES
 from wanrun.terminal.console import run
@@ -78,19 +79,26 @@ def merged(toy_checkpoint: Path, weights: Tensors, tmp_path: Path) -> Merged:
             "/".join(entry.key for entry in path): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
-        return {key: stored(flat, key).reshape(value.shape) for key, value in weights.items()}
+        config = json.loads((toy_checkpoint / "transformer/config.json").read_text())
+        head_dim = config["attention_head_dim"]
+        return {key: stored(flat, key, head_dim).reshape(value.shape) for key, value in weights.items()}
 
     return convert
 
 
-def stored(flat: Mapping[str, Any], key: str) -> np.ndarray:
-    """The parameter that a checkpoint's key became; no layout of the transformer's is permuted."""
+def stored(flat: Mapping[str, Any], key: str, head_dim: int) -> np.ndarray:
+    """The parameter that a checkpoint's key became, with its rows in the checkpoint's order."""
     for rule in TRANSFORMER_RULES:
         if match := re.fullmatch(rule.pattern, key):
             groups = match.groupdict()
             layer = groups.pop("layer", None)
             array = np.asarray(flat[rule.target.format(**groups)])
-            return array if layer is None else array[int(layer)]
+            array = array if layer is None else array[int(layer)]
+            if re.search(r"attn1.*_[qk]\.", key):
+                values = np.empty_like(array)
+                values[order_of_halves(len(array), head_dim)] = array
+                return values
+            return array
     raise KeyError(key)
 
 

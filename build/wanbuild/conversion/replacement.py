@@ -67,7 +67,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
     """Takes over programs, executables and embeddings from the artifact being replaced, where they still fit.
 
     Weights and a solver's numbers are arguments of a program, so it stays valid as long as the facts of
-    the model, its components' configs, dtypes and parameters' shapes are the same.
+    the model, its components' configs, dtypes and parameters' shapes and axes are the same.
 
     Args:
         old: the folder of the artifact that is replaced.
@@ -85,7 +85,7 @@ def keep_valid(old: Path, new: Manifest, building: Path) -> Manifest:
 
     def signature(manifest: Manifest) -> Any:
         layouts = {
-            name: {path: parameter.layout for path, parameter in component.parameters.items()}
+            name: {path: (one.layout, one.axes) for path, one in component.parameters.items()}
             for name, component in manifest.components.items()
         }
         facts = {name: getattr(manifest.model, name) for name in _PROGRAM_FACTS}

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from wanbuild.conversion.quantise import Quantiser, Rows
 from wanbuild.lora.deltas import Delta
 from wanbuild.mapping.engine import Fill
-from wanbuild.mapping.rules import PERMUTING, TRANSFORMS
+from wanbuild.mapping.rules import PERMUTING, TRANSFORMS, halves
 from wanbuild.source.eight_bit import EightBit
 from wanbuild.source.safetensors import TensorEntry
 from wanrun.errors import SourceError
@@ -36,6 +36,9 @@ class TensorSource(Protocol):
 class Tensor:
     """One source tensor that is read, cast and checksummed from start to end.
 
+    What is stored in another order is read group by group, and reordered in memory: the whole tensor, or
+    the rows of one head.
+
     Args:
         fill: its key and transform.
         source: its reader.
@@ -53,19 +56,13 @@ class Tensor:
         self._source, self._delta = source, delta
         self._entry, self._eight_bit = source.entry(fill.key), source.eight_bit(fill.key)
         self.crc32c = 0
-        self._permuted: np.ndarray | None = None
         self.itemsize = self._entry.dtype.itemsize
+        shape, self._fill, self._group = self._entry.shape, fill, 0
         if fill.transform in PERMUTING:
-            self._permuted = self._permute(fill.transform)
-
-    def _permute(self, transform: str) -> np.ndarray:
-        """Returns the whole tensor with permuted axes, flat and in its own dtype (or float32, see below)."""
-        values = np.empty(math.prod(self._entry.shape), self._entry.dtype)
-        data = values.view(np.uint8)
-        self._source.read(self.key, 0, data)
-        self.crc32c = crc32c(data.data)
-        values = self._values(values, 0)
-        return np.ascontiguousarray(TRANSFORMS[transform](values.reshape(self._entry.shape))).reshape(-1)
+            self._group = math.prod(shape)
+        elif fill.head_dim:
+            self._group = fill.head_dim * math.prod(shape[1:])
+        self._reordered: tuple[int, np.ndarray] = -1, np.empty(0)
 
     def _values(self, stored: np.ndarray, start: int) -> np.ndarray:
         """Returns the values of stored items: those themselves, or float32 of 8-bit ones or with a delta."""
@@ -84,10 +81,38 @@ class Tensor:
         self.crc32c = crc32c(data.data, self.crc32c)
         return data.view(self._entry.dtype)
 
-    def _read(self, start: int, stop: int, buffer: np.ndarray) -> np.ndarray:
-        if self._permuted is not None:
-            return self._permuted[start:stop]
-        return self._values(self._stored(start, stop, buffer), start)
+    def _read(self, start: int, stop: int, buffer: np.ndarray, as_stored: bool = False) -> np.ndarray:
+        """Returns items in the order of the parameter: their values, or themselves."""
+        if not self._group:
+            stored = self._stored(start, stop, buffer)
+            return stored if as_stored else self._values(stored, start)
+        parts = []
+        while start < stop:
+            index, skip = divmod(start, self._group)
+            if index != self._reordered[0]:
+                self._reordered = index, self._group_of(index, as_stored)
+            parts.append(self._reordered[1][skip : skip + stop - start])
+            start += parts[-1].size
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _group_of(self, index: int, as_stored: bool) -> np.ndarray:
+        """Returns the items of a group, flat."""
+        start, shape = index * self._group, self._entry.shape
+        values = self._stored(start, start + self._group, np.empty(self._group * self.itemsize, np.uint8))
+        values = values if as_stored else self._values(values, start)
+        if self._fill.head_dim:
+            reordered = halves(values.reshape(self._fill.head_dim, *shape[1:]), self._fill.head_dim)
+        else:
+            reordered = TRANSFORMS[self._fill.transform](values.reshape(shape))
+        return np.ascontiguousarray(reordered).reshape(-1)
+
+    def _scales(self, first: int, count: int) -> np.ndarray:
+        """Returns the scales of rows of a tensor of 8 bits, in the order of the parameter."""
+        assert self._eight_bit is not None
+        if not self._fill.head_dim:
+            return self._eight_bit.scales(first, count)
+        every = self._eight_bit.scales(0, self._entry.shape[0])
+        return halves(every, self._fill.head_dim)[first : first + count]
 
     def cast(self, start: int, block: np.ndarray, buffer: np.ndarray) -> None:
         """Fills a block of the stored dtype with the items from ``start`` on; ``buffer`` is for read bytes.
@@ -120,11 +145,9 @@ class Tensor:
         """
         stop = start + shape[0] * shape[1]
         if self._eight_bit is not None and self._entry.dtype.name == dtype and self._delta is None:
-            stored = self._stored(start, stop, buffer).reshape(shape)
-            scales, wrong = (
-                self._eight_bit.scales(start // shape[1], shape[0]),
-                ~np.isfinite(self._eight_bit.table),
-            )
+            stored = self._read(start, stop, buffer, as_stored=True).reshape(shape)
+            scales = self._scales(start // shape[1], shape[0])
+            wrong = ~np.isfinite(self._eight_bit.table)
             rows = Rows(stored.view(np.uint8), scales, (0.0, 0.0))
             sound = not (wrong.any() and wrong[rows.stored].any())
         else:

@@ -1,9 +1,10 @@
 """Writes a component: source tensors are read, cast, checksummed and written block by block.
 
 The unit of work is one source tensor (or all small tensors of one chunk file), so threads share a component
-and memory stays at a few blocks per thread. A block is read into one buffer and cast into another, both small
-enough for the second-level cache, then checksummed there and written. Nothing is fsynced here: the building
-folder becomes durable as a whole, before it gets its name (``wanbuild.staging.commit``).
+and memory stays at a few blocks per thread, or a head of rows that are reordered. A block is read into one
+buffer and cast into another, both small enough for the second-level cache, then checksummed there and
+written. Nothing is fsynced here: the building folder becomes durable as a whole, before it gets its name
+(``wanbuild.staging.commit``).
 """
 
 from __future__ import annotations

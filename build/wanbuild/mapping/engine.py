@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from wanbuild.mapping.rules import TRANSFORMS, Rule
-from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
+from wanbuild.models.params import LAYERS, ROTARY, abstract_params, flatten, parameter_axes
 
 LISTED = 20
 """Problems named in full in one message; the others are counted."""
@@ -19,10 +18,17 @@ LISTED = 20
 
 @dataclass(frozen=True)
 class Fill:
-    """A source tensor that becomes one row of a parameter, or the whole parameter."""
+    """A source tensor that becomes one row of a parameter, or the whole parameter.
+
+    Args:
+        key: its name.
+        transform: a name in ``TRANSFORMS``.
+        head_dim: rows of each head, whose pairs become halves (``ROTARY``); 0 for all other parameters.
+    """
 
     key: str
     transform: str
+    head_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,14 @@ def _matches(rules: Sequence[Rule], key: str) -> list[tuple[str | None, int | No
 
 
 def assign(
-    rules: Sequence[Rule], shapes: Mapping[str, tuple[int, ...]], module: nnx.Module, component: str
+    rules: Sequence[Rule], shapes: Mapping[str, tuple[int, ...]], module: Any, component: str
 ) -> tuple[tuple[Assignment, ...], list[str]]:
     """Finds the source of every row of every parameter.
 
     Args:
         rules: the component's mapping table.
         shapes: shape of every source tensor, by key.
-        module: the abstract module whose parameters are to be filled.
+        module: the abstract module (``nnx.Module``) whose parameters are to be filled.
         component: its name, for messages.
 
     Returns:
@@ -110,7 +116,8 @@ def assign(
         if layer in rows[path]:
             problems.append(f"{component}: {key} and {rows[path][layer].key} both fill {path}")
             continue
-        rows[path][layer] = Fill(key, transform)
+        head_dim = module.config.attention_head_dim if ROTARY in axes[path] else 0
+        rows[path][layer] = Fill(key, transform, head_dim)
         expected = tuple(target.shape[1:] if stacked else target.shape)
         found = _transformed_shape(shapes[key], transform)
         if found != expected:

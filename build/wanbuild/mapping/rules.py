@@ -40,5 +40,12 @@ TRANSFORMS: Mapping[str, Transform] = MappingProxyType(
     }
 )
 
+
 PERMUTING = frozenset({"conv2d", "conv3d"})
 """The transforms that reorder values in memory; the others only change the shape."""
+
+
+def halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Returns the rows of whole heads, (heads x head_dim, ...), with the even ones of each head first."""
+    heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return np.swapaxes(heads, 1, 2).reshape(rows.shape)

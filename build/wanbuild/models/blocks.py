@@ -12,7 +12,7 @@ from flax import nnx
 
 from wanbuild.models.forms import forms
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
-from wanbuild.models.params import param
+from wanbuild.models.params import ROTARY, param
 from wanbuild.models.partition import constrain, mesh_sizes
 from wanbuild.models.prompts import Prompts
 from wanbuild.models.rope import apply_rope
@@ -73,14 +73,14 @@ def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
 class WanAttention(nnx.Module):
     """Projections and norms of one attention; queries and keys are normalised over the full width."""
 
-    def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
+    def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any, heads: str = "heads") -> None:
         dim = config.dim
-        self.to_q = Linear(dim, dim, dtype, ("heads", "embed"))
-        self.to_k = Linear(dim, dim, dtype, ("heads", "embed"))
+        self.to_q = Linear(dim, dim, dtype, (heads, "embed"))
+        self.to_k = Linear(dim, dim, dtype, (heads, "embed"))
         self.to_v = Linear(dim, dim, dtype, ("heads", "embed"))
         self.to_out = Linear(dim, dim, dtype, ("embed", "heads"))
-        self.norm_q = RMSNorm(dim, norm_dtype, config.eps, "heads")
-        self.norm_k = RMSNorm(dim, norm_dtype, config.eps, "heads")
+        self.norm_q = RMSNorm(dim, norm_dtype, config.eps, heads)
+        self.norm_k = RMSNorm(dim, norm_dtype, config.eps, heads)
         self.heads = config.num_attention_heads
 
     def split_heads(self, x: jax.Array) -> jax.Array:
@@ -179,7 +179,7 @@ class WanBlock(nnx.Module):
     """Self-attention, cross-attention to the cached keys and values, feed-forward."""
 
     def __init__(self, config: TransformerConfig, dtype: Any, norm_dtype: Any) -> None:
-        self.attn1 = WanAttention(config, dtype, norm_dtype)
+        self.attn1 = WanAttention(config, dtype, norm_dtype, ROTARY)
         self.attn2 = CrossAttention(config, dtype, norm_dtype)
         self.norm2 = LayerNorm(config.dim, norm_dtype, config.eps)
         self.ffn = FeedForward(config, dtype)

@@ -38,7 +38,9 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The mesh axes that an axis of an activation is cut along."""
 
-PARAMETERS: Rules = MappingProxyType({"heads": ("tensor",), "mlp": ("tensor",), "embed": (GATHERED,)})
+PARAMETERS: Rules = MappingProxyType(
+    {"heads": ("tensor",), "rotary_heads": ("tensor",), "mlp": ("tensor",), "embed": (GATHERED,)}
+)
 """The mesh axes that a logical axis of a parameter is cut along. The VAE's parameters have none of these."""
 
 

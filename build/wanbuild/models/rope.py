@@ -1,7 +1,10 @@
 """Wan's rotary position embedding over (frame, row, column).
 
 Source: diffusers' WanRotaryPosEmbed. The head dimension is split into three parts (44, 42 and 42 of
-128), each rotated in interleaved pairs by angles that depend on one axis of the patch grid.
+128), each rotated in pairs of neighbours by angles that depend on one axis of the patch grid. Here the first
+of all pairs are in the first half of a head, and the second ones in the other half: rows of queries' and
+keys' weights are stored so (``ROTARY``), and their products do not change. Neighbours would be lanes of two
+on a TPU, and strided passes on a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from wanbuild.models.forms import forms
 
 THETA = 10_000.0
 
@@ -54,7 +59,7 @@ def rope_tables(grid: tuple[int, int, int], head_dim: int) -> tuple[jax.Array, j
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates interleaved pairs of x by the tables, in float32.
+    """Rotates the pairs (i, i + K // 2) of x by the tables, in float32.
 
     Args:
         x: (B, S, N, K).
@@ -64,7 +69,9 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     Returns:
         float32 of x's shape.
     """
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
-    even, odd = pairs[..., 0], pairs[..., 1]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)
+    rotated = first * cos - second * sin, first * sin + second * cos
+    if forms().cpu:  # XLA's CPU backend joins last axes value by value, which takes eight times as long
+        return jnp.stack(rotated, axis=-2).reshape(x.shape)
+    return jnp.concatenate(rotated, axis=-1)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.components import kind_of
-from wanbuild.models.params import abstract_params, parameter_axes
+from wanbuild.models.params import ROTARY, abstract_params, parameter_axes
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.shardings import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program
@@ -20,8 +20,9 @@ from wanbuild.variants.table import variant_named
 from wanrun.artifact.layout import BITS
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.mesh import Sizes, jax_mesh
+from wanrun.artifact.parameters import Component
 from wanrun.artifact.programs import Kernels
-from wanrun.errors import UsageError
+from wanrun.errors import ArtifactError, UsageError
 
 MAX_REFERENCES = 16
 """The most reference images of a profile. Each costs a latent frame; published examples use up to 3."""
@@ -51,6 +52,7 @@ class Parts:
 
     Raises:
         UsageError: if the model cannot make a video of this shape, or not on this mesh.
+        ArtifactError: if an earlier version has converted the artifact, with another order of rows.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Parts:
             kind = kind_of(name, data.get("_class_name"))
             config = kind.parse(data, f"config of {name}")
             module: nnx.Module = kind.module(config, manifest.dtypes[name])
+            _check_order(name, manifest.components[name], parameter_axes(module))
             self.configs[name], self.modules[name] = config, module
             self.weights[name] = self._arguments(abstract_params(module))
         if mesh:
@@ -193,3 +196,14 @@ class Parts:
 
 Maker = Callable[[Parts], ProgramSpec]
 """Makes one program."""
+
+
+def _check_order(name: str, component: Component, axes: Mapping[str, tuple[str | None, ...]]) -> None:
+    """Raises ArtifactError if rows of a component lie in another order than its programs take."""
+    for path, parameter in component.parameters.items():
+        if (ROTARY in parameter.axes) != (ROTARY in axes.get(path, ())):
+            raise ArtifactError(
+                f"{name}/{path} was stored by an earlier version, with rotated pairs of rows side by side",
+                expected="the even rows of each head first",
+                remedy="convert the checkpoint again: wanbuild convert --force",
+            )

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from wanbuild.components import kind_of
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.models.params import parameter_axes
+from wanbuild.models.params import ROTARY, parameter_axes
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.builder import ProgramBuilder
+from wanbuild.targets.target import CPU
 from wanbuild.toy.checkpoint import write_toy
 from wanbuild.variants.table import variants
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.errors import ArtifactError
 
 
 @pytest.mark.parametrize("variant", variants())
@@ -24,3 +30,33 @@ def test_axes_are_the_modules(variant: str, tmp_path: Path) -> None:
         assert recorded == parameter_axes(module)
         named = {axis for axes in recorded.values() for axis in axes} - {None, "layers"}
         assert bool(named) == (name != "vae")  # which is not split: its convolutions are small
+
+
+def in_pairs(manifest: Manifest) -> Manifest:
+    """A manifest as versions wrote it whose queries and keys had the rows of rotated pairs side by side."""
+    components = {
+        name: msgspec.structs.replace(
+            component,
+            parameters={
+                path: msgspec.structs.replace(
+                    one, axes=tuple("heads" if a == ROTARY else a for a in one.axes)
+                )
+                for path, one in component.parameters.items()
+            },
+        )
+        for name, component in manifest.components.items()
+    }
+    assert components != manifest.components
+    return manifest.changed(components=components)
+
+
+def test_rows_in_pairs_make_no_programs(artifact_copy: Path, toy_checkpoint: Path) -> None:
+    """Neither new ones, nor do a new conversion's weights take over the old ones."""
+    old = in_pairs(read_manifest(artifact_copy))
+    said = "transformer/blocks/attn1/norm_k/weight was stored by an earlier version, .*convert the checkpoint"
+    with pytest.raises(ArtifactError, match=said):
+        ProgramBuilder(old, Shape(96, 64, 9, 1, True), BuildOptions(), CPU)
+    stored = {name: policy.weights for name, policy in old.dtypes.items()}
+    assert convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True)).program_sets
+    in_pairs(read_manifest(artifact_copy)).write(artifact_copy)
+    assert not convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True)).program_sets

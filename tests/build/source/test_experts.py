@@ -29,7 +29,7 @@ from wanrun.errors import UsageError
 from wanrun.terminal.console import run
 
 EXPERTS = ("transformer", "transformer_2")
-KEY, PATH, LAYER = "blocks.1.attn1.to_q.weight", "blocks/attn1/to_q/weight", 1
+KEY, PATH, LAYER = "blocks.1.attn1.to_v.weight", "blocks/attn1/to_v/weight", 1
 
 
 @pytest.fixture(scope="module")
