@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from wanbuild.mapping.rules import TRANSFORMS, Rule
-from wanbuild.models.params import ROTARY, abstract_params, flatten, parameter_axes
+from wanbuild.models.params import abstract_params, flatten, parameter_axes
+from wanbuild.models.partition import ROTARY
 
 
 def order_of_halves(rows: int, head_dim: int) -> list[int]:

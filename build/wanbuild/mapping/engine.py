@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from wanbuild.mapping.rules import TRANSFORMS, Rule
-from wanbuild.models.params import LAYERS, ROTARY, abstract_params, flatten, parameter_axes
+from wanbuild.models.params import LAYERS, abstract_params, flatten, parameter_axes
+from wanbuild.models.partition import ROTARY
 
 LISTED = 20
 """Problems named in full in one message; the others are counted."""

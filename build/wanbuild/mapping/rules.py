@@ -40,7 +40,6 @@ TRANSFORMS: Mapping[str, Transform] = MappingProxyType(
     }
 )
 
-
 PERMUTING = frozenset({"conv2d", "conv3d"})
 """The transforms that reorder values in memory; the others only change the shape."""
 

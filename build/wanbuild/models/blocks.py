@@ -12,8 +12,8 @@ from flax import nnx
 
 from wanbuild.models.forms import forms
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
-from wanbuild.models.params import ROTARY, param
-from wanbuild.models.partition import constrain, mesh_sizes
+from wanbuild.models.params import param
+from wanbuild.models.partition import ROTARY, constrain, mesh_sizes
 from wanbuild.models.prompts import Prompts
 from wanbuild.models.rope import apply_rope
 from wanbuild.models.sequence import TokenAttention

@@ -24,9 +24,6 @@ from wanbuild.models.partition import constrain_parameter, mesh_sizes
 
 LAYERS = "layers"
 VOCAB = "vocab"
-ROTARY = "rotary_heads"
-"""The axis of heads whose values are rotated: of each head first the even ones, then the odd ones, which a
-checkpoint has in pairs. See ``models.rope``."""
 
 SLICED_AXES = (LAYERS, VOCAB)
 """Parameters whose first axis is one of these are read slice by slice: see ``models.loops``."""

@@ -38,8 +38,12 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The mesh axes that an axis of an activation is cut along."""
 
+ROTARY = "rotary_heads"
+"""The axis of heads whose values are rotated: of each head first the even ones, then the odd ones, which a
+checkpoint has in pairs. See ``models.rope``."""
+
 PARAMETERS: Rules = MappingProxyType(
-    {"heads": ("tensor",), "rotary_heads": ("tensor",), "mlp": ("tensor",), "embed": (GATHERED,)}
+    {"heads": ("tensor",), ROTARY: ("tensor",), "mlp": ("tensor",), "embed": (GATHERED,)}
 )
 """The mesh axes that a logical axis of a parameter is cut along. The VAE's parameters have none of these."""
 

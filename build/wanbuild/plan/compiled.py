@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
-from wanbuild.plan.generation import Generation
+from wanbuild.plan.generation import Generation, tree_bytes
 from wanbuild.plan.memory import Figures, usable
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.compiler import compiled_for
@@ -43,7 +40,7 @@ class Compiled:
 BEFORE_STEPS: frozenset[Role] = frozenset({"context", "keys"})
 """Roles of programs of layers that stream which ``prepare`` stands for; the step stands for the others."""
 
-LAYERS = (OUTSIDE, *STACKS)
+WEIGHTS = (OUTSIDE, *STACKS)
 """Inputs of those programs that are weights."""
 
 
@@ -66,7 +63,7 @@ def compile_program(generation: Generation, spec: ProgramSpec, target: TargetSpe
         compiled = compiled_for(target, spec.name, data, spec.donate)
     except TooLargeError as error:
         weights = sum(generation.weights(name, target.mesh) for name in _components(generation, spec))
-        weights = weights or _nbytes(spec, LAYERS)
+        weights = weights or _nbytes(spec, WEIGHTS)
         figures = Figures(weights, 0, max(0, error.nbytes - weights), refused=True)
         return Compiled(spec.name, spec.role, time.perf_counter() - started, figures)
     memory: Any = compiled.memory_analysis()
@@ -101,7 +98,7 @@ def compile_programs(
     done: dict[str, Compiled] = {}
     prepare = next(call for call in generation.calls if call.role == "prepare")
     for spec in programs(generation, target):
-        streamed, name = spec.role in FORM_ROLES["stream"], spec.name
+        streamed = spec.role in FORM_ROLES["stream"]
         whole = prepare if spec.role in BEFORE_STEPS else generation.loop
         name = whole.name if streamed else spec.name
         if names and name not in names:
@@ -121,15 +118,14 @@ def _beside_layers(spec: ProgramSpec, figures: Figures) -> Figures:
 
     Tokens go from layer to layer, so they are arguments here and temporaries in a whole step.
     """
-    others = _nbytes(spec, set(spec.inputs) - {*LAYERS, "kv"})
+    others = _nbytes(spec, set(spec.inputs) - {*WEIGHTS, "kv"})
     temporaries = figures.temporaries + figures.outputs + others
     return replace(figures, arguments=figures.arguments - others, outputs=0, temporaries=temporaries)
 
 
 def _nbytes(spec: ProgramSpec, names: Collection[str]) -> int:
     """Returns the bytes of those arguments of a program for one device that have these names."""
-    trees = [tree for name, tree in zip(spec.inputs, spec.arguments, strict=True) if name in names]
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(trees))
+    return tree_bytes([tree for name, tree in zip(spec.inputs, spec.arguments, strict=True) if name in names])
 
 
 def _together(one: Compiled, other: Compiled) -> Compiled:

@@ -217,6 +217,10 @@ def _beside(spec: ProgramSpec, components: Collection[str]) -> tuple[int, int]:
     given = [(name, tree) for name, tree in inputs if name not in components]
     total = {"kv": 0, "": 0}
     for name, tree in [*given, *spec.outputs.items()]:
-        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-        total[name if name == "kv" else ""] += nbytes
+        total[name if name == "kv" else ""] += tree_bytes(tree)
     return total["kv"], total[""]
+
+
+def tree_bytes(tree: Any) -> int:
+    """Returns the bytes of all arrays of a pytree, abstract ones too."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wanbuild.components import kind_of
-from wanbuild.models.params import ROTARY, abstract_params, parameter_axes
+from wanbuild.models.params import abstract_params, parameter_axes
+from wanbuild.models.partition import ROTARY
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.shardings import check_mesh, weights_placed
 from wanbuild.programs.spec import ProgramSpec, program

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from wanbuild.config import read_json
 from wanbuild.mapping.original_parts import NAMES
 from wanbuild.source.all_in_one import prefix_of_part
 from wanbuild.source.configs import given_config
 from wanbuild.source.derived import class_of, derived_config
-from wanbuild.source.eight_bit import EightBit, Scales, weights_in, without_quantization
+from wanbuild.source.eight_bit import EightBit, Scales, read_config, weights_in
 from wanbuild.source.gguf_file import weight_file
 from wanbuild.source.original_config import derive_config, is_original
 from wanbuild.source.safetensors import (
@@ -188,11 +187,7 @@ def open_file(
     if given is not None:
         config = given_config(name, class_name, shapes, given, str(file))
     else:
-        config = (
-            without_quantization(read_json(config_file), config_file)
-            if config_file
-            else derived_config(name, shapes, str(file))
-        )
+        config = read_config(config_file) if config_file else derived_config(name, shapes, str(file))
     return _component(name, class_name, config, given or config_file or file, holders, tensors, None)
 
 
@@ -290,11 +285,11 @@ def _read_config(
     place = next((path for path in places if os.path.lexists(path)), None)
     if name not in TRANSFORMERS or not _renamed(tensors):
         place = place or folder / "config.json"
-        return place, without_quantization(read_json(place), place)
+        return place, read_config(place)
     shapes = _shapes(tensors)
     if place is None:
         return weights, derive_config(class_name, shapes, str(weights))
-    config = without_quantization(read_json(place), place)
+    config = read_config(place)
     if is_original(config):
         config = derive_config(class_name, shapes, str(weights), config, str(place))
     return place, config

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from wanbuild.config import class_name_of, read_json, shown
+from wanbuild.config import class_name_of, shown
 from wanbuild.source.derived import shown_fields
-from wanbuild.source.eight_bit import without_quantization
+from wanbuild.source.eight_bit import read_config
 from wanbuild.source.experts import LOW_NOISE
 from wanbuild.source.original_config import OriginalConfig, Shapes, derive_config, is_original
 from wanbuild.source.parts import OPTIONS, TOKENIZER
@@ -161,7 +161,7 @@ def given_config(name: str, class_name: str, shapes: Shapes, file: Path, weights
 def _read(name: str, file: Path, classes: Collection[str]) -> dict[str, Any]:
     if not os.path.lexists(file):
         raise nothing_there(file, remedy=f"check the path that --config gives for {name}")
-    config = without_quantization(read_json(file), file)
+    config = read_config(file)
     if (found := class_name_of(config)) is not None and found not in classes:
         raise SourceError(
             f"{file} is no config of the {name.replace('_', ' ')}",

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from wanbuild.config import shown
+from wanbuild.config import read_json, shown
 from wanbuild.source.safetensors import EIGHT_BIT_DTYPES, TensorEntry, TensorFile
 from wanrun.errors import SourceError
 from wanrun.files import sha256_of
@@ -116,16 +116,13 @@ def _scaled(key: str) -> str | None:
     return None if end is None else f"{key.removesuffix(end)}.weight"
 
 
-def without_quantization(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Returns a config.json without what it says of quantized weights, which their tensors say too.
-
-    Args:
-        config: its content.
-        where: its file.
+def read_config(file: Path) -> dict[str, Any]:
+    """Returns a component's config.json without what it says of quantized weights: their tensors say it too.
 
     Raises:
-        SourceError: if it says that they are in a form which is not read.
+        SourceError: as ``read_json``; if it says that the weights are in a form which is not read.
     """
+    config = read_json(file)
     rest = {name: value for name, value in config.items() if name != _QUANTIZATION}
     said = config.get(_QUANTIZATION)
     if said is None:
@@ -133,7 +130,7 @@ def without_quantization(config: Mapping[str, Any], where: Path) -> dict[str, An
     form = [said.get(name) for name in ("quant_method", "quant_algo")] if isinstance(said, Mapping) else said
     if form != ["modelopt", "FP8"]:
         raise SourceError(
-            f"{where} has a {_QUANTIZATION} that is not known",
+            f"{file} has a {_QUANTIZATION} that is not known",
             expected="quant_method modelopt with quant_algo FP8",
             found=shown(form),
             remedy=_REMEDY,

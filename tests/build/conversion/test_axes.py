@@ -9,7 +9,8 @@ import pytest
 
 from wanbuild.components import kind_of
 from wanbuild.conversion.convert import ConvertRequest, convert
-from wanbuild.models.params import ROTARY, parameter_axes
+from wanbuild.models.params import parameter_axes
+from wanbuild.models.partition import ROTARY
 from wanbuild.programs.build_options import BuildOptions, Shape
 from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.targets.target import CPU
