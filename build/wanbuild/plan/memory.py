@@ -1,7 +1,7 @@
 """The memory that a generation takes on each device: by formula, or from the compiler's figures.
 
 What lies on a device are weights, and beside them the largest program's inputs, outputs and temporaries and
-the code of all programs, as ``wanrun`` counts it too. Weights lie there in one of three ways.
+the code of all programs, as ``wanrun`` counts it too. Weights lie there in one of four ways (``HELD``).
 """
 
 from __future__ import annotations
