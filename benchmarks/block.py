@@ -50,17 +50,20 @@ class Form:
         dtype: compute dtype, and stored dtype where ``eight_bit`` is empty.
         eight_bit: stored dtype of the blocks' matrices.
         w8a8: whether activations are rounded too.
+        rounded: whether results of products are.
     """
 
     dtype: str
     eight_bit: str = ""
     w8a8: bool = False
+    rounded: bool = False
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "float32": Form("float32"),
         "bfloat16": Form("bfloat16"),
+        "bfloat16, products rounded": Form("bfloat16", rounded=True),
         "int8": Form("bfloat16", "int8"),
         "float8": Form("bfloat16", "float8_e4m3fn"),
         "int8, W8A8": Form("bfloat16", "int8", True),
@@ -121,7 +124,8 @@ def velocity(form: Form, params: Mapping[str, np.ndarray], size: tuple[int, ...]
         kv, rope = model.prepare(embeddings, x.shape[2:], jnp.dtype(form.dtype))
         return model(x, jnp.float32(700), kv, rope, {}, blocked_attention, jnp.dtype(form.dtype))
 
-    with tracing_with(Forms(widened=not multiplies_bfloat16(cpu_features()), w8a8=form.w8a8)):
+    widened = not form.rounded and not multiplies_bfloat16(cpu_features())
+    with tracing_with(Forms(widened=widened, w8a8=form.w8a8, rounded=form.rounded)):
         compiled = jax.jit(step).lower(given, x, embeddings).compile()
     times = []
     for _ in range(REPEATS + 1):

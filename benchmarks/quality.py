@@ -18,6 +18,7 @@ and VAE of the same sizes. They draw noise; so the row is left out, and only the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -27,7 +28,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
+import jax
+import jax.numpy as jnp
+import msgspec
 import numpy as np
 from tinywan import checkpoint
 from tinywan.drawing import FRAMES, HEIGHT, WIDTH
@@ -37,8 +42,10 @@ from tinywan.yardstick import captions, gmsd, psnr, ssim
 import wanrun
 from wanbuild.conversion.chosen import parse_quantise
 from wanbuild.conversion.convert import ConvertRequest, convert
+from wanbuild.models import convolution, vae_blocks
 from wanbuild.programs.build_options import BuildOptions
 from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.targets import target
 from wanbuild.toy.checkpoint import write_toy
 
 STEPS = 30
@@ -69,12 +76,14 @@ class Built:
         dtypes: the options of ``wanbuild compile`` that are bfloat16; others are float32.
         quantise: ``--quantise``, and then the patterns of ``--keep``.
         target: of ``wanbuild compile``.
+        tf32: whether the VAE multiplies as a GPU does in TF32: see ``vae_in_tf32``.
     """
 
     weights: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     quantise: tuple[str, ...] = ()
     target: str = "cpu"
+    tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,7 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
         "--vae-weights-dtype bfloat16": Choice(Built(("vae",))),
         "--dtype bfloat16": Choice(Built((), ("dtype",))),
         "--vae-dtype bfloat16": Choice(Built((), ("vae_dtype",))),
+        "--vae-precision high on a GPU": Choice(Built(tf32=True)),
         "--scheduler-dtype bfloat16": Choice(Built((), ("scheduler_dtype",))),
         "default dtypes": Choice(DEFAULT),
         "everything bfloat16": Choice(Built(PARTS, DTYPES)),
@@ -178,6 +188,7 @@ def build(source: Path, built: Built, folder: Path) -> Path:
     """Makes an artifact of a checkpoint if it is not there; returns its folder."""
     quantised = [pattern.replace("/", "_").replace("*", "x") for pattern in built.quantise]
     names = ["artifact", source.name, built.target, *built.weights, *built.dtypes, *quantised]
+    names += ["tf32"] * built.tf32
     artifact = folder / "-".join(names)
     if not artifact.exists():
         weights = {part: BF16 if part in built.weights else F32 for part in PARTS}
@@ -187,8 +198,33 @@ def build(source: Path, built: Built, folder: Path) -> Path:
         request = CompileRequest(
             artifact, [built.target], [(WIDTH, HEIGHT)], [FRAMES], [True, False], options=options
         )
-        compile_artifact(request, lambda _: None)
+        with vae_in_tf32() if built.tf32 else contextlib.nullcontext():
+            compile_artifact(request, lambda _: None)
     return artifact
+
+
+@contextlib.contextmanager
+def vae_in_tf32() -> Iterator[None]:
+    """Cuts the operands of a VAE's products to TF32's 10 bits of mantissa, in direct convolutions."""
+
+    def cut(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0xFFFFE000)
+        return jax.lax.bitcast_convert_type(bits, jnp.float32) if x.dtype == jnp.float32 else x
+
+    class Cutting:
+        def __getattr__(self, name: str) -> Any:
+            own = getattr(jax.lax, name)
+            if name not in ("conv_general_dilated", "dot_general"):
+                return own
+            return lambda a, b, *arguments, **options: own(cut(a), cut(b), *arguments, **options)
+
+    with contextlib.ExitStack() as stack:
+        for module in (convolution, vae_blocks):
+            stack.enter_context(mock.patch.object(module, "lax", Cutting()))
+        for name in ("CPU", "PLAIN_CPU"):
+            direct = msgspec.structs.replace(getattr(target, name), convolution="direct")
+            stack.enter_context(mock.patch.object(target, name, direct))
+        yield
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,14 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     "--vae-dtype", type=_STORED, default="float32", show_default=True, help="Compute dtype of the VAE."
 )
 @click.option(
+    "--vae-precision",
+    type=click.Choice(["high", "highest"]),
+    default="high",
+    show_default=True,
+    help="Precision of the VAE's float32 products on chips: high is three passes in bfloat16 on a TPU, and "
+    "TF32 on an NVIDIA GPU.",
+)
+@click.option(
     "--scheduler-dtype",
     type=_STORED,
     default="float32",

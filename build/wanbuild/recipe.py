@@ -60,6 +60,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "num_references": int,
             "dtype": str,
             "vae_dtype": str,
+            "vae_precision": str,
             "scheduler_dtype": str,
             "vae_decode_chunk": int,
             "vae_encode_chunk": int,

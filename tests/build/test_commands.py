@@ -230,6 +230,7 @@ def test_build_options_are_passed_on(toy_artifact: Path, compiled: list[CompileR
     given = {
         "dtype": "float32",
         "vae_dtype": "bfloat16",
+        "vae_precision": "highest",
         "scheduler_dtype": "bfloat16",
         "vae_decode_chunk": 2,
         "vae_encode_chunk": 3,

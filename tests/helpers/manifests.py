@@ -180,7 +180,7 @@ def full_manifest() -> Manifest:
     )
     programs = msgspec.structs.replace(
         program_set({profile.name: {"denoise_step": program}}),
-        kernels=Kernels("splash", "direct", False, 128, (1024, 512), "highest", True, "widened", True),
+        kernels=Kernels("flash", "direct", False, 128, (1024, 512), "highest", True, "widened", True),
         mesh={"data": 2},
         rules={"heads": ("tensor",)},
         layers={"blocks": (0, 1)},

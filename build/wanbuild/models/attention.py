@@ -7,25 +7,29 @@ those that a mask keeps, because keys may be padded.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from wanbuild.models.forms import operand
 from wanbuild.models.loops import map_leading
+from wanbuild.models.passes import Passes
 
 Mask = jax.Array | int | None
 """Which keys count: a bool (T,) whose true ones come first, their number, or None for all of them."""
 
 
-class Attention(Protocol):
+class Attention(Passes, ABC):
     """A form of the attention; arguments and results are those of ``BlockedAttention``."""
 
+    @abstractmethod
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None) -> jax.Array: ...
 
+    @abstractmethod
     def partial(
         self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask = None
     ) -> tuple[jax.Array, jax.Array]: ...
@@ -92,7 +96,7 @@ def _query_blocks(num_queries: int, num_keys: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class BlockedAttention:
+class BlockedAttention(Attention):
     """Computes attention by head and by query block, in bounded memory.
 
     On the CPU backend one head at a time is faster than a batched einsum (docs/notes/cpu.md, "Attention").

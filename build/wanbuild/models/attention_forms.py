@@ -17,11 +17,11 @@ def attention_form(kernels: Kernels) -> Attention:
     match kernels.attention:
         case "cpu":
             return blocked_attention
-        case "splash":
-            from wanbuild.models.splash import SplashAttention
+        case "flash":
+            from wanbuild.models.flash import FlashAttention
 
-            queries, keys, computed_keys = kernels.attention_blocks
-            return SplashAttention(queries, keys, computed_keys)
+            queries, tile_queries, tile_keys = kernels.attention_blocks
+            return FlashAttention(queries, tile_queries, tile_keys)
         case "cudnn":
             from wanbuild.models.cudnn import CudnnAttention
 

@@ -14,8 +14,8 @@ from wanbuild.models.forms import forms
 from wanbuild.models.layers import LayerNorm, Linear, RMSNorm, layer_norm
 from wanbuild.models.params import param
 from wanbuild.models.partition import ROTARY, constrain, mesh_sizes
+from wanbuild.models.passes import Unrotated
 from wanbuild.models.prompts import Prompts
-from wanbuild.models.rope import apply_rope
 from wanbuild.models.sequence import TokenAttention
 from wanbuild.models.transformer_config import TransformerConfig
 
@@ -30,8 +30,8 @@ STORED: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
 """Names of the axes of one layer of ``KV``, as it is kept on a mesh; a mask is whole on every device."""
 
 HIDDEN_BYTES = 2**30
-"""Limit on the float32 values between the matmuls of a feed-forward that a chip holds at once. Those of all
-tokens of a 14B model at 480p with guidance are 3.6 GB, and a quarter of them fills matrix units as well."""
+"""Limit on the values between the matmuls of a feed-forward that a chip holds at once. Those of all tokens of
+a 14B model at 480p with guidance are 1.8 GB, and half of them fills matrix units as well."""
 
 Rope = Mapping[str, jax.Array]
 """``cos`` and ``sin`` of shape (S, K // 2) in float32."""
@@ -70,6 +70,11 @@ def _in_groups(x: jax.Array, rows: jax.Array) -> jax.Array:
     return x.reshape(len(x), rows.shape[1], -1, x.shape[-1])
 
 
+def _kept(x: jax.Array) -> Any:
+    """Returns the dtype of products of x that more is done to: float32, or x's where products are rounded."""
+    return x.dtype if forms().rounded else jnp.float32
+
+
 class WanAttention(nnx.Module):
     """Projections and norms of one attention; queries and keys are normalised over the full width."""
 
@@ -97,6 +102,13 @@ class WanAttention(nnx.Module):
     def value(self, x: jax.Array) -> jax.Array:
         """(B, S, D) -> (B, S, N, K) in x's dtype."""
         return self.split_heads(self.to_v(x))
+
+    def unrotated(self, x: jax.Array) -> tuple[Unrotated, Unrotated, jax.Array]:
+        """(B, S, D) -> queries and keys that are to be normalised and rotated, and values (B, S, N, K)."""
+        kept = _kept(x)
+        q, k = self.to_q(x, out_dtype=kept), self.to_k(x, out_dtype=kept)
+        queries = Unrotated(q, self.norm_q.inverse(q), self.norm_q.weight[...])
+        return queries, Unrotated(k, self.norm_k.inverse(k), self.norm_k.weight[...]), self.value(x)
 
     def project(self, heads: jax.Array) -> jax.Array:
         """(B, S, N, K) -> float32 (B, S, D)."""
@@ -139,7 +151,7 @@ class CrossAttention(WanAttention):
 
     def __call__(self, x: jax.Array, kv: KV, attention: TokenAttention) -> jax.Array:
         """Attends from (B, S, D) to one layer of ``KV``; returns float32 (B, S, D)."""
-        q = self.query(x).astype(x.dtype)
+        q = attention.scaled(self.query(x), x.dtype)
         out = attention.to(q, kv["k"], kv["v"])
         if self.has_image:
             # The normalised query is the same as for text; both results are added before the projection.
@@ -164,15 +176,18 @@ class FeedForward(nnx.Module):
     def parts(self, x: jax.Array) -> int:
         """Returns in how many equal parts a chip computes tokens (B, S, D) one after the other."""
         tokens = x.size // x.shape[-1]
-        wanted = -(-4 * tokens * self.up.weight.shape[-2] // HIDDEN_BYTES)
+        wanted = -(-x.dtype.itemsize * tokens * self.up.weight.shape[-2] // HIDDEN_BYTES)
         if wanted == 1 or forms().cpu or mesh_sizes():
             return 1
         return next((parts for parts in range(wanted, 4 * wanted) if tokens % parts == 0), 1)
 
     def _some(self, x: jax.Array) -> jax.Array:
-        hidden = constrain(self.up(x, out_dtype=jnp.float32), "videos", "tokens", "mlp")
-        hidden = jax.nn.gelu(hidden, approximate=True)
-        return self.down(hidden.astype(x.dtype), out_dtype=jnp.float32)
+        hidden = constrain(self.up(x, out_dtype=_kept(x)), "videos", "tokens", "mlp")
+        hidden = jax.nn.gelu(hidden, approximate=True).astype(x.dtype)
+        if not forms().cpu:
+            # Else the second product reads float32, and takes the activation of every block several times.
+            hidden = jax.lax.optimization_barrier(hidden)
+        return self.down(hidden, out_dtype=jnp.float32)
 
 
 class WanBlock(nnx.Module):
@@ -212,9 +227,8 @@ class WanBlock(nnx.Module):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (table[..., i, :] for i in range(6))
 
         y = modulated(x, scale_1, shift_1, self.eps, groups).astype(x.dtype)
-        q = apply_rope(self.attn1.query(y), rope["cos"], rope["sin"]).astype(x.dtype)
-        k = apply_rope(self.attn1.key(y), rope["cos"], rope["sin"]).astype(x.dtype)
-        out = self.attn1.project(attention.among(q, k, self.attn1.value(y)))
+        q, k, v = self.attn1.unrotated(y)
+        out = self.attn1.project(attention.among(q, k, v, rope["cos"], rope["sin"]))
         x = (x.astype(jnp.float32) + gated(out, gate_1, groups)).astype(x.dtype)
 
         y = self.norm2(x).astype(x.dtype)

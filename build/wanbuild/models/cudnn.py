@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wanbuild.models.attention import MASKED, Mask, blocked_attention, key_mask
+from wanbuild.models.attention import MASKED, Attention, Mask, blocked_attention, key_mask
 
 MAX_HEAD_DIM = 128
 HEAD_DIM_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
-class CudnnAttention:
+class CudnnAttention(Attention):
     """Computes attention with cuDNN. Inputs that cuDNN does not take are computed like on a CPU: float32, and
     heads of a size that no published model has."""
 

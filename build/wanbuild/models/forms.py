@@ -27,11 +27,13 @@ class Forms:
             cache.
         widened: whether layers and attention convert bfloat16 operands to float32 before they multiply.
         w8a8: whether layers of 8-bit weights round activations to 8 bits too.
+        rounded: whether layers round the results of bfloat16 products before anything else is done to them.
     """
 
     cpu: bool = True
     widened: bool = False
     w8a8: bool = False
+    rounded: bool = False
 
 
 DEFAULT = Forms()

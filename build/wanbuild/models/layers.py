@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wanbuild.models.forms import forms
 from wanbuild.models.params import param
-from wanbuild.models.products import product
+from wanbuild.models.products import product, rounded_product
 
 
 class Linear(nnx.Module):
@@ -43,8 +44,12 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
 
-        The product (``wanbuild.models.products``) is accumulated, with the bias, in float32.
+        The product (``wanbuild.models.products``) is accumulated, with the bias, in float32; where
+        ``Forms.rounded`` asks for it, it is rounded to x's bfloat16 then.
         """
+        if forms().rounded and x.dtype == jnp.bfloat16 and not self.has_scale:
+            y = rounded_product(x, self.weight.get_value())
+            return (y + self.bias[...].astype(y.dtype) if self.has_bias else y).astype(out_dtype or x.dtype)
         y = product(x, self.weight.get_value())
         if self.has_scale:
             y = y * self.scale[...]
@@ -53,10 +58,15 @@ class Linear(nnx.Module):
         return y.astype(out_dtype or x.dtype)
 
 
+def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
+    """Returns 1 / sqrt(mean(x²) + eps) over the last axis of float32 (..., D), (..., 1)."""
+    return jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """Returns x / sqrt(mean(x²) + eps) · scale over the last axis, computed in float32, in x's dtype."""
     y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+    y = y * inverse_rms(y, eps)
     return (y * scale.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -69,6 +79,12 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.weight[...], self.eps)
+
+    def inverse(self, x: jax.Array) -> jax.Array:
+        """Returns what the norm multiplies each row of x by, float32 (..., 1)."""
+        inverse = inverse_rms(x.astype(jnp.float32), self.eps)
+        # On a GPU the norm is else a pass of its own, which writes float32 for the rotation to read.
+        return inverse if forms().cpu else jax.lax.optimization_barrier(inverse)
 
 
 def layer_norm(x: jax.Array, eps: float) -> jax.Array:

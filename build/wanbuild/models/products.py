@@ -43,6 +43,11 @@ def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
     return _dot(operand(x), operand(weight[...].astype(x.dtype)), jnp.float32)
 
 
+def rounded_product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
+    """Returns x Wᵀ of bfloat16, accumulated in float32 and rounded: cuBLAS writes half the bytes."""
+    return _dot(x, weight[...].astype(x.dtype), x.dtype)
+
+
 def _dot(x: jax.Array, weight: jax.Array, result: jax.typing.DTypeLike) -> jax.Array:
     return jax.lax.dot_general(
         x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())), preferred_element_type=result

@@ -11,15 +11,18 @@ Axes: B batch, S tokens with padding, N heads, K head dimension, P prompts, T ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from wanbuild.models.attention import Attention, Mask, frame_attention, merged
 from wanbuild.models.partition import EXCHANGED, RING, mesh_sizes, spec, token_groups
+from wanbuild.models.passes import Unrotated
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,39 @@ class TokenAttention:
     kernel: Attention
     count: int
 
-    def among(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Attention of all tokens to all tokens; padding is no key. (B, S, N, K) each, and the result."""
+    def scaled(self, q: jax.Array, dtype: Any) -> jax.Array:
+        """Rounds float32 queries (B, S, N, K) to a dtype, scaled as the attention takes them."""
+        factor = self.kernel.query_factor(q.shape[-1])
+        return (q if factor == 1 else q * factor).astype(dtype)
+
+    def among(self, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """Attention of all tokens to all tokens; padding is no key.
+
+        Args:
+            q: queries of N heads of K.
+            k: keys.
+            v: values (B, S, N, K).
+            cos: the rotary tables (S, K // 2), float32.
+            sin: likewise.
+
+        Returns:
+            An array of v's shape and dtype.
+        """
         if not mesh_sizes():
-            return self.kernel(q, k, v)
-        return _on_each_device(self._among, [q, k, v], ("videos", "tokens", "heads", None))
+            queries, keys = self._rotated(q, k, v, cos, sin, 1)
+            return self.kernel(queries[0], keys[0], v)
+        where = spec(v.shape, "videos", "tokens", "heads", None)
+        videos, tokens, heads, _ = where
+        # Devices cut a projection between heads, although its last axis is of values.
+        cuts: tuple[Any, ...] = P(videos, tokens, heads), P(videos, tokens, None), P(heads)
+        unrotated = Unrotated(*cuts)
+        table = P(tokens, None)
+        return jax.shard_map(  # type: ignore[no-any-return]
+            self._among,
+            in_specs=(unrotated, unrotated, where, table, table),
+            out_specs=where,
+            check_vma=False,
+        )(q, k, v, cos, sin)
 
     def to(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Attention to keys and values that every device has, by heads.
@@ -91,16 +122,39 @@ class TokenAttention:
         last = v[:, -1:]
         return (self.kernel(queries, k, v - last, mask) + last).reshape(B, S, N, K)
 
-    def _among(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """One device's part: q, k and v are its tokens."""
+    def _rotated(
+        self, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array, parts: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns queries and keys as the attention takes them, (parts, B, S, N / parts, K), in v's dtype."""
+        factor = self.kernel.query_factor(v.shape[-1])
+        queries = self.kernel.rotate(q, cos, sin, factor, v.dtype, parts)
+        return queries, self.kernel.rotate(k, cos, sin, 1.0, v.dtype, parts)
+
+    def _among(self, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """One device's part: the arguments are those of its tokens."""
         sizes = mesh_sizes()
         exchanged = tuple(axis for axis in EXCHANGED if axis in sizes)
-        if exchanged:
-            q, k, v = (jax.lax.all_to_all(x, exchanged, 2, 1, tiled=True) for x in (q, k, v))
-        out = self._around(q, k, v, sizes[RING]) if RING in sizes else self._whole(q, k, v)
-        return jax.lax.all_to_all(out, exchanged, 1, 2, tiled=True) if exchanged else out
+        parts = math.prod(sizes[axis] for axis in exchanged)
+        rotated = self._rotated(q, k, v, cos, sin, parts)
+        out = self._attended(
+            *(_heads_of_all(x, exchanged) for x in (*rotated, self.kernel.by_part(v, parts)))
+        )
+        return self._tokens_of_one(out, exchanged)
 
-    def _whole(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def _tokens_of_one(self, x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        """Takes ``_heads_of_all`` back: (B, n S, N, K) -> (B, S, n N, K)."""
+        if not axes:
+            return x
+        B, S, N, K = x.shape
+        n = jax.lax.axis_size(axes)
+        parts = x.reshape(B, n, S // n, N * K).transpose(1, 0, 2, 3)
+        parts = jax.lax.all_to_all(parts, axes, 0, 0, tiled=True)
+        return self.kernel.joined(parts.reshape(n, B, S // n, N, K))
+
+    def _attended(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Attention of a device's queries, to the keys of all devices."""
+        if (parts := mesh_sizes().get(RING)) is not None:
+            return self._around(q, k, v, parts)
         return self.kernel(q, k, v, self.count if k.shape[1] > self.count else None)
 
     def _real(self, keys: int, parts: int, part: jax.Array | int) -> Mask:
@@ -128,6 +182,14 @@ class TokenAttention:
         k, v, result = carry
         out, _ = merged(result, attend(parts - 1, k, v))
         return out.astype(q.dtype)
+
+
+def _heads_of_all(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Exchanges a device's tokens (n, B, S, N, K) for all devices' tokens of one part, (B, n S, N, K)."""
+    n, B, S, N, K = x.shape
+    if axes:
+        x = jax.lax.all_to_all(x.reshape(n, B, S, N * K), axes, 0, 0, tiled=True)
+    return x.reshape(n, B, S, N * K).transpose(1, 0, 2, 3).reshape(B, n * S, N, K)
 
 
 def _to_frames(q: jax.Array, k: jax.Array, v: jax.Array, frames: jax.Array) -> jax.Array:

@@ -49,6 +49,11 @@ class Step:
         """Tokens of a video."""
         return math.prod(self.config.grid(self.latent_shape))
 
+    @property
+    def layers(self) -> int:
+        """Layers of the transformer, those of controls too."""
+        return int(self.config.num_layers + _more_layers(self.config))
+
     def tokens_of(self, sizes: Sizes) -> float:
         """Returns the tokens of one device, padding included, of all videos that it computes."""
         parts = math.prod(sizes.get(axis, 1) for axis in SEQUENCE)
@@ -65,7 +70,7 @@ class Step:
             sizes.get(axis, 1) for axis in ("ring", "fsdp", "context", "tensor", "data")
         )
         exchanged, parts = fsdp * context, ring * fsdp * context
-        tokens, layers = self.tokens_of(sizes), config.num_layers + _more_layers(config)
+        tokens, layers = self.tokens_of(sizes), self.layers
         # Queries, or keys, or values of one device.
         values = tokens * config.dim / tensor * self.activation_bytes
         prompts = (1 + guidance) / min(data, 1 + guidance)

@@ -46,6 +46,11 @@ _OPTIONS = (
     ),
     click.option("--dtype", type=_STORED, help="Compute dtype.  [default: bfloat16]"),
     click.option("--vae-dtype", type=_STORED, help="Compute dtype of the VAE.  [default: float32]"),
+    click.option(
+        "--vae-precision",
+        type=click.Choice(["high", "highest"]),
+        help="Precision of the VAE's float32 products.  [default: high]",
+    ),
     click.option("--vae-decode-chunk", type=click.IntRange(min=1), help="Latent frames decoded at a time."),
     click.option("--vae-encode-chunk", type=click.IntRange(min=1), help="Latent frames encoded at a time."),
     click.option(

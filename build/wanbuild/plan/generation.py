@@ -182,11 +182,13 @@ class Generation:
         times = self.steps / len(self.experts) if call.role == "scan" else 1
         computed = self.step.tokens_of(sizes) / (self.step.batch * self.step.tokens * sizes.get("tensor", 1))
         sent = sum(self.step.sent(sizes).values())
-        return Share(computed, used * times, whole * times, sent * times)
+        tokens = 2 * self.step.tokens_of(sizes) * self.step.config.dim / sizes.get("tensor", 1)
+        return Share(computed, used * times, whole * times, sent * times, self.step.layers * times, tokens)
 
     def time(self, call: Runs, sizes: Sizes) -> Time:
         """Returns the time of one call of a program on a mesh."""
-        return predicted(self.work[call.name], self.chip, self.share(call, sizes))
+        precision = self.options.vae_precision if call.component == "vae" else "highest"
+        return predicted(self.work[call.name], self.chip, self.share(call, sizes), precision)
 
     def start_seconds(self, sizes: Sizes, names: tuple[str, ...]) -> float:
         """Returns how long these components take from the host's memory to the devices of a mesh."""

@@ -1,28 +1,34 @@
 """How long a program takes on a chip: this file is the whole model behind the predictions.
 
-    time = products + bytes + exchange
+    time = products + bytes + passes + exchange
     products = sum over kinds of product of FLOP / (peak x fill x efficiency)
     bytes = bytes of products' operands and results / (bandwidth x efficiency)
+    passes = layers x (passes x bytes of a layer's tokens / (bandwidth x efficiency) + launches)
     exchange = bytes sent to other devices / (links x efficiency)
 
 *Peak* is the chip's for the product's dtype: float32 products are computed at highest precision, which is six
-passes in bfloat16 on a TPU, and the units for single numbers on an NVIDIA GPU. *Fill* is the part of the
+passes in bfloat16 on a TPU, and the units for single numbers on an NVIDIA GPU; those of the VAE by default in
+three passes, or in TF32. *Fill* is the part of the
 matrix unit that the shape uses: heads of 128 fill half of a unit of 256 x 256, and 96 channels to 96 fill
-0.14 of it. The three terms are added: a program mostly waits for one of them before the next.
+0.14 of it. *Passes* read or write all tokens of a transformer's layer once between its products: norms,
+rotation, modulation, sums, layouts. The terms are added: a program mostly waits for one of them before the
+next.
 
-*Efficiency* is what remains of the chip's figure in long runs. It is assumed, the same for all models and
-sizes, and the only part of this that is not counted.
+*Efficiency* is what remains of the chip's figure in long runs, the same for all models and sizes. Those of a
+TPU's products and attention, and the passes, are what the chips' compilers say of our programs
+(docs/notes/chips.md, "What a layer takes"); the others are assumed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from wanbuild.plan.work import Product, Work
-from wanbuild.targets.chips import Chip
+from wanbuild.targets.chips import Chip, split_w8a8
+from wanrun.artifact.programs import Precision
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,15 @@ class Efficiency:
         links: the share of the rate at which a device can send to its neighbours; exchanges with devices
             further away share links.
         host: the share of the host link's rate.
+        passes: reads and writes of a layer's tokens beside its products, of two bytes a value.
+        launches: seconds between the kernels of a layer.
     """
 
     matmul: float
     attention: float
     convolution: float
+    passes: float
+    launches: float
     memory: float = 0.8
     links: float = 0.5
     host: float = 0.7
@@ -49,19 +59,29 @@ class Efficiency:
 
 EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
     {
-        # Training runs of large models on TPUs report 55 to 75 % of the peak over all; of their attention
-        # kernel for v7x, whose unit heads of 128 half fill, MaxDiffusion reports 91 % of what is left.
-        "tpu": Efficiency(matmul=0.75, attention=0.8, convolution=0.5),
+        # As compiled for v5p: products by XLA's estimate, attention by the kernel's instructions and 15 % for
+        # what they wait for. MaxDiffusion measured 91 % of what heads of 128 fill of v7x, we have 89 % so.
+        "tpu": Efficiency(matmul=0.78, attention=0.79, convolution=0.5, passes=30, launches=2e-5),
         # FlashAttention-3 (arXiv:2407.08608) and cuDNN reach 60 to 75 % on an H100 with heads of 128, and
         # large products 65 to 75 %, as its power allows.
-        "cuda": Efficiency(matmul=0.7, attention=0.65, convolution=0.5),
+        "cuda": Efficiency(matmul=0.7, attention=0.65, convolution=0.5, passes=19, launches=7e-5),
         # For tests: nobody rents such a device.
-        "cpu": Efficiency(matmul=0.7, attention=0.7, convolution=0.7),
+        "cpu": Efficiency(matmul=0.7, attention=0.7, convolution=0.7, passes=30, launches=0),
     }
 )
 """Efficiencies by platform."""
 
-BOUNDS = ("products", "bytes", "exchange")
+OF_CHIPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "v4": {"attention": 0.65},
+        "v5e": {"attention": 0.80},
+        "v6e": {"matmul": 0.56, "attention": 0.87},
+        "v7x": {"matmul": 0.65, "attention": 0.89},
+    }
+)
+"""Where a chip's compiler says something else than of v5p: shares by chip."""
+
+BOUNDS = ("products", "bytes", "passes", "exchange")
 """The terms of a time, by name."""
 
 
@@ -72,11 +92,12 @@ class Time:
     products: float
     bytes: float
     exchange: float
+    passes: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.products + self.bytes + self.exchange
+        return self.products + self.bytes + self.passes + self.exchange
 
     @property
     def bound(self) -> str:
@@ -93,39 +114,53 @@ class Share:
         weights: bytes of weights that it reads, once.
         whole_weights: the bytes that the program's weights have in all.
         sent: bytes that it sends to other devices.
+        layers: how often it computes a layer of a transformer.
+        tokens: bytes of a layer's tokens, of two bytes a value.
     """
 
     products: float = 1.0
     weights: float = 0.0
     whole_weights: float = 0.0
     sent: float = 0.0
+    layers: float = 0.0
+    tokens: float = 0.0
 
 
-def predicted(work: Work, chip: Chip, share: Share) -> Time:
+def predicted(work: Work, chip: Chip, share: Share, precision: Precision = "highest") -> Time:
     """Returns the time of a program.
 
     Args:
         work: the work of the whole program on one device.
         chip: the chip.
         share: the share of one device of the mesh.
+        precision: of its float32 products.
     """
-    efficiency = EFFICIENCIES[chip.platform]
-    products = sum(flops / rate(product, chip) for product, flops in work.flops.items())
+    efficiency = efficiency_of(chip)
+    products = sum(flops / rate(product, chip, precision) for product, flops in work.flops.items())
     activations = max(0.0, work.nbytes - share.whole_weights)
-    moved = activations * share.products + share.weights
+    moved, rate_of_memory = activations * share.products + share.weights, chip.bandwidth * efficiency.memory
+    one_layer = efficiency.passes * share.tokens / rate_of_memory + efficiency.launches
     return Time(
         products=products * share.products,
-        bytes=moved / (chip.bandwidth * efficiency.memory),
+        bytes=moved / rate_of_memory,
         exchange=share.sent / (chip.link * efficiency.links),
+        passes=share.layers * one_layer,
     )
 
 
-def rate(product: Product, chip: Chip) -> float:
+def efficiency_of(chip: Chip) -> Efficiency:
+    """Returns the efficiencies of a chip."""
+    name, _ = split_w8a8(chip.name)
+    return replace(EFFICIENCIES[chip.platform], **OF_CHIPS.get(name, {}))
+
+
+def rate(product: Product, chip: Chip, precision: Precision) -> float:
     """Returns how fast a chip computes products of a kind, FLOP/s."""
-    own = {"float32": chip.float32, "int8": chip.int8, "float8_e4m3fn": chip.fp8}
+    float32 = chip.float32 if precision == "highest" else chip.fast_float32
+    own = {"float32": float32, "int8": chip.int8, "float8_e4m3fn": chip.fp8}
     peak = own.get(product.dtype) or chip.bf16
     used = math.prod(_fill(size, chip.matrix_unit) for size in (product.summed, product.features))
-    efficiency: float = getattr(EFFICIENCIES[chip.platform], product.kind)
+    efficiency: float = getattr(efficiency_of(chip), product.kind)
     return peak * used * efficiency
 
 
@@ -146,7 +181,7 @@ def transfer_seconds(total: float, each: float, devices: int, chip: Chip) -> flo
         devices: devices of the mesh.
         chip: the chip.
     """
-    efficiency = EFFICIENCIES[chip.platform]
+    efficiency = efficiency_of(chip)
     given = total / devices
     spread = max(0.0, each - given) / (chip.link * efficiency.links)
     return given / (chip.host_link * efficiency.host) + spread
@@ -154,12 +189,13 @@ def transfer_seconds(total: float, each: float, devices: int, chip: Chip) -> flo
 
 def assumptions(chip: Chip) -> str:
     """Returns the efficiencies that the predictions for a chip assume, in words."""
-    e = EFFICIENCIES[chip.platform]
+    e = efficiency_of(chip)
     tera, giga = [value / 1e12 for value in (chip.bf16, chip.float32)], 1e9
     return (
         f"assumed of {chip.name}'s {tera[0]:.0f} TFLOP/s (float32 {tera[1]:.0f}), as far as a shape fills "
         f"its matrix units of {chip.matrix_unit}: {e.matmul:.0%} in matrix products, {e.attention:.0%} in "
-        f"attention, {e.convolution:.0%} in convolutions; {e.memory:.0%} of {chip.bandwidth / giga:.0f} GB/s "
+        f"attention, {e.convolution:.0%} in convolutions; {e.passes:.0f} passes over a layer's tokens; "
+        f"{e.memory:.0%} of {chip.bandwidth / giga:.0f} GB/s "
         f"of memory, {e.links:.0%} of {chip.link / giga:.0f} GB/s of links, {e.host:.0%} of "
         f"{chip.host_link / giga:.0f} GB/s of host link"
     )

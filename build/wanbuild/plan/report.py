@@ -11,14 +11,14 @@ from wanbuild.plan.generation import Runs
 from wanbuild.plan.memory import HELD
 from wanbuild.plan.meshes import Candidate, shape_text
 from wanbuild.plan.plan import Plan
-from wanbuild.plan.prediction import BOUNDS, EFFICIENCIES, assumptions
+from wanbuild.plan.prediction import BOUNDS, assumptions, efficiency_of
 from wanrun.artifact.mesh import mesh_text
 
 _HEADER = ("program", "calls", "compile", "TFLOP", "arguments", "temporaries", "code", "a call", "bound by")
 _WIDTHS = (-14, 6, 9, 10, 11, 13, 9, 10, 14)
 
 WORDS: Mapping[str, str] = MappingProxyType(
-    {"products": "matrix units", "bytes": "memory", "exchange": "links"}
+    {"products": "matrix units", "bytes": "memory", "passes": "passes", "exchange": "links"}
 )
 """The terms of a time, in words."""
 
@@ -170,7 +170,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "programs": {call.name: _program_json(plan, call) for call in generation.calls},
         "meshes": [_mesh_json(one) for one in plan.others],
         "rejected": [_mesh_json(one) for one in plan.rejected],
-        "efficiency": vars(EFFICIENCIES[generation.chip.platform]),
+        "efficiency": vars(efficiency_of(generation.chip)),
     }
 
 

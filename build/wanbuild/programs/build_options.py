@@ -9,7 +9,7 @@ import msgspec
 
 from wanrun.artifact.model import MAX_STEPS
 from wanrun.artifact.parameters import DtypePolicy
-from wanrun.artifact.programs import FORMS, Profile, ProfileOptions, forms_of
+from wanrun.artifact.programs import FORMS, Precision, Profile, ProfileOptions, forms_of
 from wanrun.artifact.record import MAX_SIZE
 from wanrun.errors import UsageError
 
@@ -24,6 +24,8 @@ class BuildOptions:
     Args:
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
+        vae_precision: of the VAE's float32 products on chips: ``highest``, or ``high``, which is three passes
+            in bfloat16 on a TPU and TF32 on an NVIDIA GPU.
         scheduler_dtype: dtype of latents and solver history between steps; sums are in float32.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
@@ -37,6 +39,7 @@ class BuildOptions:
 
     dtype: str = "bfloat16"
     vae_dtype: str = "float32"
+    vae_precision: Precision = "high"
     scheduler_dtype: str = "float32"
     vae_decode_chunk: int = 1
     vae_encode_chunk: int = 1

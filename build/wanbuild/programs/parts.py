@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from msgspec.structs import replace
 
 from wanbuild.components import kind_of
 from wanbuild.models.params import abstract_params, parameter_axes
@@ -50,6 +51,7 @@ class Parts:
         mesh: the mesh; None for one device.
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
+        vae_precision: of its float32 products on chips.
 
     Raises:
         UsageError: if the model cannot make a video of this shape, or not on this mesh.
@@ -95,6 +97,7 @@ class Parts:
                 self.weights[name] = weights_placed(self.weights[name], axes, self.mesh)
         self._outputs: dict[Maker, dict[str, Any]] = {}
         self.dtype, self.vae_dtype = jnp.dtype(options.dtype), jnp.dtype(options.vae_dtype)
+        self.vae_precision = options.vae_precision
         self._check_shape()
 
     def _arguments(self, params: Any) -> Any:
@@ -113,7 +116,10 @@ class Parts:
         donate: tuple[str, ...] = (),
     ) -> ProgramSpec:
         """Makes a program for this mesh and these kernels; arguments as of ``spec.program``."""
-        return program(function.__name__, function, arguments, donate, self.mesh, self.kernels)
+        kernels = self.kernels
+        if "vae" in arguments and kernels.float32_precision != "default":
+            kernels = replace(kernels, float32_precision=self.vae_precision)
+        return program(function.__name__, function, arguments, donate, self.mesh, kernels)
 
     def outputs(self, make: Maker) -> dict[str, Any]:
         """Returns the abstract outputs of a program, by name; a program is traced for them once."""

@@ -52,7 +52,8 @@ class ProgramSpec:
                 # Weights are passed as bits to XLA's CPU backend alone. A text encoder, whose activations
                 # have outliers, runs once a video.
                 w8a8 = self.kernels.w8a8 and self.role != "text"
-                forms = Forms(self.kernels.weight_bits, self.kernels.products == "widened", w8a8)
+                products = self.kernels.products
+                forms = Forms(self.kernels.weight_bits, products == "widened", w8a8, products == "rounded")
                 stack.enter_context(tracing_with(forms))
                 if self.kernels.float32_precision != "default":
                     stack.enter_context(jax.default_matmul_precision(self.kernels.float32_precision))

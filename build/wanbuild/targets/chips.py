@@ -23,7 +23,10 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 TERA = 1e12
 GIGA = 1e9
 PASSES = 6
-"""Products in bfloat16 that a float32 product at highest precision takes on a TPU."""
+"""Products in bfloat16 that a float32 product at highest precision takes on a TPU; half of them at high."""
+
+TF32 = 0.5
+"""The rate of an NVIDIA GPU's matrix units for TF32, by that for bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ class Chip:
         """JAX's names of the device."""
         return [self.device_kind, *self.also]
 
+    @property
+    def fast_float32(self) -> float:
+        """Matrix operations in float32 at high precision, FLOP/s."""
+        return {"tpu": self.bf16 / (PASSES / 2), "cuda": self.bf16 * TF32}.get(self.platform, self.float32)
+
     def in_eight_bits(self) -> Chip:
         """Returns the chip as a target whose layers of 8-bit weights multiply in 8 bits."""
         kernels = msgspec.structs.replace(self.kernels, w8a8=True)
@@ -147,8 +155,8 @@ _OVERLAP = MappingProxyType(
         "xla_tpu_overlap_compute_collective_tc": "true",
     }
 )
-"""Exchanges between devices may run beside computations. Those of attention are of all heads at once, so
-little lies beside them: v6e's compiler starts and ends them apart, v7x's waits for them."""
+"""Exchanges between devices may run beside computations: those of keys and queries do beside the projections
+of queries and values. Those of values and of the result wait, for the attention is next to them."""
 
 
 _SMALL_TILES = MappingProxyType({"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"})
@@ -163,7 +171,14 @@ _VAE_EFFORT = MappingProxyType(
 float32 in six passes, in two forms of megabytes of code, and takes minutes."""
 
 
-CUDNN = Kernels("cudnn", "direct", weight_bits=False, image_multiple=1, float32_precision="highest")
+CUDNN = Kernels(
+    "cudnn",
+    "direct",
+    weight_bits=False,
+    image_multiple=1,
+    float32_precision="highest",
+    products="rounded",
+)
 """Kernels of an NVIDIA GPU."""
 
 _CUBLAS = MappingProxyType({"xla_gpu_enable_triton_gemm": "False"})
@@ -174,13 +189,14 @@ tuned on the GPU: without one, XLA takes tiles of 16 x 8."""
 def _tpu(name: str, device_kind: str, *, bf16: float, matrix_unit: int, **others: Any) -> Chip:
     """Returns a TPU; ``others`` are fields of ``Chip``."""
     kernels = Kernels(
-        "splash",
+        "flash",
         "direct",
         weight_bits=False,
         image_multiple=matrix_unit,
-        attention_blocks=(1024, 1024, 512),  # queries, keys, and keys that are computed at once
+        attention_blocks=(4096, 256, 512),  # queries, and queries and keys that are computed at once
         float32_precision="highest",
         pieces_alike=True,
+        products="rounded",
     )
     fields = {"options": _OVERLAP, "program_options": _VAE_EFFORT, "float32": bf16 / PASSES, **others}
     return Chip(name, "tpu", device_kind, bf16=bf16, matrix_unit=matrix_unit, kernels=kernels, **fields)

@@ -152,12 +152,17 @@ def with_role(programs: Mapping[str, Program], *roles: str) -> tuple[str, ...]:
     return tuple(name for *_, name in sorted(found))
 
 
+Precision = Literal["high", "highest"]
+"""A precision of float32 products that JAX knows by this name."""
+
+
 class ProfileOptions(Record, frozen=True, kw_only=True):
     """A profile's build options: with its shape and the target, they determine its programs.
 
     Attributes:
         dtype: compute dtype of the text encoder and the transformer.
         vae_dtype: compute dtype of the VAE.
+        vae_precision: JAX's precision of the VAE's float32 products on chips.
         scheduler_dtype: dtype of latents and solver history between steps.
         vae_decode_chunk: latent frames decoded at a time.
         vae_encode_chunk: latent frames encoded at a time.
@@ -180,6 +185,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
     text_weights_dtype: Dtype
     vae_weights_dtype: Dtype
     image_weights_dtype: Dtype | None = None
+    vae_precision: Precision = "highest"
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -222,20 +228,21 @@ class Kernels(Record, frozen=True, omit_defaults=True):
     """The implementations that suit a kind of machine; all of them compute the same functions.
 
     Attributes:
-        attention: the form of the attention: ``cpu`` (blocks of queries), ``splash`` (a Pallas kernel for
+        attention: the form of the attention: ``cpu`` (blocks of queries), ``flash`` (Pallas kernels for
             TPUs) or ``cudnn``.
         convolution: the form of the VAE's convolutions.
         weight_bits: whether weights of ``BITS`` are passed, and sliced, as integers of the same bits.
         image_multiple: image tokens are padded to a multiple of this.
-        attention_blocks: the kernel's queries, keys, and keys computed at once, in a block; empty for a form
-            that has no such choice.
+        attention_blocks: the kernel's queries in a block, and queries and keys computed at once; empty for a
+            form that has no such choice.
         float32_precision: JAX's precision of float32 matrix products and convolutions. A TPU's own rounds
             their operands to bfloat16, an NVIDIA GPU's to TF32.
         pieces_alike: whether the VAE's first frame is padded to a piece like all others, so that its layers
             are compiled once, for the time of one more piece.
         products: ``widened`` if layers and attention convert bfloat16 operands to float32 before they
             multiply, one layer's weights at a time: a CPU without bfloat16 instructions is faster. Products
-            are the same, and attention's weights are not rounded.
+            are the same, and attention's weights are not rounded. ``rounded`` if layers round the results of
+            bfloat16 products before anything else is done to them: a GPU's library writes half the bytes.
         w8a8: whether a transformer's layers of 8-bit weights multiply in 8 bits, with the activations of each
             token rounded to the weights' dtype. Results differ from the other form's.
     """
@@ -245,9 +252,9 @@ class Kernels(Record, frozen=True, omit_defaults=True):
     weight_bits: bool
     image_multiple: AtLeastOne
     attention_blocks: tuple[AtLeastOne, ...] = ()
-    float32_precision: Literal["default", "highest"] = "default"
+    float32_precision: Literal["default", "high", "highest"] = "default"
     pieces_alike: bool = False
-    products: Literal["native", "widened"] = "native"
+    products: Literal["native", "widened", "rounded"] = "native"
     w8a8: bool = False
 
     def __post_init__(self) -> None:

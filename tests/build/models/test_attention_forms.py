@@ -13,27 +13,31 @@ import pytest
 from wanbuild.models.attention import Attention, blocked_attention
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.cudnn import CudnnAttention
-from wanbuild.models.splash import SplashAttention
+from wanbuild.models.flash import FlashAttention
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import CPU
 
-SPLASH = SplashAttention(256, 256, 128, interpret=True)
+FLASH = FlashAttention(128, 16, 32, interpret=True)
 
 CASES = {
     "odd lengths": (1, 333, 205, 2, 128, None),
     "whole blocks of keys": (1, 130, 512, 1, 128, None),
     "blocks and a rest": (2, 77, 600, 1, 128, None),
     "padding": (1, 300, 640, 1, 128, 514),
+    "blocks of padding": (1, 20, 640, 1, 128, 70),
     "padding that is not known while tracing": (1, 40, 384, 2, 64, "array"),
     "few keys": (2, 10, 7, 2, 12, 5),
 }
 """Batch, queries, keys, heads, head dimension, and which keys count."""
 
 TOLERANCES = {"float32": 2e-6, "bfloat16": 8e-3}
-"""Relative; seen: 9e-7 and 4e-3, which is the rounding of the scaled queries."""
+"""Relative; seen: 9e-7, and 4e-3 of cuDNN's place holder, whose sums are rounded."""
+
+FLASH_TOLERANCES = {"float32": 2e-6, "bfloat16": 3e-3}
+"""Relative; seen: 7e-7, and 2.2e-3, of which rounding the result is 1.7e-3."""
 
 
-def naive(q: jax.Array, k: jax.Array, v: jax.Array, count: int) -> tuple[np.ndarray, np.ndarray]:
+def naive(q: jax.Array | np.ndarray, k: jax.Array, v: jax.Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The result, (B, S, N, K), and the logarithm of the sum of weights, (B, S, N, 1), in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k[:, :count], v[:, :count]))
     scores = np.einsum("bsnk,btnk->bnst", q, k) / np.sqrt(q.shape[-1])
@@ -63,17 +67,27 @@ def difference(found: jax.Array, expected: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("case", "dtype"), [*((case, "float32") for case in CASES), ("blocks and a rest", "bfloat16")]
 )
-def test_splash(case: str, dtype: str) -> None:
+def test_flash(case: str, dtype: str) -> None:
+    """Queries are given as the kernel takes them, scaled and then rounded."""
     (q, k, v), mask, count = arrays(case, dtype)
-    expected, total = naive(q, k, v, count)
-    found = SPLASH(q, k, v, mask)  # one shard of a mesh may have one head
+    factor = FLASH.query_factor(q.shape[-1])
+    scaled = (q.astype(jnp.float32) * factor).astype(q.dtype)
+    expected, total = naive(np.asarray(scaled, np.float64) / factor, k, v, count)
+    found = FLASH(scaled, k, v, mask)  # one shard of a mesh may have one head
     assert (found.shape, found.dtype) == (q.shape, q.dtype)
-    assert difference(found, expected) < TOLERANCES[dtype]
+    assert difference(found, expected) < FLASH_TOLERANCES[dtype]
     if case in ("blocks and a rest", "padding that is not known while tracing"):
-        out, sums = SPLASH.partial(q, k, v, mask)
+        out, sums = FLASH.partial(scaled, k, v, mask)
         assert out.dtype == sums.dtype == jnp.float32
-        assert difference(out, expected) < TOLERANCES[dtype]
-        assert difference(sums, total) < TOLERANCES[dtype]
+        assert difference(out, expected) < FLASH_TOLERANCES[dtype]
+        assert difference(sums, total) < FLASH_TOLERANCES[dtype]
+
+
+def test_flash_attention_to_no_key() -> None:
+    """A part of a ring may have padding alone: its result is finite and has no weight."""
+    (q, k, v), _, _ = arrays("few keys", "float32")
+    out, sums = FLASH.partial(q, k, v, jnp.arange(k.shape[1]) < 0)
+    assert np.isfinite(out).all() and np.isfinite(sums).all() and (sums < -1e29).all()
 
 
 def cudnn(calls: list[Any]) -> Callable[..., jax.Array]:
@@ -136,6 +150,6 @@ def test_what_cudnn_is_asked_for_of_a_part(monkeypatch: pytest.MonkeyPatch, mask
 
 def test_the_form_of_every_target() -> None:
     forms: dict[str, Attention] = {name: attention_form(chip.kernels) for name, chip in CHIPS.items()}
-    assert {type(form) for name, form in forms.items() if CHIPS[name].platform == "tpu"} == {SplashAttention}
+    assert {type(form) for name, form in forms.items() if CHIPS[name].platform == "tpu"} == {FlashAttention}
     assert {type(form) for name, form in forms.items() if CHIPS[name].platform == "cuda"} == {CudnnAttention}
     assert attention_form(CPU) is blocked_attention

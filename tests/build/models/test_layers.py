@@ -112,3 +112,19 @@ def test_float32_is_sliced_by_block_too() -> None:
     lowered, (weights, x), exact = stacked_layer(8, jnp.float32)
     found = lowered.compile()(weights, x)
     np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-6 * np.abs(exact).max())
+
+
+def test_a_rounded_product() -> None:
+    """It is rounded once, with its bias; XLA sees a product whose result is bfloat16."""
+    rng = np.random.default_rng(5)
+    weights = {"weight": rng.standard_normal((48, 64)), "bias": rng.standard_normal(48)}
+    params = {name: jnp.asarray(values, jnp.bfloat16) for name, values in weights.items()}
+    layer = bind(Linear(64, 48, jnp.bfloat16, (None, None)), params)
+    x = jnp.asarray(rng.standard_normal((7, 64)), jnp.bfloat16)
+    exact = layer(x, out_dtype=jnp.float32)
+    with tracing_with(Forms(cpu=False, rounded=True)):
+        found = layer(x, out_dtype=jnp.float32)
+        text = str(jax.make_jaxpr(layer)(x))
+    assert found.dtype == jnp.float32 and "preferred_element_type=bfloat16" in text
+    assert not np.array_equal(found, exact)
+    np.testing.assert_allclose(found, exact, rtol=2**-7, atol=2**-5)

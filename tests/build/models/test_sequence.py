@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from helpers.devices import on_devices
 
 DEVICES = 4
@@ -15,30 +18,37 @@ def compare() -> None:
     import numpy as np
 
     from wanbuild.models.attention import blocked_attention
+    from wanbuild.models.flash import FlashAttention
     from wanbuild.models.partition import shared_tokens
+    from wanbuild.models.passes import Unrotated
     from wanbuild.models.sequence import TokenAttention
-    from wanbuild.models.splash import SplashAttention
     from wanrun.artifact.mesh import jax_mesh
 
-    count, heads, width = 150, 4, 16
+    count, heads, width = 150, 4, 128
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((2, count, heads, width)), jnp.float32) for _ in range(3))
-    image, real = v[:1, :33], jnp.arange(33) < 30
-    expected = blocked_attention(q, k, v)
-    beside = blocked_attention(q, jnp.repeat(image, 2, 0), jnp.repeat(image, 2, 0), real)
-    kernel = SplashAttention(128, 128, 128, interpret=True)
+
+    def array(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    def attend(kernel: Any, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array) -> Any:
+        tokens = TokenAttention(kernel, count)
+        q, k = (Unrotated(shared_tokens(x.values, 1), shared_tokens(x.inverse, 1), x.weight) for x in (q, k))
+        v, cos, sin = shared_tokens(v, 1), shared_tokens(cos, 0), shared_tokens(sin, 0)
+        image, real = v[:1, :33], jnp.arange(33) < 30
+        return tokens.among(q, k, v, cos, sin), tokens.to(tokens.scaled(v, v.dtype), image, image, real)
+
+    q, k = (
+        Unrotated(array(2, count, heads * width), array(2, count, 1), array(heads * width)) for _ in range(2)
+    )
+    given = q, k, array(2, count, heads, width), array(count, width // 2), array(count, width // 2)
+    expected = attend(blocked_attention, *given)
+    kernel = FlashAttention(64, 16, 32, interpret=True)
     for sizes in MESHES:
         mesh = jax_mesh(sizes, jax.devices())
         assert mesh is not None
         with jax.set_mesh(mesh):
-
-            def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-                tokens = TokenAttention(kernel, count)
-                q, k, v = (shared_tokens(x, 1) for x in (q, k, v))
-                return tokens.among(q, k, v), tokens.to(q, image, image, real)
-
-            found = jax.jit(attend)(q, k, v)
-        for one, plain in zip(found, (expected, beside), strict=True):
+            found = jax.jit(functools.partial(attend, kernel))(*given)
+        for one, plain in zip(found, expected, strict=True):
             one = np.asarray(one)[:, :count]
             error = np.linalg.norm(one - plain) / np.linalg.norm(plain)
             assert error < 2e-6, (sizes, error)

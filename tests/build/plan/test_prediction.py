@@ -8,7 +8,7 @@ import pytest
 
 from wanbuild.plan.generation import Generation
 from wanbuild.plan.meshes import step_seconds
-from wanbuild.plan.prediction import EFFICIENCIES, Share, predicted, rate, transfer_seconds
+from wanbuild.plan.prediction import Share, efficiency_of, predicted, rate, transfer_seconds
 from wanbuild.plan.published import published_manifest, published_names
 from wanbuild.plan.work import Product, Work
 from wanbuild.programs.build_options import BuildOptions, Shape
@@ -16,6 +16,8 @@ from wanbuild.targets.chips import CHIPS
 from wanrun.artifact.mesh import Sizes
 
 PAIR = {"data": 2, "context": 4}
+NEAR = 1.35
+"""The factor within which predictions and published figures agree."""
 
 
 def generation(name: str, chip: str, size: tuple[int, int], **options: str) -> Generation:
@@ -33,25 +35,41 @@ def generation(name: str, chip: str, size: tuple[int, int], **options: str) -> G
         ("wan2.1-i2v-14b-480p", "h100", {}, (832, 480), 5.18, 9.77),
     ],
 )
-def test_published_steps_are_predicted_within_a_factor_of_two(
+def test_published_steps_are_predicted(
     name: str, chip: str, mesh: Sizes, size: tuple[int, int], least: float, most: float
 ) -> None:
     found = step_seconds(generation(name, chip, size), mesh)
-    assert least / 2 < found < most * 2
+    assert least / NEAR < found < most * NEAR
 
 
-def test_the_published_decoder_is_predicted_within_a_factor_of_two() -> None:
-    """MaxDiffusion on eight devices of v7x: 2.9 to 3.6 s."""
-    one = generation("wan2.2-t2v-a14b", "v7x", (1280, 720))
-    (decode,) = (call for call in one.calls if call.name == "decode_video")
-    assert 2.9 / 2 < one.time(decode, PAIR).seconds < 3.6 * 2
+def test_the_published_decoder_is_predicted() -> None:
+    """MaxDiffusion on eight devices of v7x: 2.9 to 3.6 s; in three passes it is not published."""
+    seconds = {}
+    for precision in ("highest", "high"):
+        one = generation("wan2.2-t2v-a14b", "v7x", (1280, 720), vae_precision=precision)
+        (decode,) = (call for call in one.calls if call.name == "decode_video")
+        seconds[precision] = one.time(decode, PAIR).seconds
+    assert 2.9 / NEAR < seconds["highest"] < 3.6 * NEAR
+    assert 1.8 < seconds["highest"] / seconds["high"] <= 2
 
 
-def test_a_published_video_on_v6e_is_predicted_within_a_factor_of_two() -> None:
-    """MaxDiffusion, image to video on eight devices: 251 s."""
-    one = generation("wan2.2-i2v-a14b", "v6e", (1280, 720))
-    total = sum(one.time(call, {"data": 2, "fsdp": 4}).seconds * call.times for call in one.calls)
-    assert 251 / 2 < total < 251 * 2
+@pytest.mark.parametrize(
+    ("name", "chip", "mesh", "size", "steps", "published"),
+    [
+        # MaxDiffusion, image to video on eight devices.
+        ("wan2.2-i2v-a14b", "v6e", {"data": 2, "fsdp": 4}, (1280, 720), 40, 251),
+        # Wan 2.2's issue 284, one A100.
+        ("wan2.2-t2v-a14b", "a100", {}, (1280, 720), 40, 2736),
+        # Wan 2.1's README.
+        ("wan2.1-t2v-1.3b", "rtx4090", {}, (832, 480), 50, 240),
+    ],
+)
+def test_published_videos_are_predicted(
+    name: str, chip: str, mesh: Sizes, size: tuple[int, int], steps: int, published: float
+) -> None:
+    one = dataclasses.replace(generation(name, chip, size), steps=steps)
+    total = sum(one.time(call, mesh).seconds * call.times for call in one.calls)
+    assert published / NEAR < total < published * NEAR
 
 
 def test_nothing_is_faster_than_the_peak() -> None:
@@ -71,31 +89,36 @@ def test_nothing_is_faster_than_the_peak() -> None:
 )
 def test_a_shape_fills_a_part_of_the_unit(chip: str, product: Product, share: float) -> None:
     row = CHIPS[chip]
-    efficiency = getattr(EFFICIENCIES[row.platform], product.kind)
-    assert rate(product, row) == pytest.approx(row.bf16 * share * efficiency)
+    efficiency = getattr(efficiency_of(row), product.kind)
+    assert rate(product, row, "highest") == pytest.approx(row.bf16 * share * efficiency)
 
 
 def test_float32_is_six_passes_on_a_tpu_and_single_numbers_on_a_gpu() -> None:
     narrow, wide = (Product("matmul", dtype, 1024, 1024) for dtype in ("bfloat16", "float32"))
-    assert rate(narrow, CHIPS["v5p"]) == pytest.approx(6 * rate(wide, CHIPS["v5p"]))
-    assert rate(wide, CHIPS["h100"]) == pytest.approx(67e12 * EFFICIENCIES["cuda"].matmul)
+    v5p, h100 = CHIPS["v5p"], CHIPS["h100"]
+    assert rate(narrow, v5p, "highest") == pytest.approx(6 * rate(wide, v5p, "highest"))
+    assert rate(narrow, v5p, "high") == pytest.approx(3 * rate(wide, v5p, "high"))
+    assert rate(wide, h100, "highest") == pytest.approx(67e12 * efficiency_of(h100).matmul)
+    assert rate(wide, h100, "high") == pytest.approx(494.5e12 * efficiency_of(h100).matmul)
 
 
 def test_terms_are_added_and_the_largest_is_the_bound() -> None:
     chip = dataclasses.replace(CHIPS["h200"], bf16=1e12, bandwidth=1e9, link=1e9)
-    assumed = EFFICIENCIES["cuda"]
+    assumed = efficiency_of(chip)
     work = Work({Product("matmul", "bfloat16", 16, 16): 1e12}, nbytes=4e9)
-    time = predicted(work, chip, Share(products=0.5, weights=1e9, whole_weights=2e9, sent=3e9))
+    share = Share(products=0.5, weights=1e9, whole_weights=2e9, sent=3e9, layers=2, tokens=1e7)
+    time = predicted(work, chip, share)
     assert time.products == pytest.approx(0.5 / assumed.matmul)
     assert time.bytes == pytest.approx((0.5 * 2 + 1) / assumed.memory)
     assert time.exchange == pytest.approx(3 / assumed.links)
-    assert time.seconds == pytest.approx(time.products + time.bytes + time.exchange)
+    assert time.passes == pytest.approx(2 * (assumed.passes * 0.01 / assumed.memory + assumed.launches))
+    assert time.seconds == pytest.approx(time.products + time.bytes + time.passes + time.exchange)
     assert time.bound == "exchange"
 
 
 def test_staged_transfer_shares_the_host_links() -> None:
     chip = CHIPS["v7x"]
-    assumed = EFFICIENCIES["tpu"]
+    assumed = efficiency_of(chip)
     whole = 8e9 / (chip.host_link * assumed.host)
     assert transfer_seconds(8e9, 8e9, 1, chip) == pytest.approx(whole)
     spread = 7e9 / (chip.link * assumed.links)

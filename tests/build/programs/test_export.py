@@ -94,7 +94,7 @@ def test_a_set_is_named_by_what_changes_its_programs(converted: Manifest, export
         *(
             msgspec.structs.replace(one, kernels=msgspec.structs.replace(one.kernels, **change))
             for change in (
-                {"attention": "splash"},
+                {"attention": "flash"},
                 {"convolution": "direct"},
                 {"weight_bits": False},
                 {"image_multiple": 128},
