@@ -65,7 +65,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # What tests compile is kept here for the next time.
 PYTEST := WAN_TEST_CACHE=$(abspath $(VENV))/test-cache $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo again serve test test-all test-fast compilers lint format clean
+.PHONY: demo again serve test test-all test-fast gpu-dry-run compilers lint format clean
+
+# What a GPU was lent with: another Python, and another jax than constraints.txt pins.
+GPU_PYTHON ?= python3.12
+GPU_JAX ?= 0.11.2
 
 demo: $(VENV)/.installed-build
 	rm -rf $(DEMO)/artifact $(DEMO)/demo.mp4
@@ -111,6 +115,14 @@ test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow" --without-torch --ignore tests/parity tests
 
+# benchmarks/gpu.py to its end on this CPU, in an environment like that of a GPU.
+gpu-dry-run:
+	$(GPU_PYTHON) -m venv $(VENV)-gpu
+	grep -vE '^(jax|jaxlib|flax)' constraints.txt > $(VENV)-gpu/constraints.txt
+	$(VENV)-gpu/bin/python -m pip install --disable-pip-version-check -q -c $(VENV)-gpu/constraints.txt $(PIP_ARGS) \
+		-e ".[build]" jax==$(GPU_JAX)
+	$(VENV)-gpu/bin/python benchmarks/gpu.py --smoke
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -147,4 +159,4 @@ $(VENV)/.installed-compilers: $(VENV)/bin/python $(SETUP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(VENV)-gpu $(DEMO)

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py                          # all parts that fit into --budget, by importance
     python benchmarks/gpu.py --part step-14b,start    # these alone
     python benchmarks/gpu.py --artifact DIR           # with an artifact that was built elsewhere for this GPU
-    python benchmarks/gpu.py --smoke                  # tiny shapes on the CPU: whether it runs to its end
+    python benchmarks/gpu.py --smoke                  # tiny shapes on the CPU: 1 if a part fails
 
 It runs from a checkout and needs no network. Each part runs in processes of its own, so that one which fails,
 crashes or exceeds its time becomes a row with the reason, and the others go on. Weights are random, in the
@@ -295,6 +295,8 @@ def main() -> None:
     print(line, flush=True)
     if options.json is not None:
         options.json.write_text(line + "\n")
+    if options.smoke and any(outcome["state"] == "failed" for outcome in outcomes.values()):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -299,8 +299,8 @@ def _fresh(given: Mapping[str, Any], copied: Any) -> Call:
 
 
 VAE_CHOICES = (
-    Choice("default"),
-    Choice("TF32 products", kernels={"float32_precision": "default"}),
+    Choice("TF32 products"),
+    Choice("exact products", {"vae_precision": "highest"}),
     Choice("bfloat16", {"vae_dtype": "bfloat16"}),
 )
 
