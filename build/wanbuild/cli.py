@@ -200,7 +200,7 @@ def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> No
 @wanbuild.command(cls=Building)
 @plan_options
 @DEBUG
-def plan(subject: str, as_json: bool, quantise: str | None, **options: Any) -> None:
+def plan(subject: str, best: bool, as_json: bool, quantise: str | None, **options: Any) -> None:
     """Predicts memory and time on a chip that need not be here.
 
     SUBJECT is a published model (wan2.1-t2v-14b), a recipe (.toml), or an artifact's or checkpoint's folder.
@@ -208,13 +208,20 @@ def plan(subject: str, as_json: bool, quantise: str | None, **options: Any) -> N
     import json
 
     from wanbuild.conversion.chosen import parse_quantise
+    from wanbuild.plan.best import best_json, best_lines, best_settings
     from wanbuild.plan.plan import PlanRequest, make_plan
     from wanbuild.plan.report import as_json as in_json
     from wanbuild.plan.report import table
     from wanbuild.plan.subject import read_subject
 
     request = PlanRequest(options=_build_options(options), **options)
-    planned = read_subject(subject, parse_quantise(quantise, ()))
+    own = parse_quantise(quantise, ())
+    if best:
+        found = best_settings(lambda quantise: read_subject(subject, quantise or own), request)
+        lines = json.dumps(best_json(found), indent=2).split("\n") if as_json else best_lines(found)
+        print_result(*lines)
+        return
+    planned = read_subject(subject, own)
     made = make_plan(planned, request, print_error if not as_json else lambda line: None)
     print_result(*(json.dumps(in_json(made), indent=2).split("\n") if as_json else table(made)))
 

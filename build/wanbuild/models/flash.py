@@ -75,7 +75,8 @@ class FlashAttention(TpuPasses, Attention):
         group = min(GROUP * self.tile_queries, _up(S, self.tile_queries))
         rows = min(self.queries, _up(S, group))
         known = T if mask is None else mask
-        keys = self.tile_keys * _rows_of_tiles(known if isinstance(known, int) else T, self.tile_keys)
+        most = known if isinstance(known, int) else T
+        keys = self.tile_keys * _rows_of_tiles(most, self.tile_keys)
         count = jnp.reshape(jnp.asarray(known, jnp.int32).sum(), 1)
         ends_full = isinstance(known, int) and known % keys == 0
         tiles = _Tiles(self.tile_queries, self.tile_keys, group // self.tile_queries, S, keys <= T, ends_full)
@@ -88,7 +89,7 @@ class FlashAttention(TpuPasses, Attention):
             functools.partial(_kernel, tiles),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=1,
-                grid=(B, N, pl.cdiv(S, rows), pl.cdiv(known if isinstance(known, int) else T, keys)),
+                grid=(B, N, pl.cdiv(S, rows), pl.cdiv(most, keys)),
                 in_specs=[queries, blocks, blocks],
                 out_specs=[queries, sums_block] if partial else [queries],
                 scratch_shapes=[

@@ -208,7 +208,7 @@ def _on_each_device(
     function: Callable[..., jax.Array],
     arrays: list[jax.Array],
     first: tuple[str | None, ...],
-    others: tuple[tuple[str | None, ...], ...] | None = None,
+    others: tuple[tuple[str | None, ...], ...],
 ) -> jax.Array:
     """Runs a function on each device's parts of arrays; its result lies like the first of them.
 
@@ -216,8 +216,7 @@ def _on_each_device(
         function: takes the parts.
         arrays: the arrays.
         first: names of the first array's axes.
-        others: names of the others' axes; None if they are the same.
+        others: names of the others' axes.
     """
-    names = (first, *(others or (first,) * (len(arrays) - 1)))
-    specs = tuple(spec(x.shape, *axes) for x, axes in zip(arrays, names, strict=True))
+    specs = tuple(spec(x.shape, *axes) for x, axes in zip(arrays, (first, *others), strict=True))
     return jax.shard_map(function, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)

@@ -63,6 +63,7 @@ _OPTIONS = (
         "--program", "programs", multiple=True, metavar="NAME", help="Compile this one alone; repeatable."
     ),
     click.option("--all-meshes", is_flag=True, help="List every mesh, and compile none that is not named."),
+    click.option("--best", is_flag=True, help="List the fastest known settings for the chip, by formula."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 

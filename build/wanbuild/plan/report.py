@@ -26,7 +26,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
 def table(plan: Plan) -> list[str]:
     """Returns the plan as lines."""
     generation, chosen = plan.generation, plan.chosen
-    lines = [_title(plan), ""]
+    lines = [title(plan), ""]
     if plan.others:
         lines += [*_meshes(plan.others), ""]
     if plan.compiled or chosen.need.fits:
@@ -46,7 +46,8 @@ def _wrapped(name: str, text: str) -> list[str]:
     return textwrap.wrap(f"{name:<11}{text}", 110, subsequent_indent=" " * 11)
 
 
-def _title(plan: Plan) -> str:
+def title(plan: Plan) -> str:
+    """Returns what is planned, and on what, in one line."""
     generation = plan.generation
     return (
         f"{plan.subject.name}, {shape_text(generation.shape)}, {generation.steps} steps, on "
@@ -68,10 +69,10 @@ def _row(plan: Plan, call: Runs) -> str:
             f"{call.times}x",
             "" if compiled is None else f"{compiled.seconds:.1f} s",
             _number(plan.generation.work[call.name].operations / 1e12),
-            _gigabytes(figures.arguments),
-            ("" if compiled else "~") + _gigabytes(figures.temporaries),
+            gigabytes(figures.arguments),
+            ("" if compiled else "~") + gigabytes(figures.temporaries),
             _size(figures.code) if compiled else "",
-            _seconds(time.seconds),
+            in_seconds(time.seconds),
             WORDS[time.bound],
         )
     )
@@ -82,7 +83,7 @@ def _spreads(plan: Plan) -> Iterator[str]:
     for name, one in plan.compiled.items():
         if one.role == "spread":
             figures = one.figures
-            sizes = _gigabytes(figures.arguments), _gigabytes(figures.temporaries), _size(figures.code)
+            sizes = gigabytes(figures.arguments), gigabytes(figures.temporaries), _size(figures.code)
             short = name.replace("transformer", "trans.").replace("_encoder", "")
             yield _columns((short[:13], "", f"{one.seconds:.1f} s", "", *sizes, "", ""))
 
@@ -91,23 +92,23 @@ def _meshes(others: Sequence[Candidate]) -> Iterator[str]:
     """Yields a line for each mesh."""
     yield f"{'mesh':<44}{'a step':>10}{'a video':>10}{'memory':>10}"
     for one in others:
-        text = f"{mesh_text(one.sizes):<44}{_seconds(one.step):>10}{_seconds(one.video):>10}"
+        text = f"{mesh_text(one.sizes):<44}{in_seconds(one.step):>10}{in_seconds(one.video):>10}"
         over = one.need.total - one.need.limit
-        held = f"{_gigabytes(over)} too much" if over > 0 else HELD[one.need.held]
-        yield f"{text}{_gigabytes(one.need.total):>10}  {held}"
+        held = f"{gigabytes(over)} too much" if over > 0 else HELD[one.need.held]
+        yield f"{text}{gigabytes(one.need.total):>10}  {held}"
 
 
 def _memory(chosen: Candidate) -> str:
     need = chosen.need
     return (
-        f"{_gigabytes(need.total)} of {_gigabytes(need.limit)} that may be used on a device: "
-        f"weights {_gigabytes(need.weights)}, beside them {_gigabytes(need.working)}; {HELD[need.held]}"
+        f"{gigabytes(need.total)} of {gigabytes(need.limit)} that may be used on a device: "
+        f"weights {gigabytes(need.weights)}, beside them {gigabytes(need.working)}; {HELD[need.held]}"
     )
 
 
 def _video(plan: Plan) -> str:
     chosen, steps = plan.chosen, plan.generation.steps
-    return f"{_seconds(chosen.video)}, of which {steps} steps of {_seconds(chosen.step)}"
+    return f"{in_seconds(chosen.video)}, of which {steps} steps of {in_seconds(chosen.step)}"
 
 
 def start_seconds(plan: Plan) -> float:
@@ -120,7 +121,7 @@ def start_seconds(plan: Plan) -> float:
 
 
 def _start(plan: Plan) -> str:
-    return f"{_seconds(start_seconds(plan))} from the host's memory to the devices"
+    return f"{in_seconds(start_seconds(plan))} from the host's memory to the devices"
 
 
 def download_bytes(plan: Plan) -> tuple[int, int]:
@@ -131,14 +132,15 @@ def download_bytes(plan: Plan) -> tuple[int, int]:
 
 def _download(plan: Plan) -> str:
     weights, code = download_bytes(plan)
-    return f"{_gigabytes(weights)} of weights" + (f", {_size(code)} of executables" if plan.compiled else "")
+    return f"{gigabytes(weights)} of weights" + (f", {_size(code)} of executables" if plan.compiled else "")
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _gigabytes(nbytes: float) -> str:
+def gigabytes(nbytes: float) -> str:
+    """Returns bytes as ``29.3 GB``."""
     return f"{nbytes / 1e9:.1f} GB"
 
 
@@ -146,7 +148,8 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1e6:.0f} MB"
 
 
-def _seconds(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
+    """Returns a time as ``11.6 ms``, ``3.40 s`` or ``137 s``."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.2f} s" if seconds < 60 else f"{seconds:,.0f} s"

@@ -1,0 +1,127 @@
+"""The fastest settings that this project knows for a chip: one choice after the other, what each gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from wanbuild.conversion.chosen import Quantise, parse_quantise
+from wanbuild.plan.plan import Plan, PlanRequest, make_plan, parse_chip
+from wanbuild.plan.report import gigabytes, in_seconds, title
+from wanbuild.plan.subject import Subject
+from wanbuild.targets.chips import W8A8, Chip, split_w8a8
+from wanrun.artifact.mesh import mesh_text
+from wanrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A choice beside those before it.
+
+    Args:
+        given: how it is asked for.
+        quality: what it costs, as measured on the trained tiny models (benchmarks/RESULTS.md).
+        options: build options.
+        quantise: dtype of the layers' weights; products are of 8 bits too.
+        steps: denoising steps, without guidance; None for the model's own.
+    """
+
+    given: str
+    quality: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    quantise: str | None = None
+    steps: int | None = None
+
+
+def settings(chip: Chip) -> Iterator[Setting]:
+    """Yields the choices for a chip, of which each costs more than those before it."""
+    yield Setting("as published", "")
+    yield Setting("--vae-dtype bfloat16", "55 dB from float32", {"vae_dtype": "bfloat16"})
+    rates = {"int8": chip.int8, "float8": chip.fp8}
+    dtype = max(rates, key=rates.__getitem__)
+    if rates[dtype] > chip.bf16:
+        lost = {"int8": "42 to 45 dB", "float8": "31 to 35 dB"}[dtype]
+        yield Setting(f"--quantise {dtype}, --target {chip.name}{W8A8}", lost, quantise=dtype)
+    yield Setting("--lora FILE, --sampling lightning-4", "another model's videos", steps=4)
+
+
+@dataclass(frozen=True)
+class Best:
+    """A setting, with all before it, and its plan."""
+
+    setting: Setting
+    plan: Plan
+
+
+def best_settings(subject_of: Callable[[Quantise | None], Subject], request: PlanRequest) -> Sequence[Best]:
+    """Returns the settings of which each is faster than the one before, with their plans by formula.
+
+    Args:
+        subject_of: the subject with layers in 8 bits.
+        request: the chip, and what is the same for all settings.
+
+    Raises:
+        UsageError: as ``make_plan``, if no setting can be planned.
+    """
+    chip, _ = parse_chip(request.target)
+    found: list[Best] = []
+    refused: UsageError | None = None
+    request = replace(request, compiles=False)
+    quantise: Quantise | None = None
+    for setting in settings(chip):
+        asked, kept = _with(request, setting, chip), quantise
+        if setting.quantise is not None:
+            kept = parse_quantise(setting.quantise, ())
+        try:
+            plan = make_plan(subject_of(kept), asked, lambda line: None)
+        except UsageError as error:
+            refused = error
+            continue
+        if not found or plan.chosen.video < found[-1].plan.chosen.video:
+            found.append(Best(setting, plan))
+            request, quantise = asked, kept
+    if not found and refused is not None:
+        raise refused
+    return found
+
+
+def _with(request: PlanRequest, setting: Setting, chip: Chip) -> PlanRequest:
+    """Returns a request with one setting more."""
+    target = request.target
+    if setting.quantise is not None and not split_w8a8(target)[1]:
+        target = target.replace(chip.name, f"{chip.name}{W8A8}", 1)
+    request = replace(request, target=target, options={**request.options, **setting.options})
+    return request if setting.steps is None else replace(request, steps=setting.steps, guidance=False)
+
+
+def best_lines(found: Sequence[Best]) -> list[str]:
+    """Returns settings as lines."""
+    lines = [title(found[0].plan), "", f"{'with all above':<44}{'memory':>10}{'a step':>11}{'a video':>11}"]
+    for one in found:
+        chosen = one.plan.chosen
+        figures = gigabytes(chosen.need.total), in_seconds(chosen.step), in_seconds(chosen.video)
+        memory, step, video = figures
+        lines.append(
+            f"{one.setting.given:<44}{memory:>10}{step:>11}{video:>11}  {one.setting.quality}".rstrip()
+        )
+    last = found[-1].plan
+    mesh = f"--mesh {mesh_text(last.chosen.sizes)}, " if last.chosen.sizes else ""
+    lines += ["", f"predicted by formula, not measured; {mesh}weights held: {last.chosen.need.held}"]
+    return lines
+
+
+def best_json(found: Sequence[Best]) -> list[dict[str, Any]]:
+    """Returns settings as JSON."""
+    return [
+        {
+            "setting": one.setting.given,
+            "quality": one.setting.quality,
+            "mesh": dict(one.plan.chosen.sizes),
+            "held": one.plan.chosen.need.held,
+            "memory_bytes": one.plan.chosen.need.total,
+            "step_seconds": one.plan.chosen.step,
+            "video_seconds": one.plan.chosen.video,
+        }
+        for one in found
+    ]
