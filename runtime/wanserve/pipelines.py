@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 MARGIN: Final = 1.2
 """Of an artifact's weights, what it takes with its programs and what they compute."""
 
-_FULL: Final = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "annot allocate memory")
+_FULL: Final = (
+    *("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "annot allocate memory"),
+    "failed to map segment",  # of a shared library that is imported
+)
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -167,6 +167,7 @@ def test_failures(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[
         (FULL, True),
         (MemoryError(), True),
         (OSError(12, "Cannot allocate memory"), True),
+        (ImportError("libx.so: failed to map segment from shared object"), True),
         (OSError(2, "No such file"), False),
     ],
 )
