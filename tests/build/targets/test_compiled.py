@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -19,6 +21,9 @@ from wanbuild.programs.builder import ProgramBuilder
 from wanbuild.programs.export import export_program
 from wanbuild.targets.target import resolve_target
 from wanrun.executables.lowering import lower
+
+PALLAS = ("%flash_attention", "%rotate", "%by_part", "%joined")
+"""What XLA calls the kernels of the attention, and of the passes around it."""
 
 SHAPE = Shape(width=144, height=80, num_frames=5, num_videos=1, guidance=True)
 
@@ -37,19 +42,21 @@ print(hashlib.sha256(export_program(builder.named('denoise_step'), "tpu")).hexdi
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "kernel"),
+    ("name", "mesh", "kernels"),
     [
-        pytest.param("v5e", {"data": 2, "context": 2}, "tpu_custom_call", marks=needs_libtpu),
-        pytest.param("h200", {}, "__cudnn$fmhaSoftmax", marks=needs_cuda),
-        pytest.param("h200-w8a8", {}, "__cublas$lt$matmul$f8", marks=needs_cuda),
-        pytest.param("rtx4090", {"ring": 2}, "__cudnn$fmhaSoftmax", marks=needs_cuda),
+        pytest.param("v5e", {"data": 2, "context": 2}, PALLAS, marks=needs_libtpu),
+        pytest.param("h200", {}, ["__cudnn$fmhaSoftmax", '"epilogue":"BIAS_GELU"'], marks=needs_cuda),
+        pytest.param("h200-w8a8", {}, ["__cublas$lt$matmul$f8"], marks=needs_cuda),
+        pytest.param("rtx4090", {"ring": 2}, ["__cudnn$fmhaSoftmax"], marks=needs_cuda),
     ],
 )
-def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernel: str) -> None:
+def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernels: Sequence[str]) -> None:
+    """An H200 has a number of tokens that is a multiple of 8, as at published sizes: XLA pads others."""
+    shape = dataclasses.replace(SHAPE, width=128) if name == "h200" else SHAPE
     target = resolve_target(name, mesh)
     quantise = parse_quantise("float8", ()) if target.kernels.w8a8 else None
     manifest = published_manifest(published_names()["wan2.1-t2v-1.3b"], quantise=quantise)
-    spec = ProgramBuilder(manifest, SHAPE, BuildOptions(), *target.programs_for).named("denoise_step")
+    spec = ProgramBuilder(manifest, shape, BuildOptions(), *target.programs_for).named("denoise_step")
     weights = [leaf.dtype for leaf in jax.tree.leaves(spec.arguments[0])]
     assert "bfloat16" in weights and "uint16" not in weights
     data = export_program(spec, target.platform)
@@ -58,7 +65,8 @@ def test_a_step_for_a_chip(name: str, mesh: dict[str, int], kernel: str) -> None
     assert memory.argument_size_in_bytes > (1.6e9 if target.kernels.w8a8 else 2.8e9)
     # A copy of the stacked weights would be as large as they are.
     assert memory.temp_size_in_bytes < 0.5e9
-    assert kernel in compiled.as_text()
+    text = compiled.as_text()
+    assert [kernel for kernel in kernels if kernel not in text] == []
 
 
 def test_a_program_does_not_know_where_its_kernels_lie(tmp_path: Path) -> None:
