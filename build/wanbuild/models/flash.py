@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from wanbuild.models.attention import MASKED, Attention, Mask
-from wanbuild.models.tpu_passes import LANES, TpuPasses
+from wanbuild.models.tpu_passes import LANES, TpuPasses, rounded_up
 
 ONES = 16
 """Rows of ones that are multiplied beside the values: the smallest number that bfloat16's tiles allow."""
@@ -71,9 +71,9 @@ class FlashAttention(TpuPasses, Attention):
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, partial: bool) -> Any:
         """Runs the kernel once; returns (B, S, N, K) and, if partial, sums in powers of two (B, N, 1, S)."""
         B, S, N, K = q.shape
-        T, width = k.shape[1], _up(K, LANES)
-        group = min(GROUP * self.tile_queries, _up(S, self.tile_queries))
-        rows = min(self.queries, _up(S, group))
+        T, width = k.shape[1], rounded_up(K, LANES)
+        group = min(GROUP * self.tile_queries, rounded_up(S, self.tile_queries))
+        rows = min(self.queries, rounded_up(S, group))
         known = T if mask is None else mask
         most = known if isinstance(known, int) else T
         keys = self.tile_keys * _rows_of_tiles(most, self.tile_keys)
@@ -112,7 +112,7 @@ def _rows_of_tiles(keys: int, tile: int) -> int:
 
     What fills no block is computed a row at a time, which takes half as long again.
     """
-    rows = -(-keys // tile)
+    rows = pl.cdiv(keys, tile)
     fitting = [number for number in BLOCK_ROWS if number * tile <= keys] or [rows]
     return min(fitting, key=lambda number: rows - keys // (number * tile) * number)
 
@@ -262,11 +262,6 @@ def _dot(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
 
 def _at(number: Any, size: int) -> Any:
     return pl.ds(number * size, size)
-
-
-def _up(size: int, multiple: int) -> int:
-    """Returns the least multiple from a size."""
-    return -(-size // multiple) * multiple
 
 
 def _flat(x: jax.Array, width: int) -> jax.Array:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from wanbuild.models.forms import forms
 from wanbuild.models.params import param
-from wanbuild.models.products import product, rounded_product
+from wanbuild.models.products import product
 
 
 class Linear(nnx.Module):
@@ -44,17 +44,13 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """Applies the layer over the last axis; returns x's dtype unless out_dtype is given.
 
-        The product (``wanbuild.models.products``) is accumulated, with the bias, in float32; where
-        ``Forms.rounded`` asks for it, it is rounded to x's bfloat16 then.
+        The product (``wanbuild.models.products``) has the dtype in which the bias is added to it.
         """
-        if forms().rounded and x.dtype == jnp.bfloat16 and not self.has_scale:
-            y = rounded_product(x, self.weight.get_value())
-            return (y + self.bias[...].astype(y.dtype) if self.has_bias else y).astype(out_dtype or x.dtype)
         y = product(x, self.weight.get_value())
         if self.has_scale:
             y = y * self.scale[...]
         if self.has_bias:
-            y = y + self.bias[...].astype(jnp.float32)
+            y = y + self.bias[...].astype(y.dtype)
         return y.astype(out_dtype or x.dtype)
 
 

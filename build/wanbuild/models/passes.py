@@ -30,6 +30,11 @@ class Unrotated:
     weight: jax.Array
 
 
+def scaled(x: jax.Array, factor: float, dtype: Any) -> jax.Array:
+    """Returns float32 x times a factor, rounded to a dtype once."""
+    return (x if factor == 1 else x * factor).astype(dtype)
+
+
 class Passes:
     """The passes as XLA fuses them. A form of the attention has those that suit it."""
 
@@ -56,7 +61,7 @@ class Passes:
         B, S, _ = x.values.shape
         normed = x.values.astype(jnp.float32) * x.inverse * x.weight.astype(jnp.float32)
         rotated = apply_rope(normed.reshape(B, S, -1, 2 * cos.shape[-1]), cos, sin)
-        return self.by_part((rotated if factor == 1 else rotated * factor).astype(dtype), parts)
+        return self.by_part(scaled(rotated, factor, dtype), parts)
 
     def by_part(self, x: jax.Array, parts: int) -> jax.Array:
         """(B, S, N, K) -> (parts, B, S, N / parts, K)."""

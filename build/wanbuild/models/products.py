@@ -29,23 +29,22 @@ BLOCK_ROWS = 640
 
 
 def product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
-    """Returns x Wᵀ over the last axes, float32.
+    """Returns x Wᵀ over the last axes, accumulated in float32; in float32, or rounded to x's bfloat16 where
+    ``Forms.rounded`` asks for it, but for weights of 8 bits: cuBLAS writes half the bytes then.
 
     Args:
         x: (..., in), any float.
         weight: (out, in), a float or 8 bits. 8-bit values are converted to x's dtype, and the layer applies
             their scales; where ``Forms.w8a8`` asks for it, x is rounded to the weight's dtype instead.
     """
-    if forms().w8a8 and weight.dtype.name in LARGEST:
+    eight_bit = weight.dtype.name in LARGEST
+    if forms().w8a8 and eight_bit:
         return _product_in_eight_bits(x, weight[...])
+    if forms().rounded and x.dtype == jnp.bfloat16 and not eight_bit:
+        return _dot(x, weight[...].astype(x.dtype), x.dtype)
     if isinstance(weight, LayerSlice) and math.prod(x.shape[:-1]) <= FEW_ROWS:
         return _product_by_block(x, weight)
     return _dot(operand(x), operand(weight[...].astype(x.dtype)), jnp.float32)
-
-
-def rounded_product(x: jax.Array, weight: jax.Array | LayerSlice) -> jax.Array:
-    """Returns x Wᵀ of bfloat16, accumulated in float32 and rounded: cuBLAS writes half the bytes."""
-    return _dot(x, weight[...].astype(x.dtype), x.dtype)
 
 
 def _dot(x: jax.Array, weight: jax.Array, result: jax.typing.DTypeLike) -> jax.Array:

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from wanbuild.models.attention import Attention, Mask, frame_attention, merged
 from wanbuild.models.partition import EXCHANGED, RING, mesh_sizes, spec, token_groups
-from wanbuild.models.passes import Unrotated
+from wanbuild.models.passes import Unrotated, scaled
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class TokenAttention:
 
     def scaled(self, q: jax.Array, dtype: Any) -> jax.Array:
         """Rounds float32 queries (B, S, N, K) to a dtype, scaled as the attention takes them."""
-        factor = self.kernel.query_factor(q.shape[-1])
-        return (q if factor == 1 else q * factor).astype(dtype)
+        return scaled(q, self.kernel.query_factor(q.shape[-1]), dtype)
 
     def among(self, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Attention of all tokens to all tokens; padding is no key.

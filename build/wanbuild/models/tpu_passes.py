@@ -28,6 +28,11 @@ HEADS = 8
 """Most heads of a block: with so many tokens, 2 MB of float32."""
 
 
+def rounded_up(size: int, multiple: int) -> int:
+    """Returns the least multiple from a size."""
+    return pl.cdiv(size, multiple) * multiple
+
+
 @dataclass(frozen=True, kw_only=True)
 class TpuPasses(Passes):
     """The passes for heads of ``LANES`` values; those of other heads are XLA's.
@@ -128,7 +133,7 @@ class _Blocks:
     @property
     def rows(self) -> int:
         """Tokens of a block."""
-        return min(ROWS, -(-self.tokens // 16) * 16)
+        return min(ROWS, rounded_up(self.tokens, 16))
 
     @property
     def across(self) -> int:
