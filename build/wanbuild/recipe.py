@@ -80,7 +80,11 @@ MOST = 2**31 - 1
 
 DTYPES = ("bfloat16", "float32")
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"loop": ("both", "step", "scan", "stream", "all"), "quantise": ("int8", "float8", "source")}
+    {
+        "loop": ("both", "step", "scan", "stream", "all"),
+        "quantise": ("int8", "float8", "source"),
+        "vae_precision": ("high", "highest"),
+    }
 )
 _LORAS = ("lora", "lora_high", "lora_low")
 _LISTS = frozenset({"targets", "sizes", "frames", "guidance", "timesteps", "keep", *_LORAS})

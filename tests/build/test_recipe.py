@@ -42,6 +42,7 @@ VALUES = {
     f'compile.mesh = "{LONG}"': "--mesh has an unknown axis",
     f'compile.sizes = ["{"9" * 5000}"]': "compile.sizes: not a size",
     "compile.frames = [2020-01-01]": "compile.frames has the wrong type",
+    'compile.vae_precision = "fast"': "vae_precision is unknown; expected high or highest; found 'fast'",
 }
 
 MODEL = {

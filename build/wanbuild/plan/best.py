@@ -36,13 +36,14 @@ class Setting:
 
 def settings(chip: Chip) -> Iterator[Setting]:
     """Yields the choices for a chip, of which each costs more than those before it."""
+    name, _ = split_w8a8(chip.name)
     yield Setting("as published", "")
     yield Setting("--vae-dtype bfloat16", "55 dB from float32", {"vae_dtype": "bfloat16"})
     rates = {"int8": chip.int8, "float8": chip.fp8}
     dtype = max(rates, key=rates.__getitem__)
     if rates[dtype] > chip.bf16:
         lost = {"int8": "42 to 45 dB", "float8": "31 to 35 dB"}[dtype]
-        yield Setting(f"--quantise {dtype}, --target {chip.name}{W8A8}", lost, quantise=dtype)
+        yield Setting(f"--quantise {dtype}, --target {name}{W8A8}", lost, quantise=dtype)
     yield Setting("--lora FILE, --sampling lightning-4", "another model's videos", steps=4)
 
 
@@ -100,11 +101,9 @@ def best_lines(found: Sequence[Best]) -> list[str]:
     lines = [title(found[0].plan), "", f"{'with all above':<44}{'memory':>10}{'a step':>11}{'a video':>11}"]
     for one in found:
         chosen = one.plan.chosen
-        figures = gigabytes(chosen.need.total), in_seconds(chosen.step), in_seconds(chosen.video)
-        memory, step, video = figures
-        lines.append(
-            f"{one.setting.given:<44}{memory:>10}{step:>11}{video:>11}  {one.setting.quality}".rstrip()
-        )
+        step, video = in_seconds(chosen.step), in_seconds(chosen.video)
+        figures = f"{gigabytes(chosen.need.total):>10}{step:>11}{video:>11}"
+        lines.append(f"{one.setting.given:<44}{figures}  {one.setting.quality}".rstrip())
     last = found[-1].plan
     mesh = f"--mesh {mesh_text(last.chosen.sizes)}, " if last.chosen.sizes else ""
     lines += ["", f"predicted by formula, not measured; {mesh}weights held: {last.chosen.need.held}"]

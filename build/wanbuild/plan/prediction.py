@@ -8,11 +8,10 @@
 
 *Peak* is the chip's for the product's dtype: float32 products are computed at highest precision, which is six
 passes in bfloat16 on a TPU, and the units for single numbers on an NVIDIA GPU; those of the VAE by default in
-three passes, or in TF32. *Fill* is the part of the
-matrix unit that the shape uses: heads of 128 fill half of a unit of 256 x 256, and 96 channels to 96 fill
-0.14 of it. *Passes* read or write all tokens of a transformer's layer once between its products: norms,
-rotation, modulation, sums, layouts. The terms are added: a program mostly waits for one of them before the
-next.
+three passes, or in TF32. *Fill* is the part of the matrix unit that the shape uses: heads of 128 fill half of
+a unit of 256 x 256, and 96 channels to 96 fill 0.14 of it. *Passes* read or write all tokens of a
+transformer's layer once between its products: norms, rotation, modulation, sums, layouts. The terms are
+added: a program mostly waits for one of them before the next.
 
 *Efficiency* is what remains of the chip's figure in long runs, the same for all models and sizes. Those of a
 TPU's products and attention, and the passes, are what the chips' compilers say of our programs

@@ -53,6 +53,8 @@ def test_what_is_slower_or_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 def test_products_of_eight_bits_are_a_setting_where_they_are_faster() -> None:
     dtypes = {name: {one.quantise for one in settings(chip)} - {None} for name, chip in CHIPS.items()}
+    named = [one.given for one in settings(CHIPS["v6e"].in_eight_bits())]
+    assert named == [one.given for one in settings(CHIPS["v6e"])]
     assert dtypes["v4"] == set() and dtypes["v6e"] == {"int8"} and dtypes["v7x"] == {"float8"}
 
 
