@@ -157,11 +157,10 @@ def step_flops(config: Any, tokens: int, text_tokens: int, halves: int) -> float
 
 @dataclass(frozen=True)
 class Choice:
-    """Changed fields of ``BuildOptions`` and of the target's ``Kernels``."""
+    """Changed fields of ``BuildOptions``."""
 
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    kernels: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ class Programs:
 
         toy = "wan2.1-t2v" if model == "toy" else None
         target = resolve_target("local")
-        kernels = {**choice.kernels, **({"convolution": "direct"} if toy else {})}
+        kernels = {"convolution": "direct"} if toy else {}
         self.target = dataclasses.replace(target, kernels=msgspec.structs.replace(target.kernels, **kernels))
         self.device = target.device
         self._flags = ExitStack()  # held until the process ends
