@@ -10,7 +10,7 @@ import os
 import stat
 import tokenize
 from io import BufferedReader
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from wanrun.errors import ArtifactError
@@ -185,16 +185,11 @@ def plain_relative(name: Any, where: str) -> str:
     Raises:
         ArtifactError: otherwise; a manifest must not refer to files outside its artifact.
     """
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-    plain = (
-        bool(parts)
-        and "/".join(parts) == name
-        and all(
-            part not in (".", "..") and part.isprintable() and "\\" not in part and ":" not in part
-            for part in parts
-        )
+    plain = isinstance(name, str) and all(
+        part not in ("", ".", "..") and part.isprintable() and "\\" not in part and ":" not in part
+        for part in name.split("/")
     )
-    if not plain or name.startswith("/"):
+    if not plain:
         raise ArtifactError(
             f"{where} names a path outside the artifact",
             expected="a plain relative path",

@@ -18,7 +18,7 @@ import pytest
 
 from helpers import UNPRIVILEGED
 from helpers.artifacts import shared
-from helpers.damage import edit, edit_environment, flip, linked, one_error
+from helpers.damage import edit, edit_environment, flip, linked, one_error, own
 from helpers.manifests import programs_of, with_model, without_profiles
 from wanbuild.check import embed, verify
 from wanbuild.check.embed import embed_prompts, open_profile
@@ -283,6 +283,8 @@ def test_record_embeds_the_negative_prompt(
 
 
 def test_compile_keeps_what_is_listed(listed: Path) -> None:
+    for folder in ("programs", "executables"):
+        own(listed, folder)
     before = check_whole(listed)
     (listed / "embeddings" / f"{'0' * 64}.npy").write_bytes(b"of a killed run")
     (listed / "embeddings" / ".wan-01234567-1-89abcdef.tmp").write_bytes(b"of a killed run")

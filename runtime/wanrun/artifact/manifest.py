@@ -231,8 +231,16 @@ def read_manifest(artifact: Path) -> Manifest:
             damaged.
     """
     path = artifact / MANIFEST
-    data = _read(path)
-    header = _header(path, data)
+    try:
+        data = read_bounded(path, MAX_BYTES)
+        header = msgspec.json.decode(data, type=_Header)
+    except (FileNotFoundError, NotADirectoryError):
+        found, remedy = mistaken(artifact, MANIFEST)
+        raise ArtifactError(f"{artifact} is not an artifact", found=found, remedy=remedy) from None
+    except msgspec.ValidationError:  # JSON, but no object
+        header = _Header("no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
     if header.format != FORMAT:
         raise ArtifactError(f"{path} is not a Wan artifact", expected=f"format {FORMAT}", found=header.format)
     if header.format_version != FORMAT_VERSION:
@@ -247,12 +255,12 @@ def read_manifest(artifact: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is damaged: {error}", remedy="build the artifact again") from None
     for field in ("components", "configs", "dtypes"):
-        found = getattr(manifest, field)
-        if not found.keys() >= set(NEEDED):
+        there = getattr(manifest, field)
+        if not there.keys() >= set(NEEDED):
             raise ArtifactError(
                 f"{path} is damaged: {field} are not complete",
                 expected=", ".join(NEEDED),
-                found=", ".join(sorted(found)) or "none",
+                found=", ".join(sorted(there)) or "none",
                 remedy="build the artifact again",
             )
     for name in _DIGESTS:
@@ -264,26 +272,3 @@ def read_manifest(artifact: Path) -> Manifest:
                 remedy="build the artifact again",
             )
     return manifest
-
-
-def _read(path: Path) -> bytes:
-    """Returns a manifest's bytes; raises ArtifactError if there is none, or if it cannot be read."""
-    try:
-        return read_bounded(path, MAX_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        found, remedy = mistaken(path.parent, MANIFEST)
-        raise ArtifactError(f"{path.parent} is not an artifact", found=found, remedy=remedy) from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None
-
-
-def _header(path: Path, data: bytes) -> _Header:
-    """Returns the header of a manifest; raises ArtifactError if the manifest is not a JSON object."""
-    try:
-        return msgspec.json.decode(data, type=_Header)
-    except msgspec.ValidationError:  # JSON, but no object
-        raise ArtifactError(
-            f"{path} is not a Wan artifact", expected=f"format {FORMAT}", found="no JSON object"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", remedy="build the artifact again") from None

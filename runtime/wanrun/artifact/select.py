@@ -129,11 +129,7 @@ _EXAMPLES: Mapping[str, str] = MappingProxyType(
 
 
 def select_target(
-    manifest: Manifest,
-    artifact: Path,
-    profile: Profile,
-    name: str | None = None,
-    allow_compile: bool = False,
+    manifest: Manifest, artifact: Path, profile: Profile, name: str | None = None, allow_compile: bool = False
 ) -> SelectedTarget:
     """Returns the target that matches this host, or the named one.
 

@@ -9,38 +9,14 @@ from pathlib import Path
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Program
 from wanrun.artifact.targets import Executable, Target
-from wanrun.errors import ArtifactError, UsageError
-from wanrun.files import canonical_json, check_digest, read_bounded, read_listed, sha256_of, user_cache
+from wanrun.errors import UsageError
+from wanrun.files import canonical_json, read_listed, sha256_of, user_cache
 from wanrun.machine.environment import host_environment
 
 MAX_PROGRAM_BYTES = 2**30
 """Of a serialized program, which holds no weights: the largest are some megabytes."""
 
 RECOMPILE = "copy the artifact again, or run wanbuild compile"
-
-
-def check_entries(artifact: Path, target: Target, profile: str) -> None:
-    """Checks that every cache entry of a profile exists and has its recorded size.
-
-    Raises:
-        ArtifactError: naming the first entry that is missing or has another size.
-    """
-    for name, entry in sorted(target.executables.get(profile, {}).items()):
-        path = artifact / target.folder / entry.file
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise ArtifactError(
-                f"the executable of {name} for profile {profile} is missing: {path}",
-                remedy=RECOMPILE,
-            ) from None
-        if size != entry.nbytes:
-            raise ArtifactError(
-                f"the executable of {name} for profile {profile} is damaged: {path}",
-                expected=f"{entry.nbytes} bytes",
-                found=f"{size} bytes",
-                remedy=RECOMPILE,
-            )
 
 
 def read_entry(artifact: Path, target: Target, name: str, entry: Executable) -> bytes:
@@ -61,14 +37,8 @@ def read_program(artifact: Path, name: str, program: Program) -> bytes:
         ArtifactError: if the program is missing or differs.
     """
     path = artifact / program.file
-    try:
-        data = read_bounded(path, MAX_PROGRAM_BYTES)
-    except OSError as error:
-        raise ArtifactError(
-            f"program {name} cannot be read: {path}: {error.strerror}", remedy="copy the artifact again"
-        ) from None
-    check_digest(sha256_of(data), program.sha256, f"program {name} is damaged: {path}", RECOMPILE)
-    return data
+    what = f"program {name} is damaged: {path}"
+    return read_listed(path, MAX_PROGRAM_BYTES, program.sha256, what, RECOMPILE)
 
 
 def overlay_path(manifest: Manifest, target: str) -> Path:

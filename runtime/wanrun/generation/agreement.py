@@ -44,19 +44,14 @@ def together(
     """
     if group is None:
         return policy
-    for name in ("allow_compile", "retune"):
+    for name, expected, first in (
+        ("allow_compile", "a target that fits every host", "run wanbuild compile, and "),
+        ("retune", "a target that fits every host", "run wanbuild compile, and "),
+        ("text_encoder_device", "the same embeddings in all of them, and their CPUs may differ", ""),
+    ):
         if getattr(policy, name):
-            raise UsageError(
-                f"{field(name)} is not possible with several processes",
-                expected="a target that fits every host",
-                remedy="run wanbuild compile, and leave it out",
-            )
-    if policy.text_encoder_device is not None:
-        raise UsageError(
-            f"{field('text_encoder_device')} is not possible with several processes",
-            expected="the same embeddings in all of them, and their CPUs may differ",
-            remedy="leave it out",
-        )
+            what = f"{field(name)} is not possible with several processes"
+            raise UsageError(what, expected=expected, remedy=f"{first}leave it out")
     # A prompt that one host alone has encoded before would not be encoded by all.
     if policy.embeddings == "all":
         policy = structs.replace(policy, embeddings="artifact")

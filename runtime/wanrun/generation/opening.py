@@ -13,7 +13,7 @@ from wanrun.artifact.programs import Profile
 from wanrun.artifact.select import SelectedTarget, select_target
 from wanrun.errors import ArtifactError, UsageError
 from wanrun.generation.agreement import together
-from wanrun.generation.session import check_profile, first_expert
+from wanrun.generation.session import first_expert
 from wanrun.machine.environment import device_environment
 from wanrun.media.types import Inputs
 from wanrun.opened.artifact import OpenedArtifact
@@ -93,7 +93,6 @@ class Opening:
             manifest = read_manifest(folder)
             profile = wanted_profile(manifest, folder, self.policy)
             selected = self._selected(manifest, profile)
-        check_profile(folder, profile, selected, self.policy)
         streams = resolve_loop(profile, self.policy.form) == "stream"
         policy = together(
             given.group, manifest, selected.name, profile, self.policy, given.prompts, given.inputs

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import FORM_ROLES, Profile
-from wanrun.artifact.select import SelectedTarget
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.schedule import ExpertRange, transformers
 from wanrun.denoising.steps import Denoising, velocity_table
 from wanrun.errors import ArtifactError, UsageError
-from wanrun.executables.entries import check_entries
 from wanrun.generation.conditioning import Conditioning, LastEncoded
 from wanrun.generation.sampler import Sampler
 from wanrun.machine.memory import Machine
@@ -28,22 +25,6 @@ from wanrun.weights.experts import Division, Placement, choose_placement
 from wanrun.weights.futures import unfinished, when_done
 from wanrun.weights.programs import Programs
 from wanrun.weights.store import WeightStore
-
-
-def check_profile(artifact: Path, profile: Profile, selected: SelectedTarget, policy: LoadPolicy) -> None:
-    """Makes the cheap checks of a profile, which need neither jax nor a file's content.
-
-    Raises:
-        ArtifactError: if the profile is not compiled for the target, or if an executable is missing or has
-            another size.
-    """
-    if not policy.allow_compile:  # else missing executables are compiled
-        if profile.name not in selected.target.executables:
-            raise ArtifactError(
-                f"profile {profile.name} is not compiled for target {selected.name}",
-                remedy="run wanbuild compile",
-            )
-        check_entries(artifact, selected.target, profile.name)
 
 
 def first_expert(manifest: Manifest, policy: LoadPolicy) -> str:
@@ -80,14 +61,18 @@ class Session(Sampler):
         placement: where two experts are kept; None for a model with one transformer.
 
     Raises:
-        ArtifactError: if the profile cannot run here: see ``check_profile`` and ``Programs``.
+        ArtifactError: if the profile is not compiled for the target; and as ``Programs``.
         UsageError: for an unknown first expert, or if the text encoder cannot run.
     """
 
     def __init__(self, weights: WeightStore, texts: TextStages, last: LastEncoded, profile: Profile) -> None:
         opened = weights.opened
         manifest, policy = opened.manifest, opened.policy
-        check_profile(opened.folder, profile, opened.selected, policy)
+        if not policy.allow_compile and profile.name not in opened.selected.target.executables:
+            raise ArtifactError(
+                f"profile {profile.name} is not compiled for target {opened.selected.name}",
+                remedy="run wanbuild compile",
+            )
         loop = policy.form if policy.form in profile.options.forms else None
         self.loop = resolve_loop(profile, loop)
         self._opened, self._experts = opened, transformers(manifest)

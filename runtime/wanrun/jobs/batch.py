@@ -25,7 +25,6 @@ from wanrun.units import in_bytes
 
 if TYPE_CHECKING:
     from wanrun.generation.pipeline import Pipeline
-    from wanrun.generation.result import Result
     from wanrun.timing.timings import Timings
 
 
@@ -136,7 +135,13 @@ class Batch:
         for path in job.videos[: int(self._leads)]:  # the folder may be gone since the start, hours ago
             check_folder(path.parent)
         place = f"[{entry.index}/{entry.total}] " if work.many else ""
-        result = self._run(job, pipeline, place)
+        inputs, self._status.place = work.media.inputs(job.generation), place
+        try:
+            result = pipeline.run(
+                job.generation, inputs=inputs, latents=work.noise, timings=self._timings, warn=self.warn
+            )
+        finally:
+            self._status.place = ""
         if not self._leads:
             return
         with self._timings.phase("encode_video"):
@@ -156,21 +161,6 @@ class Batch:
             nbytes = in_bytes(sum(file.stat().st_size for file in files_of(job.videos[index])))
             how = f"{start}, {num_frames} frames of {width}x{height}, {nbytes}, {seconds:.1f} s"
             self.report(f"{place}wrote {job.videos[index]} ({how})")
-
-    def _run(self, job: Job, pipeline: Pipeline, place: str) -> Result:
-        """Makes a job's videos, and shows the progress; ``place`` says which of how many it is."""
-        inputs = self._work.media.inputs(job.generation)
-        self._status.place = place
-        try:
-            return pipeline.run(
-                job.generation,
-                inputs=inputs,
-                latents=self._work.noise,
-                timings=self._timings,
-                warn=self.warn,
-            )
-        finally:
-            self._status.place = ""
 
 
 def _write_latents(path: Path, latents: np.ndarray) -> None:

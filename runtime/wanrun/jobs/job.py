@@ -16,13 +16,7 @@ from wanrun.errors import UsageError
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.existing import missing_videos
 from wanrun.jobs.media_sets import MediaSets
-from wanrun.jobs.outputs import (
-    check_file,
-    check_folder,
-    expand,
-    numbered,
-    usable_names,
-)
+from wanrun.jobs.outputs import check_file, check_folder, expand, numbered, usable_names
 from wanrun.jobs.requests import Entry
 from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import numbered_video, video_paths

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,12 +82,11 @@ def read_entries(
     if not filled:
         raise UsageError(f"the prompts file {name} has no prompt", remedy="write one prompt a line")
     as_json = path.suffix.lower() == ".jsonl" or filled[0][1].startswith(b"{")
-    values_of: Callable[[bytes], Iterable[tuple[str, Any]]] = _decode_json if as_json else _decode_text
     entries, failures = [], {}
     for index, (number, text) in enumerate(filled, 1):
         where = f"{name}:{number}"
         try:
-            own = list(values_of(text))
+            own = list(_decode_json(text)) if as_json else [("prompt", _decode(text))]
             if random_seed and "seed" not in {aliases(Line).get(name, name) for name, _ in own}:
                 own.append(("seed", RANDOM))
             drawn = any(aliases(Line).get(name, name) == "seed" and is_drawn(value) for name, value in own)
@@ -123,10 +122,6 @@ def _decode(line: bytes) -> str:
         raise UsageError(
             "the line is not UTF-8", found=f"byte 0x{line[error.start]:02x}", remedy="save the file as UTF-8"
         ) from None
-
-
-def _decode_text(line: bytes) -> Iterator[tuple[str, Any]]:
-    yield "prompt", _decode(line)
 
 
 class _Pairs(list[tuple[str, Any]]):

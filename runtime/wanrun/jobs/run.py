@@ -69,8 +69,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     ] = None
     num_processes: Annotated[int | None, option("How many processes there are.", section=SEVERAL)] = None
     process_id: Annotated[
-        int | None,
-        option("The number of this one; 0 prints and writes the video.", section=SEVERAL),
+        int | None, option("The number of this one; 0 prints and writes the video.", section=SEVERAL)
     ] = None
     debug: Annotated[bool, option("Print tracebacks.", section="Options")] = False
 

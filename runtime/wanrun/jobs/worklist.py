@@ -23,12 +23,7 @@ from wanrun.files import NPY_DAMAGE, open_regular
 from wanrun.jobs.claims import Claims
 from wanrun.jobs.job import Job, JobMaker
 from wanrun.jobs.media_sets import MediaSets
-from wanrun.jobs.outputs import (
-    check_encoder,
-    check_file,
-    check_folder,
-    usable_names,
-)
+from wanrun.jobs.outputs import check_encoder, check_file, check_folder, usable_names
 from wanrun.jobs.requests import Entry, Line, read_entries
 from wanrun.jobs.run import RunOptions
 from wanrun.media.video_paths import video_paths

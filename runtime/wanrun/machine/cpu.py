@@ -16,11 +16,7 @@ _V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "
 _V4 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 
 LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "cpu-v3": _V3,
-        "cpu-v4": (*_V3, *_V4),
-        "cpu-v4-bf16": (*_V3, *_V4, "avx512_bf16", "avx512_vnni"),
-    }
+    {"cpu-v3": _V3, "cpu-v4": (*_V3, *_V4), "cpu-v4-bf16": (*_V3, *_V4, "avx512_bf16", "avx512_vnni")}
 )
 """Levels of x86-64 CPUs, the lowest first, with the features that their executables may use, as the system
 names them. The first two are those of the x86-64 psABI; Cooper Lake, Sapphire Rapids and Zen 4

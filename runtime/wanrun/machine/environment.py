@@ -158,32 +158,25 @@ def host_mismatches(
     """
     if (other := _no_chip(built, needed, root)) is not None:
         return [other]
-    found = host_environment(built["platform"])
+    found, mismatches = host_environment(built["platform"]), list[Mismatch]()
     install = f"pip install -r {shlex.quote(str(requirements))}"
-    mismatches: list[Mismatch] = []
-    # Code for a chip is the same whatever CPU is beside it.
-    if built["machine"] != found["machine"] and not built_elsewhere(built):
-        mismatches.append(
-            Mismatch(
-                "machine", built["machine"], found["machine"], "compile a target on this kind of machine"
-            )
-        )
+
+    def compare(what: str, expected: object, here: object, remedy: str) -> None:
+        if here != expected:
+            mismatches.append(Mismatch(what, expected, here, remedy))
+
+    if not built_elsewhere(built):  # code for a chip is the same whatever CPU is beside it
+        compare("machine", built["machine"], found["machine"], "compile a target on this kind of machine")
     compared = {"jax", "jaxlib", *COMPILERS.get(built["platform"], ())}
     for name in sorted(compared & (built["packages"].keys() | found["packages"].keys())):
-        expected, actual = built["packages"].get(name), found["packages"].get(name)
-        if expected != actual:
-            command = install if expected else f"pip uninstall {name}"
-            mismatches.append(
-                Mismatch(f"package {name}", expected, actual, f"{command}, or run wanbuild compile")
-            )
+        expected = built["packages"].get(name)
+        remedy = f"{install if expected else f'pip uninstall {name}'}, or run wanbuild compile"
+        compare(f"package {name}", expected, found["packages"].get(name), remedy)
     for name, expected in built["variables"].items():
-        actual = found["variables"].get(name, "")
-        if actual != expected:
-            mismatches.append(
-                Mismatch(f"variable {name}", repr(expected), repr(actual), "set it as it was at build time")
-            )
-    if built["zstandard"] and not found["zstandard"]:  # which entries are compressed with
-        mismatches.append(Mismatch("package zstandard", True, False, install))
+        here = repr(found["variables"].get(name, ""))
+        compare(f"variable {name}", repr(expected), here, "set it as it was at build time")
+    if built["zstandard"]:  # which entries are compressed with
+        compare("package zstandard", True, found["zstandard"], install)
     missing = sorted(set(built.get("cpu_features", ())) - set(found.get("cpu_features", ())))
     if missing:
         remedy = "run wanbuild compile on this CPU"

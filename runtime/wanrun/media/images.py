@@ -64,9 +64,7 @@ def existing_path(source: Path | str, option: str) -> Path:
 def too_large(name: str) -> UsageError:
     """Returns the error for an image above Pillow's limit of pixels."""
     return UsageError(
-        f"{name} is too large",
-        expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels",
-        remedy="make it smaller",
+        f"{name} is too large", expected=f"at most {Image.MAX_IMAGE_PIXELS} pixels", remedy="make it smaller"
     )
 
 

@@ -23,15 +23,7 @@ from wanrun.media.images import described, file_digest, read_image
 from wanrun.media.preparations import PREPARATIONS, Canvas
 from wanrun.media.processors import clip_pixels
 from wanrun.media.read_video import read_video, video_digest
-from wanrun.media.types import (
-    MEDIA_KINDS,
-    Inputs,
-    Media,
-    check_media,
-    chosen_mode,
-    chosen_overlap,
-    is_given,
-)
+from wanrun.media.types import MEDIA_KINDS, Inputs, Media, check_media, chosen_mode, chosen_overlap, is_given
 from wanrun.media.windows import check_segments, padded_frames, reflected
 
 MAX_BYTES = 8 * 2**30
@@ -234,9 +226,7 @@ class _Loader:
         frames, count = self._first_frames(name, item, source, canvas, self._total)
         if count == 1 and self._total > 1:
             raise UsageError(
-                f"{canvas.title} is too short",
-                expected="2 frames or more: one cannot be reflected",
-                found=1,
+                f"{canvas.title} is too short", expected="2 frames or more: one cannot be reflected", found=1
             )
         _reflect(frames, count)
         return frames

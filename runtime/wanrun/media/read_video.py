@@ -7,14 +7,13 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from PIL import Image, ImageSequence
 
 from wanrun.artifact.media import VideoSource
-from wanrun.errors import UsageError, lacks_space, wrong_type
+from wanrun.errors import UsageError, wrong_type
 from wanrun.media.ffmpeg import find_ffmpeg, how_it_ended
 from wanrun.media.images import (
     FORMATS,
@@ -189,8 +188,8 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
         # One PPM image per frame, because its header has the size.
         *("-pix_fmt", "rgb24", "-vcodec", "ppm", *limit, "-f", "image2pipe", "-"),
     ]
-    with _started(command, name) as (process, log):
-        with process:
+    with tempfile.TemporaryFile() as log:
+        with _started(command, name, log) as process:
             assert process.stdout is not None
             try:
                 while (frame := _next_ppm(process.stdout, name)) is not None:
@@ -212,9 +211,8 @@ def _ffmpeg_frames(path: Path, name: str, max_frames: int | None) -> Iterator[Im
         )
 
 
-@contextmanager
-def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Yields a started ffmpeg and the file of its messages; raises UsageError if it cannot be started."""
+def _started(arguments: Sequence[str], name: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Starts an ffmpeg whose messages go to a file; raises UsageError if it cannot be started."""
     try:
         program = find_ffmpeg()
     except UsageError as error:
@@ -223,24 +221,17 @@ def _started(arguments: Sequence[str], name: str) -> Iterator[tuple[subprocess.P
             found=error.found,
             remedy=f"{error.remedy}, or give a folder of images",
         ) from None
-    with ExitStack() as stack:
-        try:
-            log = stack.enter_context(tempfile.TemporaryFile())
-            # In a session of its own, so that Ctrl-C does not reach it: the reader ends the process.
-            process = subprocess.Popen(
-                [program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        except OSError as error:
-            if lacks_space(error):
-                raise
-            raise UsageError(
-                f"{name} cannot be read: {program} does not start", found=error.strerror
-            ) from None
-        yield process, log
+    try:
+        # In a session of its own, so that Ctrl-C does not reach it: the reader ends the process.
+        return subprocess.Popen(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {program} does not start", found=error.strerror) from None
 
 
 def _next_ppm(stream: IO[bytes], name: str) -> Image.Image | None:

@@ -122,11 +122,7 @@ class AppearedError(UsageError):
 
 
 def write_video(
-    frames: np.ndarray,
-    path: Path,
-    fps: float,
-    metadata: Mapping[str, object],
-    overwrite: bool = True,
+    frames: np.ndarray, path: Path, fps: float, metadata: Mapping[str, object], overwrite: bool = True
 ) -> None:
     """Writes one video atomically: the new file is complete, or the path still has its old file or none.
 

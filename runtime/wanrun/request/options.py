@@ -109,14 +109,6 @@ def _own_options(manifest: Manifest) -> tuple[str, ...]:
     return tuple(row.name for row in rows() if row.name not in _NOT_RECORDED and row not in absent)
 
 
-def _defaults(manifest: Manifest, request: Request) -> dict[str, Any]:
-    """Returns the values for the options that a request leaves out."""
-    defaults = manifest.model.default_options()
-    if request.guidance_scale is not None:
-        defaults["guidance_scale_2"] = request.guidance_scale
-    return defaults
-
-
 def resolve_loop(profile: Profile, loop: str | None) -> str:
     """Returns the form of the denoising loop to run: the given one, or for None the preferred one.
 
@@ -167,7 +159,9 @@ def resolve_options(manifest: Manifest, profile: Profile, request: Request) -> d
             more steps than the scan form is built for.
         ArtifactError: for a form of the loop that is not built.
     """
-    defaults = _defaults(manifest, request)
+    defaults = manifest.model.default_options()
+    if request.guidance_scale is not None:
+        defaults["guidance_scale_2"] = request.guidance_scale
     scale = defaults["guidance_scale"] if request.guidance_scale is None else request.guidance_scale
     check_effects(manifest, profile.guidance and scale > 1, request)
     _check_guidance(profile, scale, request.guidance_scale is not None)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,7 @@ class ArtifactTokenizer:
         self.max_length: int = manifest.tokenizer.max_length
         self._lock = threading.Lock()
         self._tokenizer: PromptTokenizer | None = None
-        self._beside: _Beside | None = None
+        self._beside: tuple[list[str], Future[TokenizedPrompts | None]] | None = None
         self._last: tuple[list[str], TokenizedPrompts] | None = None
 
     def start(self, texts: Sequence[str]) -> None:
@@ -46,7 +47,8 @@ class ArtifactTokenizer:
             ArtifactError: if the tokenizer is missing or damaged.
         """
         if len(self._read()) >= LARGE_BYTES:
-            self._beside = _Beside(self._path, self._record, texts)
+            with_process = ThreadPoolExecutor(1, "tokenizer").submit
+            self._beside = list(texts), with_process(_beside, self._path, self._record, list(texts))
 
     def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
         """Tokenizes P prompts, like ``PromptTokenizer``.
@@ -58,7 +60,7 @@ class ArtifactTokenizer:
             if self._last is not None and self._last[0] == list(texts):
                 return self._last[1]
             beside, self._beside = self._beside, None
-        tokens = None if beside is None else beside.result(texts)
+        tokens = beside[1].result() if beside is not None and beside[0] == list(texts) else None
         if tokens is None:
             tokens = self.load()(texts)
         with self._lock:
@@ -79,40 +81,16 @@ class ArtifactTokenizer:
         return read_listed(self._path, MAX_BYTES, self._record.sha256, what, remedy)
 
 
-class _Beside:
-    """Prompts that a separate process tokenizes."""
-
-    def __init__(self, path: Path, record: Tokenizer, texts: Sequence[str]) -> None:
-        self._texts, self._process = list(texts), None
-        request = json.dumps([str(path), msgspec.to_builtins(record), self._texts]).encode()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            assert self._process.stdin is not None
-            self._process.stdin.write(request)
-            self._process.stdin.close()
-        except OSError:  # the process cannot start: this process tokenizes on request
-            self._process = None
-
-    def result(self, texts: Sequence[str]) -> TokenizedPrompts | None:
-        """Returns the tokens; None if ``texts`` are other prompts or the process failed."""
-        if self._process is None:
-            return None
-        with self._process as process:
-            assert process.stdout is not None
-            if list(texts) != self._texts:
-                process.kill()
-                return None
-            answer = process.stdout.read()
-        try:
-            ids, mask, lengths, cut = json.loads(answer)
-        except ValueError:
-            return None
-        return TokenizedPrompts(np.array(ids, np.int32), np.array(mask, np.int32), lengths, cut)
+def _beside(path: Path, record: Tokenizer, texts: list[str]) -> TokenizedPrompts | None:
+    """Tokenizes prompts in a separate process; returns None if that fails."""
+    command = [sys.executable, "-P", "-m", __name__]
+    request = json.dumps([str(path), msgspec.to_builtins(record), texts]).encode()
+    try:
+        answer = subprocess.run(command, input=request, capture_output=True, check=True).stdout
+        ids, mask, lengths, cut = json.loads(answer)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return TokenizedPrompts(np.array(ids, np.int32), np.array(mask, np.int32), lengths, cut)
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from wanrun.artifact.manifest import TRANSFORMERS, Manifest
 from wanrun.artifact.programs import Program
-from wanrun.errors import ArtifactError
 from wanrun.machine.memory import Machine
 from wanrun.opened.policy import LoadPolicy
 from wanrun.units import in_bytes
@@ -118,9 +117,6 @@ def choose_placement(
         machine: the available memory. Where it is shared, 'host' is never chosen.
         policy: whether memory is low.
         division: how a mesh divides all this; None for one device.
-
-    Raises:
-        ArtifactError: if the statistics are not numbers of bytes.
     """
     if division is None:
         whole = {name: Footprint.whole(one.nbytes) for name, one in manifest.components.items()}
@@ -170,9 +166,9 @@ def _working_bytes(programs: Mapping[str, Program], statistics: Mapping[str, Any
         inputs[name] //= devices
     working, code = list(inputs.values()), 0
     for name, numbers in statistics.items():
-        output, temporary = _bytes(name, numbers, "output_bytes"), _bytes(name, numbers, "temporary_bytes")
+        output, temporary = (int(numbers.get(f"{part}_bytes", 0)) for part in ("output", "temporary"))
         working.append(inputs.get(name, 0) + (0 if name in spreading else output) + temporary)
-        code += _bytes(name, numbers, "code_bytes")
+        code += int(numbers.get("code_bytes", 0))
     return max(working, default=0) + code
 
 
@@ -187,15 +183,3 @@ def _inputs_bytes(program: Program) -> int:
         int(bits or 8) // 8 * math.prod(int(size) for size in shape.split(",") if size)
         for bits, shape in arrays
     )
-
-
-def _bytes(program: str, numbers: Any, key: str) -> int:
-    value = numbers.get(key, 0) if isinstance(numbers, Mapping) else None
-    if type(value) is not int or value < 0:
-        raise ArtifactError(
-            f"the manifest's statistics of {program} are damaged",
-            expected=f"{key} as a number of bytes",
-            found=repr(value),
-            remedy="copy the artifact again, or run wanbuild compile",
-        )
-    return value

@@ -22,7 +22,6 @@ from wanrun.artifact.manifest import Component
 from wanrun.artifact.parameters import Parameter, Tree
 from wanrun.machine.jax_process import own_options
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.timing.clock import now
 from wanrun.weights.buffers import Memory
 from wanrun.weights.restore import Restore
 
@@ -95,7 +94,7 @@ class LayerStream:
         # The first pass is what a start waits for; later ones are hidden behind the steps.
         self._first = opened.recorder.begin("restore", name, lambda: (self._read_bytes, nbytes))
         self._reading, self._moving = ThreadPoolExecutor(1, "layers"), ThreadPoolExecutor(1, "transfer")
-        self.outside: Future[Tree] = self._moving.submit(self._bring_outside)
+        self.outside = self._moving.submit(lambda: self._moved(self._restored((OUTSIDE, 0))))
         self._coming: deque[Future[tuple[Tree, Memory | None]]] = deque()
         while len(self._coming) < AHEAD:
             self._ask()
@@ -121,7 +120,6 @@ class LayerStream:
             part,
             self._readers,
             policy.verify,
-            clock=now,
             weights=policy.weights,
             memory=memory,
             rows=rows,
@@ -154,9 +152,6 @@ class LayerStream:
     def _bring(self, host: Future[tuple[Tree, Memory | None]]) -> tuple[Tree, Memory | None]:
         tree, memory = host.result()
         return self._moved(tree), memory
-
-    def _bring_outside(self) -> Tree:
-        return self._moved(self._restored((OUTSIDE, 0)))
 
     def _moved(self, tree: Tree) -> Tree:
         import jax

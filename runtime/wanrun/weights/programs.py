@@ -61,10 +61,7 @@ class Programs(Mapping[str, Program]):
 
     def request(self, *, programs: Iterable[str] = (), components: Iterable[str] = ()) -> list[Future[Any]]:
         """Starts to load what is named and not loaded yet, in order; returns the futures of all."""
-        return [
-            *self.weights.request(components),
-            *self.weights.executables.request(self.profile, programs),
-        ]
+        return [*self.weights.request(components), *self.weights.executables.request(self.profile, programs)]
 
     def expect(self, experts: Sequence[str]) -> list[Future[Any]]:
         """Starts to load experts of later steps, as far as they fit beside the one that runs."""

@@ -9,9 +9,8 @@ import contextlib
 import hashlib
 import os
 import threading
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from wanrun.artifact.parameters import Parameter, Tree, nest
 from wanrun.errors import ArtifactError
 from wanrun.files import check_digest, open_regular, sha256_of
 from wanrun.machine.environment import usable_cores
+from wanrun.timing.clock import now
 from wanrun.weights.buffers import Memory
 
 if TYPE_CHECKING:
@@ -154,7 +154,6 @@ class Restore:
     Args:
         verify: 'fast' checks every row's crc32c; 'sha256' also the sha256 of every parameter that is read
             whole. Of one of which some rows are read, only their crc32c can be checked.
-        clock: tells the time for ``started_at`` and ``finished_at``.
         weights: a folder or URL that holds the components instead of the artifact's ``weights`` folder.
         memory: the destination, if it is allocated already; for the same rows.
         rows: by path, the rows to read of parameters that are not read whole: see ``Memory``.
@@ -175,7 +174,6 @@ class Restore:
         component: Component,
         pool: ThreadPoolExecutor,
         verify: Literal["fast", "sha256"] = "fast",
-        clock: Callable[[], float] = time.monotonic,
         weights: str | None = None,
         memory: Memory | None = None,
         rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
@@ -183,9 +181,12 @@ class Restore:
     ) -> None:
         self.name, self._component, self._verify = name, component, verify
         parameters = sorted(component.parameters.items())
-        self._clock, self._direct = clock, direct
-        self.started_at = self.finished_at = clock()
-        self._root = _component_root(artifact, component, weights)
+        self._direct, self.started_at = direct, now()
+        self._root: Path | str = artifact / component.folder
+        if weights is not None:
+            from wanrun.opened.location import component_location
+
+            self._root = component_location(weights, component.folder)
         if memory is None:
             memory = Memory(component, rows)
             memory.touch_ahead()
@@ -210,13 +211,10 @@ class Restore:
             for path, parameter in parameters
         }
 
-    def _is_whole(self, path: str) -> bool:
-        return len(self._rows[path]) == self._component.parameters[path].layout.rows
-
     def _read(self, path: str, parameter: Parameter, index: int) -> list[bytes]:
         """Reads one chunk; returns the sha256 digests of its rows if verify is 'sha256'."""
         if self._idle:
-            self._idle, self.started_at = False, self._clock()
+            self._idle, self.started_at = False, now()
         layout, root = parameter.layout, self._root
         try:
             if not isinstance(root, Path):
@@ -241,8 +239,6 @@ class Restore:
             return self._read_stored(path, parameter)
         except CancelledError:  # ``result`` raises it; stored in a future, it would keep the memory alive
             return []
-        finally:
-            self.finished_at = self._clock()
 
     def _read_stored(self, path: str, parameter: Parameter) -> list[bytes]:
         """Reads all wanted rows of a parameter through TensorStore, once; its chunks may ask in any order."""
@@ -287,8 +283,8 @@ class Restore:
             arrays = {}
             for path, parameter in self._component.parameters.items():
                 digests = [digest for future in self._futures[path] for digest in future.result()]
-                # The reader checks those that it has read.
-                if self._verify == "sha256" and path not in self._stored and self._is_whole(path):
+                whole = len(self._rows[path]) == parameter.layout.rows
+                if self._verify == "sha256" and whole and path not in self._stored:  # which the reader checks
                     what = f"weights are damaged: {self.name}/{path}"
                     check_digest(sha256_of(b"".join(digests)), parameter.sha256, what, REBUILD)
                 arrays[path] = self._memory.array(path, parameter.layout, bits)
@@ -310,11 +306,3 @@ class Restore:
             self._cancelled = True
             if self._reader is not None:
                 self._reader.cancel()
-
-
-def _component_root(artifact: Path, component: Component, weights: str | None) -> Path | str:
-    if weights is None:
-        return artifact / component.folder
-    from wanrun.opened.location import component_location
-
-    return component_location(weights, component.folder)

@@ -38,7 +38,6 @@ from wanrun.executables.store import Executables
 from wanrun.machine.jax_process import own_options
 from wanrun.machine.memory import Machine
 from wanrun.opened.artifact import OpenedArtifact
-from wanrun.timing.clock import now
 from wanrun.timing.spans import Span
 from wanrun.weights.buffers import Memory
 from wanrun.weights.layers import LayerStream
@@ -130,7 +129,6 @@ class WeightStore:
                 self.components[name],
                 self._readers,
                 self.opened.policy.verify,
-                clock=now,
                 weights=self.opened.policy.weights,
                 memory=self._memories.pop(name, None),
                 rows={} if way is None else way.rows,

@@ -15,7 +15,6 @@ from wanbuild.models.params import abstract_params, flatten
 from wanbuild.published.settings import PUBLISHED_TEXT_ENCODER, PUBLISHED_TRANSFORMERS, PUBLISHED_VAE
 from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.programs import Program
-from wanrun.errors import ArtifactError
 from wanrun.machine.memory import DEVICE_MARGIN, HOST_MARGIN, Machine
 from wanrun.opened.policy import LoadPolicy
 from wanrun.weights.experts import PLACEMENTS, Division, Footprint, Placement, choose_placement
@@ -129,18 +128,6 @@ def test_one_transformer_is_no_choice() -> None:
         machine = Machine(1 * MIB, 1 * MIB, True)
         found = choose_placement(model, taking(), {}, machine, policy_of(memory))
         assert (found.kind, found.needed) == ("both", 44 * MIB)
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [3, {"output_bytes": "7"}, {"temporary_bytes": -1}, {"code_bytes": 1.5}, {"output_bytes": True}],
-)
-def test_damaged_statistics_are_refused(numbers: Any) -> None:
-    with pytest.raises(
-        ArtifactError, match=r"statistics of prepare are damaged; expected \w+_bytes as a number"
-    ):
-        machine = Machine(PLENTY, PLENTY, True)
-        choose_placement(SMALL, taking(), {"prepare": numbers}, machine, LoadPolicy())
 
 
 # --- in words -------------------------------------------------------------------------------------------

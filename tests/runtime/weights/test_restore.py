@@ -30,6 +30,7 @@ from wanrun.artifact.manifest import Component, Manifest, read_manifest
 from wanrun.artifact.parameters import flat as flat_leaves
 from wanrun.artifact.parameters import nest
 from wanrun.errors import ArtifactError
+from wanrun.weights import restore as restore_module
 from wanrun.weights.restore import Restore
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -319,15 +320,16 @@ def test_device_put_aliases(tmp_path: Path, dtype: np.dtype) -> None:
         assert same_bits(placed, arrays[path])
 
 
-def test_the_clock_tells_when_files_were_read(converted: tuple[Path, Manifest]) -> None:
+def test_the_clock_tells_when_the_first_file_was_read(
+    converted: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     artifact, manifest = converted
     ticks = iter(range(1, 10_000))
+    monkeypatch.setattr(restore_module, "now", lambda: float(next(ticks)))
     with ThreadPoolExecutor(1) as pool:
-        component = manifest.components["text_encoder"]
-        reading = Restore(artifact, "text_encoder", component, pool, clock=lambda: float(next(ticks)))
+        reading = Restore(artifact, "text_encoder", manifest.components["text_encoder"], pool)
         reading.result()
-    chunks = sum(parameter.layout.chunks for parameter in component.parameters.values())
-    assert (reading.started_at, reading.finished_at) == (2, 2 + chunks)
+    assert (reading.started_at, next(ticks)) == (2, 3)
 
 
 # --- damage -------------------------------------------------------------------------------------------------
