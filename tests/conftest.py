@@ -120,6 +120,20 @@ def elsewhere(artifact: Path, golden: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def proxied_artifact(toy_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact as of ``build_proxied``. Not to be changed."""
+    from helpers.elsewhere import build_proxied
+
+    return shared(tmp_path_factory, "proxied", lambda folder: build_proxied(toy_artifact, folder))
+
+
+@pytest.fixture
+def proxied(proxied_artifact: Path, tmp_path: Path) -> Path:
+    """The same with a manifest of its own; its folders are links until a test calls ``own``."""
+    return linked(proxied_artifact, tmp_path / "proxied")
+
+
+@pytest.fixture(scope="session")
 def mesh_artifact(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for four devices, with the profile 96x64x5-b1-cfg and the target cpu-data2-context2."""
     store = str(compiled_store(tmp_path_factory))

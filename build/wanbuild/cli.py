@@ -191,9 +191,16 @@ def _convert(source: str | None, artifact: Path, **options: Any) -> None:
     show_default=True,
     help="The most steps of the scan form.",
 )
+@click.option(
+    "--proxies/--no-proxies",
+    default=True,
+    show_default=True,
+    help="For chips that are not here, also build small profiles and record their results, by which wanrun "
+    "checks the others there.",
+)
 @DEBUG
 def compile_command(artifact: Path, guidance: bool | None, **options: Any) -> None:
-    """Adds profiles: exports and compiles their programs. Executes nothing."""
+    """Adds profiles: exports and compiles their programs."""
     _compile(artifact, guidance=() if guidance is None else (guidance,), **options)
 
 
@@ -246,12 +253,20 @@ def _compile(artifact: Path, **options: Any) -> None:
     from wanbuild.programs.too_large import TooLargeError
 
     try:
-        compile_artifact(_compile_request(artifact, **options), report)
+        compile_artifact(request := _compile_request(artifact, **options), report)
     except TooLargeError as error:
         from wanbuild.plan.plan import fitting_instead
 
         raise fitting_instead(artifact, error) from error
+    if request.proxies:
+        _record_proxies(artifact)
     _warn_of_age(artifact)
+
+
+def _record_proxies(artifact: Path) -> None:
+    from wanbuild.check.proxy import record_proxies
+
+    record_proxies(artifact, report)
 
 
 def _warn_of_age(artifact: Path) -> None:
@@ -272,6 +287,7 @@ def refresh(artifact: Path) -> None:
     from wanbuild.programs.refresh import refresh_artifact
 
     refresh_artifact(artifact, report)
+    _record_proxies(artifact)
     report(f"refreshed {artifact}")
 
 

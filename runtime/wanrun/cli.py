@@ -87,11 +87,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command(
-    cls=Command,
-    no_args_is_help=True,
-    context_settings=dict(CONTEXT_SETTINGS),
-)
+@click.command(cls=Command, no_args_is_help=True, context_settings=dict(CONTEXT_SETTINGS))
 @takes_artifact(ENVIRONMENT)
 @options_of("Artifact")(
     "--list", "list_only", is_flag=True, help="Print the built profiles and targets, and exit."

@@ -62,11 +62,7 @@ def _keys() -> Mapping[str, str]:
 
 
 CONTEXT_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-        "token_normalize_func": understood,
-    }
+    {"help_option_names": ["-h", "--help"], "max_content_width": 110, "token_normalize_func": understood}
 )
 """Of both commands, for click."""
 

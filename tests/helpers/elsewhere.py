@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from helpers.damage import PROFILE, own
+from helpers.fast_compile import ARTIFACT_COMPILE
 from helpers.manifests import programs_of
 from wanrun.artifact.manifest import Recorded, read_manifest
-from wanrun.artifact.targets import Executable
+from wanrun.artifact.targets import Executable, Target
 from wanrun.files import sha256_of
 
 TARGET = "v9"
 """The target that looks as if it had been built elsewhere."""
 
+PROXY = "48x32x9-b1-cfg"
+"""The small profile that stands for the other one."""
+
 BREAKPOINT = b"\xcc"
 """An instruction of x86 that ends the process with SIGTRAP."""
 
 
-def put_golden(artifact: Path, golden: Mapping[str, Any] | None) -> None:
-    """Gives the artifact this recorded result of its profile; None: no result."""
+def put_golden(artifact: Path, golden: Mapping[str, Any] | None, profile: str = PROFILE) -> None:
+    """Gives the artifact this recorded result of a profile, and no other; None: no result."""
     manifest = read_manifest(artifact)
     if golden is None:
         manifest.changed(golden={}).write(artifact)
@@ -34,15 +40,15 @@ def put_golden(artifact: Path, golden: Mapping[str, Any] | None) -> None:
     (artifact / "golden").mkdir(exist_ok=True)
     file = f"golden/{sha256_of(data)[:12]}.json"
     (artifact / file).write_bytes(data)
-    manifest.changed(golden={PROFILE: Recorded(file=file, sha256=sha256_of(data))}).write(artifact)
+    manifest.changed(golden={profile: Recorded(file=file, sha256=sha256_of(data))}).write(artifact)
 
 
-def record(artifact: Path) -> dict[str, Any]:
-    """Runs the artifact's profile on its CPU target; returns the result to record."""
+def record(artifact: Path, profile: str = PROFILE) -> dict[str, Any]:
+    """Runs a profile on the artifact's CPU target; returns the result to record."""
     from wanrun.generation.load import load
     from wanrun.replay.golden import replayed
 
-    with load(artifact, embeddings="none", target="cpu") as pipeline:
+    with load(artifact, embeddings="none", target="cpu", profile=profile) as pipeline:
         return replayed(pipeline, pipeline.environment).as_json()
 
 
@@ -58,29 +64,50 @@ def build_elsewhere(artifact: Path, beside: bool = False, **facts: Any) -> None:
     manifest = read_manifest(artifact)
     target = manifest.targets["cpu"]
     said = {"topology": "cpu:1", "device_kinds": ["cpu", "CPU v9"], "platform_version": "a compiler"}
-    entries = {}
-    for name, entry in target.executables[PROFILE].items():
-        entries[name] = msgspec.structs.replace(entry, file=f"jit_{name}-elsewhere-cache")
+    entries: dict[str, dict[str, Executable]] = {}
+    for profile, name, entry in _entries(target):
+        file = entry.file.replace("-cache", "-elsewhere-cache")
+        entries.setdefault(profile, {})[name] = msgspec.structs.replace(entry, file=file)
         path = artifact / target.folder / entry.file
-        (path.with_name(entries[name].file)).write_bytes(path.read_bytes())
+        path.with_name(file).write_bytes(path.read_bytes())
+    for path in {artifact / target.folder / entry.file for _, _, entry in _entries(target)}:
         if not beside:
             path.unlink()
     changed = msgspec.structs.replace(
-        target, environment={**target.environment, **said, **facts}, executables={PROFILE: entries}
+        target, environment={**target.environment, **said, **facts}, executables=entries
     )
     targets = {TARGET: changed, **({"cpu": target} if beside else {})}
     manifest.changed(targets=targets).write(artifact)
 
 
-def put_executable(artifact: Path, name: str, data: bytes) -> None:
+def _entries(target: Target) -> list[tuple[str, str, Executable]]:
+    return [(profile, *one) for profile, each in target.executables.items() for one in each.items()]
+
+
+def build_proxied(toy_artifact: Path, folder: Path) -> None:
+    """Makes a copy of the toy artifact with a proxy of its profile, which alone is recorded, and one target,
+    which looks like one that was built elsewhere.
+    """
+    from helpers.artifacts import compile_fast
+    from wanbuild.programs.build_options import BuildOptions
+    from wanbuild.programs.compile import CompileRequest
+
+    shutil.copytree(toy_artifact, folder)
+    options = BuildOptions(dtype="float32")
+    compile_fast(CompileRequest(folder, ["cpu"], [(48, 32)], [9], options=options))
+    put_golden(folder, record(folder, PROXY), PROXY)
+    build_elsewhere(folder)
+
+
+def put_executable(artifact: Path, name: str, data: bytes, profile: str = PROFILE) -> None:
     """Gives the target other bytes as a program's executable, with a digest that fits."""
     manifest = read_manifest(artifact)
     target = manifest.targets[TARGET]
-    entries = dict(target.executables[PROFILE])
+    entries = dict(target.executables[profile])
     entry = entries[name]
     (artifact / target.folder / entry.file).write_bytes(data)
     entries[name] = Executable(entry.file, len(data), sha256_of(data))
-    changed = msgspec.structs.replace(target, executables={PROFILE: entries})
+    changed = msgspec.structs.replace(target, executables={**target.executables, profile: entries})
     manifest.changed(targets={**manifest.targets, TARGET: changed}).write(artifact)
 
 
@@ -119,6 +146,33 @@ def impostor(artifact: Path, name: str) -> bytes:
     data = jax.export.export(jax.jit(other), platforms=["cpu"])(**given).serialize()
     _, entry = compile_here(lower(bytes(data), name, record.donated, jax.devices("cpu")[0]))
     return entry
+
+
+def doctored(artifact: Path, name: str, patch: AbstractContextManager[Any]) -> bytes:
+    """Compiles the profile's program of this name with something of the models replaced.
+
+    Args:
+        artifact: its folder.
+        name: the program.
+        patch: replaces it while it is entered.
+
+    Returns:
+        The bytes of its entry in JAX's cache.
+    """
+    import jax
+
+    from wanbuild.programs.export import builder_of, export_program
+    from wanbuild.targets.target import resolve_target
+    from wanrun.executables.lowering import lower
+    from wanrun.executables.seam import compile_here
+
+    manifest = read_manifest(artifact)
+    builder = builder_of(manifest, manifest.profiles[PROFILE], resolve_target("cpu", {}))
+    (spec,) = (spec for spec in builder.programs() if spec.name == name)
+    with patch:
+        data = export_program(spec, "cpu")
+    record = programs_of(manifest, PROFILE, TARGET)[name]
+    return compile_here(lower(data, name, record.donated, jax.devices("cpu")[0], dict(ARTIFACT_COMPILE)))[1]
 
 
 def with_breakpoints(entry: bytes) -> bytes:

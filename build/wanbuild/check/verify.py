@@ -151,21 +151,30 @@ def record(artifact: Path, report: Report) -> None:
         start_jax()
         manifest = read_manifest(artifact)
         check_all(artifact, manifest, report, building=True)
-        golden = dict(manifest.golden)
         profiles = runnable_profiles(artifact, manifest, report)
         if not profiles:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
-            golden_run, preview = _run(artifact, manifest, profile, fitted)
-            text = json.dumps(golden_run.as_json(), sort_keys=True, indent=1)
-            digest = sha256_of(text.encode())
-            file = f"golden/{profile.name}-{digest[:12]}.json"
-            (artifact / "golden").mkdir(exist_ok=True)
-            replace_file(artifact / file, text.encode())
-            golden[profile.name] = Recorded(file=file, sha256=digest, preview=preview)
+            manifest = with_golden(artifact, manifest, profile, *_run(artifact, manifest, profile, fitted))
             report(f"{profile.name}: recorded")
-        manifest = add_embeddings(artifact, manifest.changed(golden=golden), profiles, (), report, report)
-        manifest.write(artifact)
+        add_embeddings(artifact, manifest, profiles, (), report, report).write(artifact)
+
+
+def with_golden(
+    artifact: Path,
+    manifest: Manifest,
+    profile: Profile,
+    golden: Golden,
+    preview: tuple[tuple[float, float, float], ...] = (),
+) -> Manifest:
+    """Writes a profile's recorded result, and returns a manifest that lists it."""
+    text = json.dumps(golden.as_json(), sort_keys=True, indent=1).encode()
+    digest = sha256_of(text)
+    file = f"golden/{profile.name}-{digest[:12]}.json"
+    (artifact / "golden").mkdir(exist_ok=True)
+    replace_file(artifact / file, text)
+    record = Recorded(file=file, sha256=digest, preview=preview)
+    return manifest.changed(golden={**manifest.golden, profile.name: record})
 
 
 def replay(artifact: Path, report: Report) -> dict[str, str]:

@@ -16,6 +16,7 @@ from wanbuild.programs.export import builder_of, profile_of, used_sets, with_pro
 from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
+from wanbuild.programs.proxies import proxies_of
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.programs.wiring import check_set
@@ -51,6 +52,7 @@ class CompileRequest:
         num_references: reference images of a VACE model.
         options: build options; the kernels come from the target.
         mesh: devices by axis; empty for one device.
+        proxies: whether small profiles are built too, by which chips that are not here check the others.
     """
 
     artifact: Path
@@ -62,6 +64,7 @@ class CompileRequest:
     num_references: int = 0
     options: BuildOptions = field(default_factory=BuildOptions)
     mesh: Sizes = field(default_factory=dict)
+    proxies: bool = False
 
     def shapes(self, manifest: Manifest) -> Iterator[Shape]:
         """Yields every combination of size, frame count and guidance, for the artifact of this manifest."""
@@ -230,6 +233,8 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
             builder_of(manifest, wanted[0], target)
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)
+            if request.proxies and (small := proxies_of(manifest, manifest.targets[target.name])):
+                manifest = build_target(artifact, manifest, target, list(small.values()), report)
     return manifest
 
 

@@ -139,6 +139,17 @@ class Executables:
                 futures.append(self._loaded[key])
         return futures
 
+    @own_options()
+    def compiled(self, profile: Profile, name: str) -> LoadedProgram:
+        """Compiles a program on this device, with the target's options; keeps nothing.
+
+        Raises:
+            ArtifactError: if the program is missing or damaged.
+        """
+        program = self._opened.programs(profile)[name]
+        lowered = self._lower(self._read(profile, name, program), self._target.options_of(name))
+        return LoadedProgram(compile_here(lowered)[0], program.inputs)
+
     def close(self) -> None:
         """Cancels queued loads and releases all executables."""
         with self._lock:

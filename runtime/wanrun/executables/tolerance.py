@@ -10,9 +10,21 @@ import numpy as np
 TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 5e-2})
 """Relative error allowed between kinds of machine and between compilers, by compute dtype.
 
-Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 latents by about 1e-2. Both bounds
-leave a factor of five to ten. A wrong weight or program changes the latents by more than 1e-1.
+Sums in another order change float32 latents by 1e-6 to 1e-5, and bfloat16 latents of two steps by 2e-2 to
+4e-2. A wrong weight or program changes the latents by more than 1e-1.
 """
+
+VELOCITY_TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 2.5e-2})
+"""The same of the transformer's own output: see ``wanrun.replay.velocity``. In bfloat16 right forms are
+4e-3 to 1.2e-2 apart, the most with sharp attention and 40 layers (docs/notes/chips.md, "Trust")."""
+
+W8A8_FACTOR = 4.0
+"""What all of these are multiplied by where activations are rounded to 8 bits: float8 velocities are 2.3e-2
+from the other form's, and the latents 1.3e-1."""
+
+ALIKE = 1e-2
+"""The same of one StableHLO compiled twice with the same options: a compiler may choose other kernels,
+and TF32 rounds at 1e-3."""
 
 LEVELS = 255
 """Of a frame's values, which are rounded: where latents agree exactly, they may differ by one."""

@@ -141,14 +141,15 @@ class Pipeline:
         """The facts about where programs run, as of a target's environment."""
         return self._opened.environment
 
-    def load_executables(self) -> None:
-        """Loads every executable of the loaded profile, whether or not a generation needs it.
+    def load_executables(self, profile: Profile | None = None) -> None:
+        """Loads every executable of a profile, or the loaded one, whether or not a generation needs it.
 
         Raises:
             ArtifactError: if one cannot be loaded.
         """
+        programs = self.session(profile or self.profile).programs
         with self._call(None):
-            for loading in self._session.programs.request(programs=self._session.programs):
+            for loading in programs.request(programs=programs):
                 loading.result()
 
     def encoded_at_lengths(self, prompt: str) -> dict[int, np.ndarray]:

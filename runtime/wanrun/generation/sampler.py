@@ -112,12 +112,12 @@ class Sampler:
         state: State = start_state(noise * np.float32(run.table.start), self.programs[name])
         for index, steps in enumerate(run.ranges):
             later = [others.transformer for others in run.ranges[index + 1 :]]
-            constant = self._prepare(run, conditions, steps)
+            constant = self.prepare(run, conditions, steps)
             state = self._steps(run, steps, name, state, constant, draw, later)
             del constant  # each expert has its own
         return conditions.finish(final_latents(state))
 
-    def _prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
+    def prepare(self, run: Denoising, conditions: Conditions, steps: ExpertRange) -> dict[str, Any]:
         """Returns the inputs that every step of an expert takes."""
         import jax
 

@@ -19,6 +19,9 @@ class StreamedStep:
         programs: the profile's programs.
         expert: the transformer component.
         given: the inputs that all steps take, as ``embeddings`` and conditions.
+
+    Attributes:
+        constant: the same, and what is computed of them once.
     """
 
     def __init__(self, programs: Programs, expert: str, given: Mapping[str, Any]) -> None:
@@ -26,8 +29,8 @@ class StreamedStep:
         self._layers, self._keys = (self._by_stack(role) for role in ("layer", "keys"))
         self._kv: dict[Layer, Any] = {}
         outside = programs.weights.opened.waits.result(self._stream.outside)
-        self._constant = {**given, OUTSIDE: outside}
-        self._constant |= self._run("context", self._constant)
+        given = {**given, OUTSIDE: outside}
+        self.constant = {**self._run("context", given), **given}
 
     def _by_stack(self, role: str) -> dict[str, str]:
         """Returns the programs of a role by the stack that they take a layer of."""
@@ -53,7 +56,7 @@ class StreamedStep:
         import jax
 
         try:
-            arrays = {**self._constant, **given}
+            arrays = {**self.constant, **given}
             arrays |= self._run("enter", arrays)
             for stack, number, weights in self._stream:
                 arrays |= {
@@ -72,6 +75,6 @@ class StreamedStep:
     def _kv_of(self, stack: str, number: int, weights: Any) -> Any:
         """Returns a layer's keys and values, which are computed before its first run."""
         if (stack, number) not in self._kv:
-            found = self._call(self._keys[stack], {**self._constant, stack: weights})
+            found = self._call(self._keys[stack], {**self.constant, stack: weights})
             self._kv[stack, number] = found["kv"]
         return self._kv[stack, number]

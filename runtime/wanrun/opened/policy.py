@@ -41,12 +41,10 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
         option("A built profile's name, instead of its shape.", default="the first built one that fits"),
     ] = None
     target: Annotated[
-        str | None,
-        option("A built target.", default="the one that matches this machine", section=LOADING),
+        str | None, option("A built target.", default="the one that matches this machine", section=LOADING)
     ] = None
     allow_compile: Annotated[
-        bool,
-        option("Compile programs without a fitting executable, into the user's cache.", section=LOADING),
+        bool, option("Compile programs without a fitting executable, into the user's cache.", section=LOADING)
     ] = False
     retune: Annotated[
         bool,
@@ -57,8 +55,7 @@ class LoadPolicy(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     verify: Annotated[
-        Literal["fast", "sha256"],
-        option("Checksums of the weights to check while reading.", section=LOADING),
+        Literal["fast", "sha256"], option("Checksums of the weights to check while reading.", section=LOADING)
     ] = "fast"
     """'fast' checks every row's crc32c; 'sha256' also every parameter's sha256."""
     memory: Annotated[

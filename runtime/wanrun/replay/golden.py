@@ -1,4 +1,5 @@
-"""The recorded result of a profile: two steps from a fixed seed, one step for each of two experts.
+"""The recorded result of a profile: two steps from a fixed seed, one step for each of two experts, and the
+velocity of each for fixed noise.
 
 On the kind of machine that recorded it, a replay has equal digests; elsewhere its samples agree within the
 recorded tolerance.
@@ -6,7 +7,7 @@ recorded tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,12 +17,21 @@ import numpy as np
 
 from wanrun.denoising.schedule import boundary_between
 from wanrun.errors import ArtifactError, VerificationError
-from wanrun.executables.tolerance import LEVELS, TOLERANCES, levels_apart, most_levels, relative_error
+from wanrun.executables.tolerance import (
+    LEVELS,
+    TOLERANCES,
+    VELOCITY_TOLERANCES,
+    levels_apart,
+    most_levels,
+    relative_error,
+)
 from wanrun.files import read_bounded, sha256_of
 from wanrun.generation.pipeline import Pipeline
 from wanrun.machine.cpu import cpu_features
 from wanrun.machine.environment import usable_cores
 from wanrun.replay.samples import sample_media
+from wanrun.replay.velocity import Start, velocity
+from wanrun.request.generation import Generation
 from wanrun.request.keywords import Loop
 from wanrun.request.profiles import has_guidance
 
@@ -48,6 +58,8 @@ class Golden:
         machine: environment of the machine: device, CPU features, package versions and number of cores.
         tolerance: relative error allowed on another kind of machine.
         frame_samples: evenly spaced values of the frames, 0 to 255.
+        velocity: evenly spaced values of ``replay.velocity``; none in an older record.
+        velocity_tolerance: relative error allowed of them on another kind of machine.
     """
 
     latents_sha256: str
@@ -56,6 +68,8 @@ class Golden:
     machine: Mapping[str, Any]
     tolerance: float
     frame_samples: tuple[int, ...]
+    velocity: tuple[float, ...] = ()
+    velocity_tolerance: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -89,9 +103,29 @@ def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | Non
         pipeline: the pipeline; no stored embedding is used.
         loop: the form of the loop; None for the pipeline's own.
     """
+    generation, dtype = recorded_generation(pipeline, loop), pipeline.profile.options.dtype
+    inputs = generation.read_media()
+    result = pipeline.run(generation, inputs=inputs)
+    start = Start.of(pipeline, generation, inputs)
+    moved = velocity(pipeline.session(pipeline.profile), start, generation.options["loop"])
+    return Golden(
+        sha256_of(result.latents.tobytes()),
+        sha256_of(result.frames.tobytes()),
+        tuple(float(value) for value in _sampled(result.latents)),
+        # The number of cores may decide the order in which partial sums are added.
+        {**environment, **_own_features(environment), "cores": usable_cores()},
+        TOLERANCES[dtype],
+        tuple(int(value) for value in _sampled(result.frames)),
+        tuple(float(value) for value in _sampled(moved)),
+        VELOCITY_TOLERANCES[dtype],
+    )
+
+
+def recorded_generation(pipeline: Pipeline, loop: str | None = None) -> Generation:
+    """Returns what is recorded of a pipeline's loaded profile; arguments as of ``replayed``."""
     manifest, profile = pipeline.manifest, pipeline.profile
     scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
-    result = pipeline.generate(
+    return pipeline.resolve(
         PROMPT,
         NEGATIVE_PROMPT,
         guidance_scale=scale,
@@ -101,15 +135,6 @@ def replayed(pipeline: Pipeline, environment: Mapping[str, Any], loop: str | Non
         loop=cast("Loop | None", loop),
         media=sample_media(manifest, profile),
     )
-    return Golden(
-        sha256_of(result.latents.tobytes()),
-        sha256_of(result.frames.tobytes()),
-        tuple(float(value) for value in _sampled(result.latents)),
-        # The number of cores may decide the order in which partial sums are added.
-        {**environment, **_own_features(environment), "cores": usable_cores()},
-        TOLERANCES[profile.options.dtype],
-        tuple(int(value) for value in _sampled(result.frames)),
-    )
 
 
 def _sampled(array: np.ndarray) -> np.ndarray:
@@ -117,8 +142,10 @@ def _sampled(array: np.ndarray) -> np.ndarray:
     return flat[np.linspace(0, flat.size - 1, min(SAMPLES, flat.size)).astype(np.int64)]
 
 
-def compare(expected: Golden, found: Golden) -> str:
+def compare(expected: Golden, found: Golden, factor: float = 1.0) -> str:
     """Compares a replay with the record, and returns how they agree, for a report.
+
+    ``factor`` multiplies the tolerances.
 
     Raises:
         VerificationError: if they do not agree.
@@ -133,21 +160,12 @@ def compare(expected: Golden, found: Golden) -> str:
                     remedy="the artifact does not compute what it did; rebuild it or record again",
                 )
         return "digests equal"
-    reference, values = np.asarray(expected.samples), np.asarray(found.samples)
-    if reference.shape != values.shape:
-        raise VerificationError(
-            "golden/ has another number of samples", expected=reference.size, found=values.size
-        )
-    error = relative_error(reference, values)
-    if not error <= expected.tolerance:
-        raise VerificationError(
-            "the latents differ from golden/ by more than another kind of machine explains",
-            expected=f"at most {expected.tolerance:g} relative",
-            found=f"{error:.2e}",
-            remedy="compare with the reference: wanbuild verify --source",
-        )
+    error = _apart("latents", expected.samples, found.samples, factor * expected.tolerance)
+    if expected.velocity:
+        most = factor * expected.velocity_tolerance
+        error = _apart("velocities", expected.velocity, found.velocity, most)
     frames, sampled = (np.asarray(one.frame_samples, np.float64) for one in (expected, found))
-    most, difference = most_levels(expected.tolerance), levels_apart(frames, sampled)
+    most, difference = most_levels(factor * expected.tolerance), levels_apart(frames, sampled)
     if not difference <= most:
         raise VerificationError(
             "the frames differ from golden/ by more than another kind of machine explains",
@@ -156,3 +174,19 @@ def compare(expected: Golden, found: Golden) -> str:
             remedy="compare with the reference: wanbuild verify --source",
         )
     return f"recorded on another kind of machine, relative difference {error:.1e}"
+
+
+def _apart(what: str, expected: Sequence[float], found: Sequence[float], most: float) -> float:
+    """Returns the relative error of samples. Raises VerificationError if it is too large."""
+    if len(expected) != len(found):
+        raise VerificationError(
+            f"golden/ has another number of samples of the {what}", expected=len(expected), found=len(found)
+        )
+    if not (error := relative_error(np.asarray(expected), np.asarray(found))) <= most:
+        raise VerificationError(
+            f"the {what} differ from golden/ by more than another kind of machine explains",
+            expected=f"at most {most:g} relative",
+            found=f"{error:.2e}",
+            remedy="compare with the reference: wanbuild verify --source",
+        )
+    return error

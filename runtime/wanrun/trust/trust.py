@@ -18,6 +18,7 @@ from wanrun.artifact.select import SelectedTarget
 from wanrun.errors import ArtifactError
 from wanrun.errors import field as option
 from wanrun.machine.attached import ROOT
+from wanrun.trust.proxy import witness_of
 from wanrun.trust.trial import run_trial
 from wanrun.trust.verdict import Verdict, drop_verdict, keep_verdict, read_verdict, trial_facts, verdict_file
 
@@ -66,13 +67,13 @@ class Trust:
         facts, name = self.facts(profile), self.selected.name
         verdict = read_verdict(facts)
         if verdict is None:
-            if profile.name not in self.manifest.golden:
+            if witness_of(self.manifest, self.selected.target, profile) is None:
                 raise self._error(
                     f"of profile {profile.name} cannot be checked",
                     expected="a recorded result",
                     found="none in golden/",
-                    remedy="run wanbuild verify --record where another target of this profile runs, or "
-                    f"compile here with {option('allow_compile')}",
+                    remedy="run wanbuild compile for this target where it was built, which records a small "
+                    f"profile's, or compile here with {option('allow_compile')}",
                 )
             report(
                 f"checking the executables on this chip: target {name}, profile {profile.name}, "

@@ -16,6 +16,7 @@ from wanrun.errors import unwritable
 from wanrun.files import canonical_json, read_bounded, replace_file, sha256_of, user_cache
 from wanrun.machine.attached import ROOT, attached
 from wanrun.machine.environment import package_versions
+from wanrun.trust.proxy import witness_of
 
 MAX_VERDICT_BYTES = 2**16
 """The largest file of a verdict, in bytes; real ones have about one kilobyte."""
@@ -73,13 +74,17 @@ def trial_facts(
     """
     platform_name = selected.target.environment["platform"]
     there = attached(platform_name, root)
-    golden, entries = manifest.golden.get(profile.name), selected.target.executables.get(profile.name, {})
+    built = selected.target.executables
+    recorded = witness_of(manifest, selected.target, profile)
+    entries = [built.get(one.name, {}) for one in dict.fromkeys((profile, recorded or profile))]
     return {
         "content_digest": manifest.content_digest,
         "target": selected.name,
         "profile": profile.name,
-        "executables": sha256_of(canonical_json({name: one.sha256 for name, one in entries.items()})),
-        "golden": None if golden is None else golden.sha256,
+        "executables": sha256_of(
+            canonical_json([{name: one.sha256 for name, one in each.items()} for each in entries])
+        ),
+        "golden": None if recorded is None else manifest.golden[recorded.name].sha256,
         "packages": package_versions(platform_name),
         "driver": "" if there is None else there.driver,
         "chip": [] if there is None else list(there.chips),

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import jax.numpy as jnp
 import pytest
 
-from helpers.damage import PROFILE
-from helpers.elsewhere import TARGET, build_elsewhere, impostor, put_executable, put_golden
+from helpers.damage import PROFILE, own
+from helpers.elsewhere import (
+    PROXY,
+    TARGET,
+    build_elsewhere,
+    doctored,
+    impostor,
+    put_executable,
+    put_golden,
+)
+from wanbuild.models.attention import BlockedAttention
+from wanbuild.models.blocks import WanAttention
 from wanrun.artifact.manifest import read_manifest
 from wanrun.replay.trial import tried
 from wanrun.trust.verdict import Verdict
@@ -98,9 +110,70 @@ def test_another_chip(artifact: Path, golden: dict[str, Any]) -> None:
 def test_damaged_weights_are_no_matter_of_executables(
     outcome: Callable[[], Verdict], elsewhere: Path
 ) -> None:
-    from helpers.damage import flip, own
+    from helpers.damage import flip
 
     own(elsewhere, "weights")
     flip(max((elsewhere / "weights/vae").rglob("c/*/*"), key=lambda path: path.stat().st_size), 3)
     verdict = outcome()
     assert not verdict.passed and not verdict.keep and "weights are damaged" in verdict.reason, verdict.reason
+
+
+def tried_by_proxy(artifact: Path) -> Verdict:
+    """Tries the profile without a recorded result."""
+    return tried(artifact, TARGET, PROFILE, None, lambda verdict: None)
+
+
+def test_a_profile_without_a_record_is_tried_by_its_proxy(proxied: Path) -> None:
+    told: list[str] = []
+    verdict = tried(proxied, TARGET, PROFILE, None, lambda verdict: told.append(verdict.reason))
+    assert verdict.passed, verdict.reason
+    own, steps = verdict.reason.split("; ")
+    assert own == "recorded on another kind of machine, relative difference 0.0e+00"
+    expected = f"the steps of {PROFILE} agree with those of {PROXY} within "
+    assert steps.startswith(expected) and float(steps.removeprefix(expected)) < 1e-5
+    assert told[2:] == [
+        f"while they repeated the tokens of {PROXY}",
+        "while their programs were compiled here, and compared",
+    ]
+
+
+def one_key_dropped() -> Any:
+    """Attention of the large profile's 72 tokens to 71 of them."""
+    own = BlockedAttention.__call__
+
+    def attend(self: BlockedAttention, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        kept = slice(None) if k.shape[1] != 72 else slice(1, None)
+        return own(self, q, k[:, kept], v[:, kept], mask)
+
+    return mock.patch.object(BlockedAttention, "__call__", attend)
+
+
+def rows_permuted() -> Any:
+    """The rows of all layers' values lie in another order."""
+    own = WanAttention.value
+    return mock.patch.object(WanAttention, "value", lambda self, x: jnp.roll(own(self, x), 1, -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "patch", "reason"),
+    [
+        ("denoise_step", one_key_dropped, f"the steps of {PROFILE} differ from those of {PROXY}"),
+        ("denoise_loop", rows_permuted, f"the steps of {PROFILE} differ from those of {PROXY}"),
+        ("prepare", rows_permuted, f"the steps of {PROFILE} differ from those of {PROXY}"),
+    ],
+)
+def test_doctored_steps_of_a_profile_without_a_record(
+    proxied: Path, name: str, patch: Callable[[], Any], reason: str
+) -> None:
+    own(proxied, "executables")
+    put_executable(proxied, name, doctored(proxied, name, patch()))
+    verdict = tried_by_proxy(proxied)
+    assert not verdict.passed and verdict.keep and verdict.reason.startswith(reason), verdict.reason
+
+
+def test_a_doctored_decoder_of_a_profile_without_a_record(proxied: Path) -> None:
+    own(proxied, "executables")
+    put_executable(proxied, "decode_video", impostor(proxied, "decode_video"))
+    verdict = tried_by_proxy(proxied)
+    assert not verdict.passed and verdict.keep
+    assert verdict.reason.startswith("decode_video differs from what is compiled here by "), verdict.reason

@@ -117,9 +117,8 @@ def test_without_a_record_nothing_is_tried(elsewhere: Path) -> None:
     tried = Tried(elsewhere, PASSED)
     assert message(tried.establish) == (
         f"the executables of target {TARGET} of profile {PROFILE} cannot be checked; "
-        "expected a recorded result; found none in golden/; run wanbuild verify --record "
-        "where another target of this profile runs, "
-        "or compile here with allow_compile"
+        "expected a recorded result; found none in golden/; run wanbuild compile for this target where it "
+        "was built, which records a small profile's, or compile here with allow_compile"
     )
     assert tried.tried == []
 

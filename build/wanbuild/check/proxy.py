@@ -1,0 +1,99 @@
+"""Records results of small profiles, on this machine, for targets whose chips are not here."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from wanbuild.check.verify import with_golden
+from wanbuild.devices import open_exactly
+from wanbuild.programs.build_options import BuildOptions, Shape
+from wanbuild.programs.compile import CompileRequest, compile_artifact
+from wanbuild.programs.proxies import proxies_of
+from wanbuild.staging import changing
+from wanrun.artifact.manifest import TRANSFORMERS, Manifest, read_manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.select import select_target
+from wanrun.errors import WanError
+from wanrun.generation.load import load
+from wanrun.machine.memory import host_memory_bytes
+from wanrun.replay.golden import Golden, replayed
+from wanrun.terminal.temporary import temporary_folder
+
+Report = Callable[[str], None]
+
+STREAMED_FROM = 0.5
+"""The part of this machine's memory that a transformer may take before its layers are streamed."""
+
+
+def record_proxies(artifact: Path, report: Report) -> None:
+    """Records the results of an artifact's proxies that have none; what cannot be recorded is reported.
+
+    Args:
+        artifact: the artifact's folder.
+        report: gets one line per proxy.
+    """
+    artifact = artifact.resolve()
+    manifest = read_manifest(artifact)
+    for name in sorted(_unrecorded(manifest)):
+        proxy = manifest.profiles[name]
+        report(f"{name}: its video is made on this machine, by which the chips' executables are checked")
+        try:
+            golden = _recorded_here(artifact, manifest, proxy)
+        except (WanError, MemoryError) as error:
+            report(f"{name}: not recorded, so wanrun will refuse what it stands for: {error}")
+            continue
+        with changing(artifact):
+            with_golden(artifact, read_manifest(artifact), proxy, golden).write(artifact)
+        report(f"{name}: recorded")
+
+
+def _unrecorded(manifest: Manifest) -> set[str]:
+    """Returns the names of the built proxies that have no recorded result."""
+    return {
+        small.name
+        for target in manifest.targets.values()
+        for small in proxies_of(manifest, target).values()
+        if small.name in target.executables and small.name not in manifest.golden
+    }
+
+
+def _recorded_here(artifact: Path, manifest: Manifest, proxy: Profile) -> Golden:
+    """Compiles a profile for this machine, in a folder of its own, and returns what it makes."""
+    streams = manifest.components[TRANSFORMERS[0]].nbytes > STREAMED_FROM * host_memory_bytes()
+    options = BuildOptions.of(replace(proxy.options, loop="stream" if streams else "step"))
+    shape = Shape.of(proxy)
+    with temporary_folder(Path(tempfile.gettempdir())) as folder:
+        shutil.copytree(artifact / "tokenizer", folder / "tokenizer")
+        empty = manifest.changed(profiles={}, program_sets={}, targets={}, golden={}, embeddings={})
+        empty.write(folder)
+        compile_artifact(
+            CompileRequest(
+                folder,
+                sizes=[(shape.width, shape.height)],
+                frames=[shape.num_frames],
+                guidance=[shape.guidance],
+                num_videos=shape.num_videos,
+                num_references=shape.num_references,
+                options=options,
+            ),
+            lambda line: None,
+        )
+        built = read_manifest(folder)
+        environment = select_target(built, folder, built.profiles[proxy.name]).target.environment
+        open_exactly(environment["platform"], 1)
+        with load(
+            folder,
+            profile=proxy.name,
+            weights=str(artifact / "weights"),
+            memory="stream" if streams else "low",
+            embeddings="none",
+            tuned=False,
+            lazy=True,
+            progress=True,
+        ) as pipeline:
+            return replayed(pipeline, environment)

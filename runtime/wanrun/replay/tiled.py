@@ -1,0 +1,103 @@
+"""Compares a profile's steps with those of a small profile, where both see the same tokens.
+
+All layers of a transformer treat tokens alike, and attention to keys that are each there k times is attention
+to the keys once. So for latents of a large profile that repeat each token of a small one k times, with the
+rotary tables of the repeated tokens, the velocity is such a repetition too. The small profile's result was
+recorded elsewhere; the large one's takes a chip.
+
+Equal tokens lie side by side: a block of keys that is lost takes whole tokens with it. The rotary tables are
+those of the large profile's far corner: attention knows distances alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.executables.tolerance import relative_error
+from wanrun.generation.pipeline import Pipeline
+from wanrun.replay.velocity import Start, velocity
+from wanrun.request.options import latents_shape
+from wanrun.trust.proxy import grid_of, patch_of
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Which token of a small profile each token of a large one repeats.
+
+    Attributes:
+        patch: a token's latent rows and columns.
+        small: rows and columns of a frame's tokens.
+        large: likewise.
+        frames: latent frames, of both.
+    """
+
+    patch: tuple[int, int]
+    small: tuple[int, int]
+    large: tuple[int, int]
+    frames: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, small: Profile, large: Profile) -> Tiling:
+        """Returns that of two profiles, of which the small one is a proxy: see ``witness_of``."""
+        frames = latents_shape(manifest, small)[2]
+        return cls(patch_of(manifest), grid_of(manifest, small), grid_of(manifest, large), frames)
+
+    @cached_property
+    def _source(self) -> np.ndarray:
+        """The small profile's token, of a frame, that each of the large one's repeats: equal runs."""
+        (rows, columns), (height, width) = self.small, self.large
+        return np.arange(height * width) // (height * width // (rows * columns))
+
+    def cells(self, array: np.ndarray) -> np.ndarray:
+        """Repeats the tokens of an array (..., h, w) of latent cells."""
+        (p, q), (rows, columns), (height, width) = self.patch, self.small, self.large
+        other = array.shape[:-2]
+        tokens = array.reshape(*other, rows, p, columns, q).swapaxes(-3, -2)
+        tokens = tokens.reshape(*other, -1, p, q)[..., self._source, :, :]
+        tokens = tokens.reshape(*other, height, width, p, q).swapaxes(-3, -2)
+        return np.ascontiguousarray(tokens.reshape(*other, height * p, width * q))
+
+    def table(self, array: np.ndarray) -> np.ndarray:
+        """Returns a rotary table (S, ...) of the large profile for the tokens that it repeats."""
+        (rows, columns), (height, width) = self.small, self.large
+        row, column = np.divmod(self._source, columns)
+        corner = (row + height - rows) * width + column + width - columns
+        frame = np.arange(self.frames)[:, None] * (height * width)
+        index = np.arange(len(array))  # on a mesh there is padding behind the tokens
+        index[: self.frames * height * width] = (frame + corner).ravel()
+        return array[index]
+
+
+def apart(pipeline: Pipeline, start: Start, large: Profile, form: str) -> float:
+    """Returns how far a profile's velocities are from the repetition of a small one's, relative.
+
+    Args:
+        pipeline: it has loaded the small profile.
+        start: what the small profile's velocities are computed from.
+        large: the profile whose steps are compared.
+        form: the form of the loop.
+
+    Raises:
+        ArtifactError: if a program or weights cannot be loaded.
+        WanError: if velocities are not finite.
+    """
+    import jax
+
+    tiling = Tiling.of(pipeline.manifest, pipeline.profile, large)
+    one, other = pipeline.session(pipeline.profile), pipeline.session(large)
+
+    def repeated(array: Any) -> np.ndarray:
+        values = np.asarray(array)
+        return tiling.cells(values) if values.shape[-2:] == start.noise.shape[-2:] else values
+
+    given = other.programs.weights.put(jax.tree.map(repeated, dict(start.conditions.steps)))
+    conditions = replace(start.conditions, steps=given)
+    large_start = replace(start, noise=repeated(start.noise), conditions=conditions)
+    found = velocity(other, large_start, form, tiling.table)
+    return relative_error(repeated(velocity(one, start, form)), found)

@@ -1,0 +1,48 @@
+"""Small profiles that stand for large ones, whose results take a chip or a day of a CPU to record."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from wanrun.artifact.manifest import Manifest
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.targets import Target
+
+
+def patch_of(manifest: Manifest) -> tuple[int, int]:
+    """Returns the latent rows and columns of a transformer's token."""
+    _, rows, columns = manifest.configs["transformer"]["patch_size"]
+    return rows, columns
+
+
+def grid_of(manifest: Manifest, profile: Profile) -> tuple[int, int]:
+    """Returns the rows and columns of the tokens of a profile's frame."""
+    rows, columns = (patch * manifest.model.vae_spatial for patch in patch_of(manifest))
+    return profile.height // rows, profile.width // columns
+
+
+def stands_for(manifest: Manifest, small: Profile, large: Profile) -> bool:
+    """Returns whether profiles differ in nothing but their size, and the large one can repeat the small."""
+    (rows, columns), (height, width) = grid_of(manifest, small), grid_of(manifest, large)
+    fits = rows <= height and columns <= width and (height * width) % (rows * columns) == 0
+    same = replace(small, width=large.width, height=large.height, index=large.index) == large
+    return fits and same and small.name != large.name
+
+
+def witness_of(manifest: Manifest, target: Target, profile: Profile) -> Profile | None:
+    """Returns the profile whose recorded result tells of another's executables: itself, if it has one, or the
+    smallest that stands for it. None without one.
+    """
+    if profile.name in manifest.golden:
+        return profile
+    return min(
+        (
+            other
+            for other in manifest.profiles.values()
+            if other.name in manifest.golden
+            and other.name in target.executables
+            and stands_for(manifest, other, profile)
+        ),
+        key=lambda other: other.width * other.height,
+        default=None,
+    )
