@@ -52,7 +52,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "components source",
             "hub lora toy programs",
             "recipe conversion",
-            "check plan",
+            "check plan share",
             "calibrate",
             "cli",
             "__main__",

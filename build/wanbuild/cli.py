@@ -10,8 +10,10 @@ import click
 
 from wanbuild.building import DEBUG, Building
 from wanbuild.calibrate.command import calibrate_command
+from wanbuild.check.command import embed_command, inspect_command, verify_command, warn_of_age
 from wanbuild.conversion.flags import convert_options
 from wanbuild.plan.flags import plan_options
+from wanbuild.share.command import oci_command
 from wanbuild.targets.chips import CHIPS, W8A8
 from wanbuild.targets.mesh import USES, parse_mesh
 from wanbuild.variants.table import MODULES
@@ -260,23 +262,13 @@ def _compile(artifact: Path, **options: Any) -> None:
         raise fitting_instead(artifact, error) from error
     if request.proxies:
         _record_proxies(artifact)
-    _warn_of_age(artifact)
+    warn_of_age(artifact)
 
 
 def _record_proxies(artifact: Path) -> None:
     from wanbuild.check.proxy import record_proxies
 
     record_proxies(artifact, report)
-
-
-def _warn_of_age(artifact: Path) -> None:
-    """Warns of programs that will soon be too old for newer versions of JAX."""
-    from wanbuild.programs.export_age import age_warning
-    from wanrun.artifact.manifest import read_manifest
-
-    for programs in read_manifest(artifact).program_sets.values():
-        if (old := age_warning(artifact, programs)) is not None:
-            warn(old)
 
 
 @wanbuild.command(cls=Building)
@@ -289,73 +281,6 @@ def refresh(artifact: Path) -> None:
     refresh_artifact(artifact, report)
     _record_proxies(artifact)
     report(f"refreshed {artifact}")
-
-
-@wanbuild.command(cls=Building)
-@_ARTIFACT
-@click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
-@click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
-@click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
-@DEBUG
-def verify(artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None) -> None:
-    """Checks every file, and replays what was recorded."""
-    import json
-
-    from wanbuild.check import verify as verification
-    from wanrun.files import replace_file
-
-    outcome: dict[str, Any]
-    verdict = "verified"
-    if record and source is not None:
-        raise UsageError("--record and --source exclude each other", remedy="run verify twice")
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise UsageError(f"--json {json_file} cannot be written", remedy="name a file in an existing folder")
-    if record:
-        verification.record(artifact, report)
-        outcome = {"recorded": True}
-    elif source is not None:
-        from wanbuild.check.reference import compare_with_reference
-
-        outcome = compare_with_reference(artifact, source, steps, report)
-    else:
-        outcome = {"profiles": verification.replay(artifact, report)}
-        if not outcome["profiles"]:
-            verdict = "is whole, and nothing was replayed"
-    if json_file is not None:
-        replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
-    _warn_of_age(artifact)
-    report(f"{artifact} {verdict}")
-
-
-@wanbuild.command()
-@_ARTIFACT
-@click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
-@DEBUG
-def embed(artifact: Path, prompts: tuple[str, ...]) -> None:
-    """Adds prompt embeddings, which need no text encoder later."""
-    from wanbuild.check.embed import embed_prompts
-
-    manifest = embed_prompts(artifact, prompts, report, warn)
-    report(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
-
-
-@wanbuild.command()
-@_ARTIFACT
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@DEBUG
-def inspect(artifact: Path, as_json: bool) -> None:
-    """Prints the contents of an artifact."""
-    import json
-
-    from wanbuild.check.inspect import summary, table
-    from wanrun.artifact.manifest import read_manifest
-
-    manifest = read_manifest(artifact)
-    if as_json:
-        print_result(*json.dumps(summary(manifest), indent=2, sort_keys=True).split("\n"))
-    else:
-        print_result(*table(manifest))
 
 
 @wanbuild.command(cls=Building)
@@ -384,7 +309,9 @@ def build(recipe: Path, force: bool, if_changed: bool) -> None:
         check_request(_compile_request(plan.artifact, **plan.compile), model.manifest)
     _convert(plan.source, plan.artifact, force=force or if_changed, **plan.convert)
     _compile(plan.artifact, **plan.compile)
-    record(plan.artifact, report)
+    targets = plan.compile.get("targets", ["local"])
+    if any(name.split("-")[0] not in CHIPS for name in targets):  # else nothing runs here but proxies
+        record(plan.artifact, report)
     mark_built(plan.artifact, digest)
 
 
@@ -412,4 +339,5 @@ SAMPLE_SIZE, SAMPLE_FRAMES = (192, 128), 17
 """Width and height, and the number of frames, of the sample videos beside a toy checkpoint."""
 
 
-wanbuild.add_command(calibrate_command)
+for _command in (calibrate_command, embed_command, inspect_command, oci_command, verify_command):
+    wanbuild.add_command(_command)

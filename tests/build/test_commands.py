@@ -157,6 +157,9 @@ def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("compile", (artifact,), {"frames": [81, 5], "sizes": [(64, 32)]}),
         ("record", artifact),
     ]
+    path.write_text('source = "s"\nartifact = "a"\n[compile]\ntargets = ["h100", "v6e-8-w8a8"]\n')
+    assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
+    assert calls[-1] == ("compile", (artifact,), {"targets": ["h100", "v6e-8-w8a8"]})  # nothing runs here
 
 
 def test_a_recipe_is_built_again_if_something_has_changed(

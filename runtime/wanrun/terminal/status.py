@@ -38,6 +38,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "trial": "trying executables that were built elsewhere",
         "wait": "waiting for the device",
         "warmup": "warming up",
+        "write": "writing a layer",
     }
 )
 """What is said of a span, by its phase, with its label, which may follow; others are not shown."""

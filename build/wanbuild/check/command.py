@@ -1,0 +1,92 @@
+"""The commands that look at an artifact: ``wanbuild verify``, ``embed`` and ``inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wanbuild.building import DEBUG, Building
+from wanrun.command import takes_artifact
+from wanrun.errors import UsageError
+from wanrun.terminal.lines import print_result, report, warn
+
+
+def warn_of_age(artifact: Path) -> None:
+    """Warns of programs that will soon be too old for newer versions of JAX."""
+    from wanbuild.programs.export_age import age_warning
+    from wanrun.artifact.manifest import read_manifest
+
+    for programs in read_manifest(artifact).program_sets.values():
+        if (old := age_warning(artifact, programs)) is not None:
+            warn(old)
+
+
+@click.command("verify", cls=Building)
+@takes_artifact()
+@click.option("--record", is_flag=True, help="Write golden/ instead of replaying it.")
+@click.option("--source", help="Compare with diffusers on this checkpoint, a folder or a hub id.")
+@click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Steps for --source.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome to this file.")
+@DEBUG
+def verify_command(
+    artifact: Path, record: bool, source: str | None, steps: int, json_file: Path | None
+) -> None:
+    """Checks every file, and replays what was recorded."""
+    import json
+
+    from wanbuild.check import verify as verification
+    from wanrun.files import replace_file
+
+    outcome: dict[str, Any]
+    verdict = "verified"
+    if record and source is not None:
+        raise UsageError("--record and --source exclude each other", remedy="run verify twice")
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise UsageError(f"--json {json_file} cannot be written", remedy="name a file in an existing folder")
+    if record:
+        verification.record(artifact, report)
+        outcome = {"recorded": True}
+    elif source is not None:
+        from wanbuild.check.reference import compare_with_reference
+
+        outcome = compare_with_reference(artifact, source, steps, report)
+    else:
+        outcome = {"profiles": verification.replay(artifact, report)}
+        if not outcome["profiles"]:
+            verdict = "is whole, and nothing was replayed"
+    if json_file is not None:
+        replace_file(json_file, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode())
+    warn_of_age(artifact)
+    report(f"{artifact} {verdict}")
+
+
+@click.command("embed")
+@takes_artifact()
+@click.option("--prompt", "prompts", multiple=True, help="Repeatable.  [default: the negative prompt]")
+@DEBUG
+def embed_command(artifact: Path, prompts: tuple[str, ...]) -> None:
+    """Adds prompt embeddings, which need no text encoder later."""
+    from wanbuild.check.embed import embed_prompts
+
+    manifest = embed_prompts(artifact, prompts, report, warn)
+    report(f"{artifact} has {len(manifest.embeddings)} prompt embedding(s)")
+
+
+@click.command("inspect")
+@takes_artifact()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@DEBUG
+def inspect_command(artifact: Path, as_json: bool) -> None:
+    """Prints the contents of an artifact."""
+    import json
+
+    from wanbuild.check.inspect import summary, table
+    from wanrun.artifact.manifest import read_manifest
+
+    manifest = read_manifest(artifact)
+    if as_json:
+        print_result(*json.dumps(summary(manifest), indent=2, sort_keys=True).split("\n"))
+    else:
+        print_result(*table(manifest))

@@ -1,0 +1,1 @@
+"""Puts artifacts where many machines fetch them from."""

@@ -1,0 +1,196 @@
+"""Writes an artifact as an OCI image layout, which standard tools push and clusters mount.
+
+Sources: the OCI image specification 1.1 (image-layout, manifest, config, layer, annotations). Each layer is
+an uncompressed tar archive: Kubernetes' image volumes unpack tar alone, and weights do not compress.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wanbuild.progress import Progress
+from wanbuild.share.chosen import with_targets
+from wanbuild.share.layers import layers_of
+from wanbuild.share.tar import write_tar
+from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
+from wanrun.errors import UsageError, unwritable
+from wanrun.files import canonical_json, fsync_directory, replace_file, sha256_of
+from wanrun.intact import check_intact
+from wanrun.terminal.temporary import temporary_path
+from wanrun.units import in_bytes
+
+MARKER = "oci-layout"
+VERSION = {"imageLayoutVersion": "1.0.0"}
+TYPES = "application/vnd.oci.image"
+NAME = "org.opencontainers.image.ref.name"
+"""The annotation that names an image of a layout."""
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+"""What a registry takes as a tag."""
+ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
+"""OCI's names of machines."""
+MAX_INDEX_BYTES = 2**24
+
+Descriptor = dict[str, Any]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OciRequest:
+    """What is written.
+
+    Args:
+        artifact: the artifact's folder.
+        folder: the layout's folder; images of other names that are there stay.
+        tag: the image's name in the layout.
+        targets: the targets that it has; empty for all.
+        licence: of the weights, as an SPDX expression; None if it is not said.
+    """
+
+    artifact: Path
+    folder: Path
+    tag: str = "latest"
+    targets: Collection[str] = ()
+    licence: str | None = None
+
+
+def write_layout(request: OciRequest, report: Report) -> str:
+    """Writes an artifact as an image, and returns the digest of its manifest.
+
+    The same artifact gives the same bytes. Layers that are there are not written again. The layout's index is
+    replaced last: if this is killed, the layout has the images that it had.
+
+    Args:
+        request: what is written.
+        report: gets one line per check and layer.
+
+    Raises:
+        ArtifactError: if the artifact is damaged.
+        UsageError: for a folder that is something else, a tag that no registry takes, or an unknown target.
+    """
+    artifact, folder = request.artifact, request.folder
+    if TAG.fullmatch(request.tag) is None:
+        raise UsageError(
+            "the tag is none that a registry takes",
+            expected="letters, digits, '.', '_' and '-', 128 at most",
+            found=request.tag,
+        )
+    manifest = with_targets(read_manifest(artifact), artifact, request.targets)
+    index = _index(folder)
+    check_intact(artifact, manifest, report)
+    try:
+        (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        replace_file(folder / MARKER, canonical_json(VERSION))
+        image = _write_image(request, manifest, report)
+        others = [one for one in index if one.get("annotations", {}).get(NAME) != request.tag]
+        listed = [*others, {**image, "annotations": {NAME: request.tag}}]
+        text = {"schemaVersion": 2, "mediaType": f"{TYPES}.index.v1+json", "manifests": listed}
+        replace_file(folder / "index.json", canonical_json(text))
+    except OSError as error:
+        raise unwritable(f"the layout {folder}", error, "choose another folder") from error
+    return str(image["digest"])
+
+
+def _index(folder: Path) -> list[Descriptor]:
+    """Returns the images of a layout; none if the folder is new or empty.
+
+    Raises:
+        UsageError: if it is something else.
+    """
+    try:
+        if not folder.exists() or not any(folder.iterdir()):
+            return []
+        if json.loads((folder / MARKER).read_text()) != VERSION:
+            raise ValueError("another version")
+        path = folder / "index.json"
+        found = json.loads(path.read_text())["manifests"] if path.exists() else []
+        if not all(isinstance(one, dict) for one in found):
+            raise ValueError("images that are none")
+        return list(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder} is not an OCI image layout",
+            expected="one, or a new or empty folder",
+            found=str(error)[:200],
+            remedy="choose another folder",
+        ) from None
+
+
+def _write_image(request: OciRequest, manifest: Manifest, report: Report) -> Descriptor:
+    """Writes an image's layers, its config and its manifest; returns the manifest's descriptor."""
+    layers: list[Descriptor] = []
+    for layer in layers_of(request.artifact, manifest):
+        content: dict[str, Path | bytes] = {name: request.artifact / name for name in layer.files}
+        if MANIFEST in content:
+            content[MANIFEST] = manifest.encoded()
+        layers.append(_write_layer(request.folder, layer.title, content))
+        report(f"{layer.title:<24} {in_bytes(layers[-1]['size'])}")
+    config = {
+        "architecture": _architecture(manifest),
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
+    }
+    image = {
+        "schemaVersion": 2,
+        "mediaType": f"{TYPES}.manifest.v1+json",
+        "config": _write_json(request.folder, config, f"{TYPES}.config.v1+json"),
+        "layers": layers,
+        "annotations": _annotations(manifest, request.licence),
+    }
+    return _write_json(request.folder, image, f"{TYPES}.manifest.v1+json")
+
+
+def _architecture(manifest: Manifest) -> str:
+    """Returns OCI's name of the machine that the targets are for: runtimes take no image of another."""
+    machines = {str(target.environment.get("machine")) for target in manifest.targets.values()}
+    return ARCHITECTURES.get(next(iter(machines), ""), "amd64") if len(machines) == 1 else "amd64"
+
+
+def _annotations(manifest: Manifest, licence: str | None) -> dict[str, str]:
+    """Returns what the image says of itself: OCI's keys, then ours."""
+    repository, revision = (manifest.source.get(key) for key in ("repository", "revision"))
+    said = {
+        "org.opencontainers.image.title": manifest.model.variant,
+        "org.opencontainers.image.source": repository,
+        "org.opencontainers.image.revision": revision,
+        "org.opencontainers.image.licenses": licence,
+        "wan-artifact.content-digest": manifest.content_digest,
+        "wan-artifact.manifest-digest": manifest.manifest_digest,
+        "wan-artifact.targets": ",".join(sorted(manifest.targets)),
+        "wan-artifact.profiles": ",".join(sorted(manifest.profiles)),
+    }
+    return {key: str(value) for key, value in said.items() if value}
+
+
+def _write_layer(folder: Path, title: str, content: Mapping[str, Path | bytes]) -> Descriptor:
+    """Writes files as a layer, unless it is there; returns its descriptor."""
+    total = sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in content.values())
+    with Progress(total, "write") as progress, temporary_path(folder / "blobs" / "sha256" / "layer") as path:
+        with path.open("wb") as file:
+            digest, size = write_tar(file, content, progress.advance)
+        _place(path, folder, digest)
+    return {
+        "mediaType": f"{TYPES}.layer.v1.tar",
+        "digest": f"sha256:{digest}",
+        "size": size,
+        "annotations": {"org.opencontainers.image.title": title},
+    }
+
+
+def _place(path: Path, folder: Path, digest: str) -> None:
+    """Gives a written file its name."""
+    path.replace(folder / "blobs" / "sha256" / digest)
+    fsync_directory(folder / "blobs" / "sha256")
+
+
+def _write_json(folder: Path, value: Mapping[str, Any], kind: str) -> Descriptor:
+    """Writes a document; returns its descriptor."""
+    data = canonical_json(value)
+    digest = sha256_of(data).removeprefix("sha256:")
+    replace_file(folder / "blobs" / "sha256" / digest, data)
+    return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}

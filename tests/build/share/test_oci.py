@@ -1,0 +1,153 @@
+"""An artifact as an OCI image layout: read here by the specification alone."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from helpers.damage import flip, own
+from helpers.elsewhere import TARGET, build_elsewhere
+from wanbuild.cli import wanbuild
+from wanbuild.listed import listed_files
+from wanbuild.share import oci
+from wanbuild.share.oci import OciRequest, write_layout
+from wanrun.artifact.manifest import read_manifest
+from wanrun.errors import ArtifactError, UsageError
+from wanrun.intact import check_intact
+
+
+def blob(layout: Path, descriptor: Mapping[str, Any]) -> bytes:
+    """The bytes that a descriptor names, which must have its size and digest."""
+    kind, digest = descriptor["digest"].split(":")
+    data = (layout / "blobs" / kind / digest).read_bytes()
+    assert (len(data), hashlib.sha256(data).hexdigest()) == (descriptor["size"], digest)
+    return data
+
+
+def images(layout: Path) -> dict[str, Any]:
+    """The manifests of a layout's images, by name."""
+    assert json.loads((layout / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads((layout / "index.json").read_bytes())
+    assert index["schemaVersion"] == 2
+    named = {one["annotations"]["org.opencontainers.image.ref.name"]: one for one in index["manifests"]}
+    assert len(named) == len(index["manifests"])
+    return {name: json.loads(blob(layout, one)) for name, one in named.items()}
+
+
+def unpacked(layout: Path, image: Mapping[str, Any], folder: Path) -> list[str]:
+    """Unpacks an image's layers over one another; returns their titles."""
+    config = json.loads(blob(layout, image["config"]))
+    assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in image["layers"]]
+    assert config["os"] == "linux" and config["architecture"] in ("amd64", "arm64")
+    for layer in image["layers"]:
+        assert layer["mediaType"] == "application/vnd.oci.image.layer.v1.tar"
+        with tarfile.open(fileobj=io.BytesIO(blob(layout, layer)), mode="r:") as archive:
+            for entry in archive.getmembers():
+                assert (entry.uid, entry.gid, entry.mtime, entry.uname) == (0, 0, 0, "")
+                assert entry.mode == (0o755 if entry.isdir() else 0o644)
+            archive.extractall(folder, filter="data")
+    return [layer["annotations"]["org.opencontainers.image.title"] for layer in image["layers"]]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def test_what_is_unpacked_is_the_artifact(artifact: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    digest = write_layout(OciRequest(artifact, tmp_path / "o", licence="Apache-2.0"), lines.append)
+    (image,) = images(tmp_path / "o").values()
+    titles = unpacked(tmp_path / "o", image, tmp_path / "unpacked")
+    manifest = read_manifest(artifact)
+    (key,) = manifest.program_sets
+    weights = [f"weights of {name}" for name in manifest.components]
+    assert titles == [*weights, "tokenizer", f"programs {key}", "target cpu", "records"]
+    unlinked = {path.name: path.resolve() for path in artifact.iterdir()}
+    expected = {
+        name if path.is_file() else f"{name}/{below}": data
+        for name, path in unlinked.items()
+        for below, data in ({"": path.read_bytes()} if path.is_file() else files(path)).items()
+    }
+    assert files(tmp_path / "unpacked") == expected
+    check_intact(tmp_path / "unpacked", read_manifest(tmp_path / "unpacked"), lines.append)
+    assert image["annotations"]["wan-artifact.content-digest"] == manifest.content_digest
+    assert image["annotations"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert (
+        write_layout(OciRequest(artifact, tmp_path / "again", licence="Apache-2.0"), lines.append) == digest
+    )
+
+
+def test_one_target_of_two_shares_its_layers(artifact: Path, tmp_path: Path) -> None:
+    build_elsewhere(artifact, beside=True)
+    layout = tmp_path / "o"
+    command = ["oci", str(artifact), "-o", str(layout)]
+    for more in ([], ["--tag", "one", "--target", TARGET]):
+        result = CliRunner().invoke(wanbuild, [*command, *more])
+        assert result.exit_code == 0, result.output
+    both, one = (images(layout)[name] for name in ("latest", "one"))
+    digests = [{layer["digest"] for layer in image["layers"]} for image in (both, one)]
+    assert len(digests[0] - digests[1]) == 2  # the other target, and the manifest's
+    unpacked(layout, one, tmp_path / "unpacked")
+    manifest = read_manifest(tmp_path / "unpacked")
+    assert list(manifest.targets) == [TARGET] and one["annotations"]["wan-artifact.targets"] == TARGET
+    assert listed_files(manifest) <= files(tmp_path / "unpacked").keys()
+    check_intact(tmp_path / "unpacked", manifest, lambda line: None)
+
+
+def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "letter.txt").write_text("dear")
+    for request, expected in (
+        (
+            OciRequest(artifact, theirs),
+            f"{theirs} is not an OCI image layout; expected one, or a new or empty",
+        ),
+        (
+            OciRequest(artifact, tmp_path / "o", "a b"),
+            "the tag is none that a registry takes; expected letters",
+        ),
+        (
+            OciRequest(artifact, tmp_path / "o", targets=["v5e"]),
+            f"{artifact} has no target v5e; expected one of",
+        ),
+    ):
+        with pytest.raises(UsageError) as caught:
+            write_layout(request, lambda line: None)
+        assert str(caught.value).startswith(expected)
+    own(artifact, "programs")
+    flip(next(path for path in (artifact / "programs").rglob("*") if path.is_file()), 100)
+    with pytest.raises(ArtifactError, match="is damaged"):
+        write_layout(OciRequest(artifact, tmp_path / "o"), lambda line: None)
+    assert files(tmp_path / "theirs") == {"letter.txt": b"dear"} and not (tmp_path / "o").exists()
+
+
+def test_a_layout_keeps_its_images_when_the_disk_is_full(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = OciRequest(artifact, tmp_path / "o")
+    write_layout(request, lambda line: None)
+    before = files(tmp_path / "o")
+    own_tar = oci.write_tar
+
+    def full(file: Any, content: Mapping[str, Any], advance: Any) -> Any:
+        if "manifest.json" in content:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return own_tar(file, content, advance)
+
+    monkeypatch.setattr(oci, "write_tar", full)
+    manifest = read_manifest(artifact)
+    manifest.changed(times={**manifest.times, "another": "day"}).write(artifact)
+    with pytest.raises(UsageError, match="there is no space left to write the layout"):
+        write_layout(request, lambda line: None)
+    assert files(tmp_path / "o") == before
