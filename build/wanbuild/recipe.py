@@ -67,6 +67,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "loop": str,
             "max_steps": int,
             "mesh": str,
+            "proxies": bool,
         },
     }
 )

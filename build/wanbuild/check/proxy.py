@@ -44,11 +44,15 @@ def record_proxies(artifact: Path, report: Report) -> None:
         report(f"{name}: its video is made on this machine, by which the chips' executables are checked")
         try:
             golden = _recorded_here(artifact, manifest, proxy)
-        except (WanError, MemoryError) as error:
+        except (WanError, MemoryError, OSError, RuntimeError) as error:  # XLA's are RuntimeErrors
             report(f"{name}: not recorded, so wanrun will refuse what it stands for: {error}")
             continue
         with changing(artifact):
-            with_golden(artifact, read_manifest(artifact), proxy, golden).write(artifact)
+            now = read_manifest(artifact)
+            if now.content_digest != manifest.content_digest or now.profiles.get(name) != proxy:
+                report(f"{name}: not recorded: the artifact was changed meanwhile")
+                return
+            with_golden(artifact, now, proxy, golden).write(artifact)
         report(f"{name}: recorded")
 
 
@@ -58,22 +62,29 @@ def _unrecorded(manifest: Manifest) -> set[str]:
         small.name
         for target in manifest.targets.values()
         for small in proxies_of(manifest, target).values()
-        if small.name in target.executables and small.name not in manifest.golden
+        if small is not None and small.name in target.executables and small.name not in manifest.golden
     }
 
 
 def _recorded_here(artifact: Path, manifest: Manifest, proxy: Profile) -> Golden:
-    """Compiles a profile for this machine, in a folder of its own, and returns what it makes."""
+    """Compiles a profile for this machine's CPU, in a folder of its own, and returns what it makes.
+
+    Raises:
+        WanError, OSError, RuntimeError: if it cannot be compiled, or cannot run here.
+    """
     streams = manifest.components[TRANSFORMERS[0]].nbytes > STREAMED_FROM * host_memory_bytes()
     options = BuildOptions.of(replace(proxy.options, loop="stream" if streams else "step"))
     shape = Shape.of(proxy)
     with temporary_folder(Path(tempfile.gettempdir())) as folder:
-        shutil.copytree(artifact / "tokenizer", folder / "tokenizer")
+        tokenizer = manifest.tokenizer.file
+        (folder / tokenizer).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact / tokenizer, folder / tokenizer)
         empty = manifest.changed(profiles={}, program_sets={}, targets={}, golden={}, embeddings={})
         empty.write(folder)
         compile_artifact(
             CompileRequest(
                 folder,
+                ["cpu"],
                 sizes=[(shape.width, shape.height)],
                 frames=[shape.num_frames],
                 guidance=[shape.guidance],

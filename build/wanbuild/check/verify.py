@@ -156,6 +156,7 @@ def record(artifact: Path, report: Report) -> None:
             raise ArtifactError(f"no profile of {artifact} can run here", remedy="run wanbuild compile first")
         for profile in profiles:
             manifest = with_golden(artifact, manifest, profile, *_run(artifact, manifest, profile, fitted))
+            manifest.write(artifact)  # minutes of a large profile are not lost with a later one
             report(f"{profile.name}: recorded")
         add_embeddings(artifact, manifest, profiles, (), report, report).write(artifact)
 

@@ -64,7 +64,7 @@ class CompileRequest:
     num_references: int = 0
     options: BuildOptions = field(default_factory=BuildOptions)
     mesh: Sizes = field(default_factory=dict)
-    proxies: bool = False
+    proxies: bool = True
 
     def shapes(self, manifest: Manifest) -> Iterator[Shape]:
         """Yields every combination of size, frame count and guidance, for the artifact of this manifest."""
@@ -233,9 +233,20 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
             builder_of(manifest, wanted[0], target)
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)
-            if request.proxies and (small := proxies_of(manifest, manifest.targets[target.name])):
-                manifest = build_target(artifact, manifest, target, list(small.values()), report)
+            if request.proxies:
+                manifest = _with_proxies(artifact, manifest, target, report)
     return manifest
+
+
+def _with_proxies(
+    artifact: Path, manifest: Manifest, spec: TargetSpec, report: Callable[[str], None]
+) -> Manifest:
+    """Builds the proxies of a target's profiles; reports a profile that has none."""
+    found = proxies_of(manifest, manifest.targets[spec.name])
+    for name in (name for name, small in found.items() if small is None):
+        report(f"{name}: no small profile can stand for it, so wanrun will refuse it on its chip")
+    small = {one.name: one for one in found.values() if one is not None and one.name not in found}
+    return build_target(artifact, manifest, spec, list(small.values()), report) if small else manifest
 
 
 def check_request(request: CompileRequest, manifest: Manifest) -> None:

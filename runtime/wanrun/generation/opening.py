@@ -97,7 +97,7 @@ class Opening:
         policy = together(
             given.group, manifest, selected.name, profile, self.policy, given.prompts, given.inputs
         )
-        trust = Trust(folder, manifest, selected, policy.weights, policy.trial)
+        trust = self._trust(manifest, selected)
         for other in dict.fromkeys(given.later):
             if other != profile.name:
                 self._try_ahead(manifest, choose_profile(manifest, folder, {"profile": other}))
@@ -134,7 +134,13 @@ class Opening:
             selected = self._target(manifest, profile)
         except ArtifactError:
             return  # told in the profile's turn
-        self._refusal(Trust(self.folder, manifest, selected, self.policy.weights), profile)
+        self._refusal(self._trust(manifest, selected), profile)
+
+    def _trust(self, manifest: Manifest, selected: SelectedTarget) -> Trust:
+        how = {"memory": "stream"} if self.policy.form == "stream" else {}
+        if wants_cpu(self.policy.text_encoder_device, selected):
+            how["text_encoder_device"] = "cpu"
+        return Trust(self.folder, manifest, selected, self.policy.weights, self.policy.trial, how)
 
     def _selected(self, manifest: Manifest, profile: Profile) -> SelectedTarget:
         """Chooses the target; reports why others do not fit, and which level of CPUs it is."""

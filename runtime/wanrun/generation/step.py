@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -95,9 +96,7 @@ def _needed(function: Callable[..., None]) -> int:
     except (TypeError, ValueError):  # Python does not know it
         return 2
     for count in (2, 3):
-        try:
+        with suppress(TypeError):
             signature.bind(*range(count))
-        except TypeError:
-            continue
-        return count
+            return count
     return 4

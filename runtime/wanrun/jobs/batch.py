@@ -16,8 +16,7 @@ from wanrun.jobs.job import Job
 from wanrun.jobs.outputs import check_folder
 from wanrun.jobs.requests import key_of
 from wanrun.jobs.worklist import Worklist
-from wanrun.media.rescue import rescued
-from wanrun.media.write_video import files_of, write_video
+from wanrun.media.write_video import files_of, rescued, write_video
 from wanrun.terminal.lines import print_error, report, warn
 from wanrun.terminal.status import Status
 from wanrun.terminal.undo import say

@@ -20,13 +20,16 @@ def main() -> None:
     for name in ("artifact", "target", "profile", "outcome"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--weights")
+    parser.add_argument("--memory", default="low")
+    parser.add_argument("--text-encoder-device")
     given = parser.parse_args()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell(verdict: Verdict) -> None:
         replace_file(Path(given.outcome), verdict.encoded())
 
-    tell(tried(Path(given.artifact), given.target, given.profile, given.weights, tell))
+    how = {"memory": given.memory, "text_encoder_device": given.text_encoder_device, "weights": given.weights}
+    tell(tried(Path(given.artifact), given.target, given.profile, tell, **how))
     leave(0)
 
 

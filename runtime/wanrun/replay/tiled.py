@@ -17,12 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.programs import Profile
 from wanrun.executables.tolerance import relative_error
 from wanrun.generation.pipeline import Pipeline
 from wanrun.replay.velocity import Start, velocity
-from wanrun.request.options import latents_shape
 from wanrun.trust.proxy import grid_of, patch_of
 
 
@@ -41,12 +39,6 @@ class Tiling:
     small: tuple[int, int]
     large: tuple[int, int]
     frames: int
-
-    @classmethod
-    def of(cls, manifest: Manifest, small: Profile, large: Profile) -> Tiling:
-        """Returns that of two profiles, of which the small one is a proxy: see ``witness_of``."""
-        frames = latents_shape(manifest, small)[2]
-        return cls(patch_of(manifest), grid_of(manifest, small), grid_of(manifest, large), frames)
 
     @cached_property
     def _source(self) -> np.ndarray:
@@ -74,12 +66,13 @@ class Tiling:
         return array[index]
 
 
-def apart(pipeline: Pipeline, start: Start, large: Profile, form: str) -> float:
+def apart(pipeline: Pipeline, start: Start, small: np.ndarray, large: Profile, form: str) -> float:
     """Returns how far a profile's velocities are from the repetition of a small one's, relative.
 
     Args:
         pipeline: it has loaded the small profile.
         start: what the small profile's velocities are computed from.
+        small: those velocities.
         large: the profile whose steps are compared.
         form: the form of the loop.
 
@@ -89,8 +82,9 @@ def apart(pipeline: Pipeline, start: Start, large: Profile, form: str) -> float:
     """
     import jax
 
-    tiling = Tiling.of(pipeline.manifest, pipeline.profile, large)
-    one, other = pipeline.session(pipeline.profile), pipeline.session(large)
+    manifest, other = pipeline.manifest, pipeline.session(large)
+    grids = grid_of(manifest, pipeline.profile), grid_of(manifest, large)
+    tiling = Tiling(patch_of(manifest), *grids, start.noise.shape[2])
 
     def repeated(array: Any) -> np.ndarray:
         values = np.asarray(array)
@@ -100,4 +94,4 @@ def apart(pipeline: Pipeline, start: Start, large: Profile, form: str) -> float:
     conditions = replace(start.conditions, steps=given)
     large_start = replace(start, noise=repeated(start.noise), conditions=conditions)
     found = velocity(other, large_start, form, tiling.table)
-    return relative_error(repeated(velocity(one, start, form)), found)
+    return relative_error(repeated(small), found)

@@ -47,8 +47,9 @@ class ArtifactTokenizer:
             ArtifactError: if the tokenizer is missing or damaged.
         """
         if len(self._read()) >= LARGE_BYTES:
-            with_process = ThreadPoolExecutor(1, "tokenizer").submit
-            self._beside = list(texts), with_process(_beside, self._path, self._record, list(texts))
+            pool = ThreadPoolExecutor(1, "tokenizer")
+            self._beside = list(texts), pool.submit(_beside, self._path, self._record, list(texts))
+            pool.shutdown(wait=False)
 
     def __call__(self, texts: Sequence[str]) -> TokenizedPrompts:
         """Tokenizes P prompts, like ``PromptTokenizer``.

@@ -21,18 +21,21 @@ def grid_of(manifest: Manifest, profile: Profile) -> tuple[int, int]:
     return profile.height // rows, profile.width // columns
 
 
+TOKENS = 6
+"""The fewest tokens of a proxy's frame: fewer do not show rotation."""
+
+
 def stands_for(manifest: Manifest, small: Profile, large: Profile) -> bool:
     """Returns whether profiles differ in nothing but their size, and the large one can repeat the small."""
     (rows, columns), (height, width) = grid_of(manifest, small), grid_of(manifest, large)
-    fits = rows <= height and columns <= width and (height * width) % (rows * columns) == 0
+    tokens = rows * columns
+    fits = rows <= height and columns <= width and height * width % tokens == 0 and tokens >= TOKENS
     same = replace(small, width=large.width, height=large.height, index=large.index) == large
     return fits and same and small.name != large.name
 
 
 def witness_of(manifest: Manifest, target: Target, profile: Profile) -> Profile | None:
-    """Returns the profile whose recorded result tells of another's executables: itself, if it has one, or the
-    smallest that stands for it. None without one.
-    """
+    """Returns the profile whose recorded result counts for another: itself, or its smallest proxy."""
     if profile.name in manifest.golden:
         return profile
     return min(

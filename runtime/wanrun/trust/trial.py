@@ -21,7 +21,7 @@ from wanrun.terminal.temporary import temporary_folder
 from wanrun.trust.verdict import MAX_VERDICT_BYTES, Verdict, decoded_verdict
 
 TRIAL_SECONDS = 3600.0
-"""The most seconds of a trial: reading a large model from a slow disk, and two steps of it."""
+"""The most seconds of a trial: reading a large model from a slow disk, some steps, and compiling its VAE."""
 
 CHILD = (sys.executable, "-P", "-m", "wanrun.replay")
 """The command that tries: see ``wanrun.replay.__main__``."""
@@ -94,4 +94,4 @@ def _verdict(code: int | None, told: Verdict | None, said: str, seconds: float) 
         reason += f"; it said: {said}"
     if told is None:  # no executable was looked at
         return Verdict(outcome="refused", reason=reason, keep=False)
-    return msgspec.structs.replace(told, outcome="refused", reason=reason, keep=keep)
+    return msgspec.structs.replace(told, outcome="refused", reason=reason, keep=keep and told.keep)

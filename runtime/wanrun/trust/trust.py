@@ -31,6 +31,7 @@ class Trust:
 
     Args:
         weights: a folder or URL of the weights instead of the artifact's.
+        how: what of the ways of loading decides which executables are tried, as keywords of ``load``.
         trial: whether this is the trial itself, which uses executables without a verdict.
         attempt: tries executables, given the arguments of ``run_trial``.
         root: the root of the files in which the system describes its devices.
@@ -41,6 +42,7 @@ class Trust:
     selected: SelectedTarget
     weights: str | None = None
     trial: bool = False
+    how: Mapping[str, str] = field(default_factory=dict)
     attempt: Try = field(default=run_trial)
     root: Path = ROOT
 
@@ -51,7 +53,7 @@ class Trust:
 
     def facts(self, profile: Profile) -> dict[str, Any]:
         """Returns the facts for which a verdict about a profile holds."""
-        return trial_facts(self.manifest, self.selected, profile, self.root)
+        return {**trial_facts(self.manifest, self.selected, profile, self.root), **self.how}
 
     def establish(self, profile: Profile, report: Callable[[str], None]) -> None:
         """Tries a profile's executables, unless a verdict is kept; reports the trial's beginning and end.
@@ -67,7 +69,8 @@ class Trust:
         facts, name = self.facts(profile), self.selected.name
         verdict = read_verdict(facts)
         if verdict is None:
-            if witness_of(self.manifest, self.selected.target, profile) is None:
+            witness = witness_of(self.manifest, self.selected.target, profile)
+            if witness is None:
                 raise self._error(
                     f"of profile {profile.name} cannot be checked",
                     expected="a recorded result",
@@ -80,20 +83,19 @@ class Trust:
                 "in a process of their own"
             )
             start = time.monotonic()
-            verdict = self._tried(profile)
+            verdict = self.attempt(self._arguments(profile))
             if verdict.passed:
                 report(f"the executables are right: {verdict.reason} ({time.monotonic() - start:.0f} s)")
+                keep_verdict(self.facts(witness), verdict)
             if verdict.keep:
                 keep_verdict(facts, verdict)
         if not verdict.passed:
             raise self._refusal(facts, verdict)
 
-    def _tried(self, profile: Profile) -> Verdict:
-        arguments = ["--artifact", str(self.artifact), "--target", self.selected.name]
-        arguments += ["--profile", profile.name]
-        if self.weights is not None:
-            arguments += ["--weights", self.weights]
-        return self.attempt(arguments)
+    def _arguments(self, profile: Profile) -> list[str]:
+        given = {"artifact": str(self.artifact), "target": self.selected.name, "profile": profile.name}
+        given |= {**({} if self.weights is None else {"weights": self.weights}), **self.how}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
 
     def check(self, profile: Profile) -> None:
         """Checks that a profile's executables are trusted, without trying them.

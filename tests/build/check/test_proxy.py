@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from helpers.artifacts import compile_fast
 from helpers.chips import needs_cuda
 from helpers.damage import own
-from helpers.elsewhere import PROXY, put_golden
+from helpers.elsewhere import PROXY, TARGET
 from wanbuild.check import proxy
 from wanbuild.check.proxy import record_proxies
 from wanbuild.cli import wanbuild
@@ -23,9 +24,13 @@ from wanrun.replay.golden import read_golden
 
 @pytest.fixture
 def unrecorded(proxied: Path) -> Path:
-    """The proxied artifact without any recorded result."""
+    """The proxied artifact without any recorded result, and without the profile that the other stands for."""
     own(proxied, "golden")
-    put_golden(proxied, None)
+    manifest = read_manifest(proxied)
+    (target,) = manifest.targets.values()
+    built = {PROXY: target.executables[PROXY]}
+    targets = {TARGET: msgspec.structs.replace(target, executables=built)}
+    manifest.changed(targets=targets, golden={}).write(proxied)
     return proxied
 
 
@@ -66,11 +71,11 @@ def test_what_cannot_be_recorded_is_told(unrecorded: Path, monkeypatch: pytest.M
 @needs_cuda
 def test_compiling_for_a_chip_records_a_proxy(artifact_copy: Path) -> None:
     """The toy, of one frame: a picture."""
-    given = ["--target", "h100", "--size", "96x64", "--frames", "1", "--loop", "step", "--dtype", "float32"]
+    given = ["--target", "h100", "--size", "192x128", "--frames", "1", "--loop", "step", "--dtype", "float32"]
     result = CliRunner().invoke(wanbuild, ["compile", str(artifact_copy), *given])
     assert result.exit_code == 0, result.output
     manifest = read_manifest(artifact_copy)
-    assert manifest.targets["h100"].executables.keys() == {"96x64x1-b1-cfg", "48x32x1-b1-cfg"}
+    assert manifest.targets["h100"].executables.keys() == {"192x128x1-b1-cfg", "48x32x1-b1-cfg"}
     assert manifest.golden.keys() == {"48x32x1-b1-cfg"}
     result = CliRunner().invoke(wanbuild, ["compile", str(artifact_copy), *given])
     assert result.exit_code == 0 and "recorded" not in result.output

@@ -23,8 +23,11 @@ from wanrun.trust.proxy import stands_for
         ("wan2.1-t2v-14b", (1280, 720), (48, 32)),
         ("wan2.1-t2v-1.3b", (832, 480), (48, 32)),
         ("wan2.2-ti2v-5b", (1280, 704), (128, 64)),  # 6 does not divide its 22 x 40 tokens
-        ("wan2.1-t2v-1.3b", (16, 96), None),  # one column of tokens
-        ("wan2.1-t2v-1.3b", (48, 32), None),
+        ("wan2.1-t2v-1.3b", (1264, 784), (112, 112)),  # 7 x 7 of 49 x 79: no divisor but one row is smaller
+        ("wan2.1-t2v-1.3b", (464, 464), (464, 16)),  # one row of 29 x 29
+        ("wan2.1-t2v-1.3b", (1072, 1072), None),  # 67 is a prime
+        ("wan2.1-t2v-1.3b", (16, 96), (16, 96)),
+        ("wan2.1-t2v-1.3b", (96, 64), (96, 64)),
     ],
 )
 def test_the_smallest_that_can_be_repeated(
@@ -34,17 +37,21 @@ def test_the_smallest_that_can_be_repeated(
     profile = profile_of(manifest, Shape(*size, 81, 1, True), BuildOptions())
     found = proxy_for(manifest, profile)
     assert small == (None if found is None else (found.width, found.height))
-    if found is not None:
+    if found is not None and found != profile:
         assert stands_for(manifest, found, profile) and not stands_for(manifest, profile, found)
-        for other in ({"guidance": False}, {"num_frames": 5}, {"num_videos": 2}, {"num_references": 1}):
-            assert not stands_for(manifest, msgspec.structs.replace(found, **other), profile)
+        other = profile_of(manifest, Shape.of(found), BuildOptions(loop="step"))
+        second = proxy_for(manifest, profile, {other.name: other})
+        assert second is not None and second.name != found.name and stands_for(manifest, second, profile)
+        for change in ({"guidance": False}, {"num_frames": 5}, {"num_videos": 2}, {"num_references": 1}):
+            assert not stands_for(manifest, msgspec.structs.replace(found, **change), profile)
 
 
 def test_who_needs_one(proxied: Path, toy_artifact: Path) -> None:
-    """The profile of a chip that was not there, until it is recorded itself."""
+    """Profiles of a chip that was not there, until they are recorded themselves."""
     native, manifest = read_manifest(toy_artifact), read_manifest(proxied)
     assert proxies_of(native, native.targets["cpu"]) == {}
-    assert [one.name for one in proxies_of(manifest, manifest.targets[TARGET]).values()] == [PROXY]
+    needed = proxies_of(manifest, manifest.targets[TARGET])
+    assert needed == {PROFILE: manifest.profiles[PROFILE]}  # which is small enough to be recorded itself
     put_golden(proxied, {})
     manifest = read_manifest(proxied)
-    assert PROFILE in manifest.golden and proxies_of(manifest, manifest.targets[TARGET]) == {}
+    assert proxies_of(manifest, manifest.targets[TARGET]).keys() == {PROXY}

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from wanrun.errors import NoSpaceError, UsageError
-from wanrun.media.rescue import rescued
-from wanrun.media.write_video import AppearedError
+from wanrun.media.write_video import AppearedError, rescued
 
 FRAMES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 

@@ -33,7 +33,7 @@ def outcome(elsewhere: Path) -> Callable[[], Verdict]:
 
     def call() -> Verdict:
         told: list[Verdict] = []
-        verdict = tried(elsewhere, TARGET, PROFILE, None, told.append)
+        verdict = tried(elsewhere, TARGET, PROFILE, told.append)
         stages = ["while they were loaded", "while they made the recorded video"]
         assert [one.reason for one in told] == stages[: len(told)]
         assert all(not one.passed and one.keep for one in told)
@@ -95,14 +95,14 @@ def test_a_trial_that_cannot_begin_says_nothing_of_executables(
     put_golden(elsewhere, golden)
     (elsewhere / read_manifest(elsewhere).golden[PROFILE].file).write_bytes(b"{}")
     refused("is damaged; expected sha256")
-    verdict = tried(elsewhere, TARGET, "1x1x1", None, print)
+    verdict = tried(elsewhere, TARGET, "1x1x1", print)
     assert verdict.reason == f"no profile is named '1x1x1'; expected one of {PROFILE}" and not verdict.keep
 
 
 def test_another_chip(artifact: Path, golden: dict[str, Any]) -> None:
     put_golden(artifact, golden)
     build_elsewhere(artifact, device_kind="TPU v9", device_kinds=["TPU v9"])
-    verdict = tried(artifact, TARGET, PROFILE, None, print)
+    verdict = tried(artifact, TARGET, PROFILE, print)
     assert not verdict.passed and not verdict.keep
     assert "device kind: expected TPU v9, found cpu" in verdict.reason
 
@@ -120,12 +120,12 @@ def test_damaged_weights_are_no_matter_of_executables(
 
 def tried_by_proxy(artifact: Path) -> Verdict:
     """Tries the profile without a recorded result."""
-    return tried(artifact, TARGET, PROFILE, None, lambda verdict: None)
+    return tried(artifact, TARGET, PROFILE, lambda verdict: None)
 
 
 def test_a_profile_without_a_record_is_tried_by_its_proxy(proxied: Path) -> None:
     told: list[str] = []
-    verdict = tried(proxied, TARGET, PROFILE, None, lambda verdict: told.append(verdict.reason))
+    verdict = tried(proxied, TARGET, PROFILE, lambda verdict: told.append(verdict.reason))
     assert verdict.passed, verdict.reason
     own, steps = verdict.reason.split("; ")
     assert own == "recorded on another kind of machine, relative difference 0.0e+00"
@@ -133,7 +133,7 @@ def test_a_profile_without_a_record_is_tried_by_its_proxy(proxied: Path) -> None
     assert steps.startswith(expected) and float(steps.removeprefix(expected)) < 1e-5
     assert told[2:] == [
         f"while they repeated the tokens of {PROXY}",
-        "while their programs were compiled here, and compared",
+        "while programs were compiled here, to be compared",
     ]
 
 

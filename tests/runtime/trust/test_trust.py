@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from helpers.damage import PROFILE
-from helpers.elsewhere import TARGET, put_golden
+from helpers.elsewhere import PROXY, TARGET, put_golden
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.select import select_target
 from wanrun.errors import ArtifactError
@@ -75,6 +75,21 @@ def test_what_passes_is_tried_once(elsewhere: Path) -> None:
     )
     assert first.lines[1].startswith("the executables are right: they agree (")
     assert second.tried == [] and second.lines == []
+
+
+def test_what_passes_by_a_proxy_counts_for_the_proxy_too(proxied: Path) -> None:
+    tried = Tried(proxied, PASSED, how={"memory": "stream"})
+    tried.establish()
+    assert tried.tried[0][-2:] == ["--memory", "stream"]
+    tried.trust.check(tried.manifest.profiles[PROXY])
+    other = Tried(proxied, PASSED)
+    assert "have not been checked" in message(lambda: other.trust.check(other.profile))
+    golden = tried.manifest.golden[PROXY]
+    changed = {PROXY: msgspec.structs.replace(golden, sha256="sha256:" + "0" * 64)}
+    tried.manifest.changed(golden=changed).write(proxied)
+    assert "have not been checked" in message(
+        lambda: Tried(proxied, PASSED, how={"memory": "stream"}).trust.check(tried.profile)
+    )
 
 
 def test_what_is_refused_is_not_tried_again(elsewhere: Path) -> None:
