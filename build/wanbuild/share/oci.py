@@ -7,6 +7,7 @@ an uncompressed tar archive: Kubernetes' image volumes unpack tar alone, and wei
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from wanbuild.share.layers import layers_of
 from wanbuild.share.tar import write_tar
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
 from wanrun.errors import UsageError, unwritable
-from wanrun.files import canonical_json, fsync_directory, replace_file, sha256_of
+from wanrun.files import canonical_json, fsync_directory, read_bounded, replace_file, sha256_of
 from wanrun.intact import check_intact
 from wanrun.terminal.temporary import temporary_path
 from wanrun.units import in_bytes
@@ -34,6 +35,7 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
 """OCI's names of machines."""
 MAX_INDEX_BYTES = 2**24
+"""Of a layout's small files."""
 
 Descriptor = dict[str, Any]
 Report = Callable[[str], None]
@@ -61,8 +63,8 @@ class OciRequest:
 def write_layout(request: OciRequest, report: Report) -> str:
     """Writes an artifact as an image, and returns the digest of its manifest.
 
-    The same artifact gives the same bytes. Layers that are there are not written again. The layout's index is
-    replaced last: if this is killed, the layout has the images that it had.
+    The same artifact gives the same bytes. The layout's index is replaced last: if this is killed, the layout
+    has the images that it had.
 
     Args:
         request: what is written.
@@ -104,14 +106,14 @@ def _index(folder: Path) -> list[Descriptor]:
     try:
         if not folder.exists() or not any(folder.iterdir()):
             return []
-        if json.loads((folder / MARKER).read_text()) != VERSION:
+        if json.loads(read_bounded(folder / MARKER, MAX_INDEX_BYTES)) != VERSION:
             raise ValueError("another version")
         path = folder / "index.json"
-        found = json.loads(path.read_text())["manifests"] if path.exists() else []
+        found = json.loads(read_bounded(path, MAX_INDEX_BYTES))["manifests"] if path.exists() else []
         if not all(isinstance(one, dict) for one in found):
             raise ValueError("images that are none")
         return list(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{folder} is not an OCI image layout",
             expected="one, or a new or empty folder",
@@ -168,24 +170,21 @@ def _annotations(manifest: Manifest, licence: str | None) -> dict[str, str]:
 
 
 def _write_layer(folder: Path, title: str, content: Mapping[str, Path | bytes]) -> Descriptor:
-    """Writes files as a layer, unless it is there; returns its descriptor."""
+    """Writes files as a layer; returns its descriptor."""
     total = sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in content.values())
     with Progress(total, "write") as progress, temporary_path(folder / "blobs" / "sha256" / "layer") as path:
         with path.open("wb") as file:
             digest, size = write_tar(file, content, progress.advance)
-        _place(path, folder, digest)
+            file.flush()
+            os.fsync(file.fileno())
+        path.replace(path.with_name(digest))
+        fsync_directory(path.parent)
     return {
         "mediaType": f"{TYPES}.layer.v1.tar",
         "digest": f"sha256:{digest}",
         "size": size,
         "annotations": {"org.opencontainers.image.title": title},
     }
-
-
-def _place(path: Path, folder: Path, digest: str) -> None:
-    """Gives a written file its name."""
-    path.replace(folder / "blobs" / "sha256" / digest)
-    fsync_directory(folder / "blobs" / "sha256")
 
 
 def _write_json(folder: Path, value: Mapping[str, Any], kind: str) -> Descriptor:
