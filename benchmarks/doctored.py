@@ -153,7 +153,9 @@ def steps_apart(artifact: Path, small: Size, large: Size) -> float:
     (other,) = (profile for profile in profiles if (profile.width, profile.height) == large)
     with load(artifact, size=small, guidance=True, lazy=True, embeddings="none") as pipeline:
         generation = recorded_generation(pipeline)
-        return apart(pipeline, Start.of(pipeline, generation, generation.read_media()), other, "step")
+        start = Start.of(pipeline, generation, generation.read_media())
+        found = velocity(pipeline.session(pipeline.profile), start, "step")
+        return apart(pipeline, start, found, other, "step")
 
 
 def measure(source: Path, small: Size, large: Size, frames: int, folder: Path) -> None:
