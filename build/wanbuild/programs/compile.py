@@ -16,7 +16,7 @@ from wanbuild.programs.export import builder_of, profile_of, used_sets, with_pro
 from wanbuild.programs.instructions import beyond, record_level
 from wanbuild.programs.jax_flags import pinned
 from wanbuild.programs.limited import LimitedProcesses
-from wanbuild.programs.proxies import proxies_of
+from wanbuild.programs.proxies import missing_proxies
 from wanbuild.programs.requirements import requirements_of, with_requirements, write_requirements
 from wanbuild.programs.too_large import TooLargeError
 from wanbuild.programs.wiring import check_set
@@ -233,20 +233,11 @@ def compile_artifact(request: CompileRequest, report: Callable[[str], None]) -> 
             builder_of(manifest, wanted[0], target)
         for target in targets:
             manifest = build_target(artifact, manifest, target, wanted, report)
-            if request.proxies:
-                manifest = _with_proxies(artifact, manifest, target, report)
+            if request.proxies and (
+                small := missing_proxies(manifest, manifest.targets[target.name], report)
+            ):
+                manifest = build_target(artifact, manifest, target, small, report)
     return manifest
-
-
-def _with_proxies(
-    artifact: Path, manifest: Manifest, spec: TargetSpec, report: Callable[[str], None]
-) -> Manifest:
-    """Builds the proxies of a target's profiles; reports a profile that has none."""
-    found = proxies_of(manifest, manifest.targets[spec.name])
-    for name in (name for name, small in found.items() if small is None):
-        report(f"{name}: no small profile can stand for it, so wanrun will refuse it on its chip")
-    small = {one.name: one for one in found.values() if one is not None and one.name not in found}
-    return build_target(artifact, manifest, spec, list(small.values()), report) if small else manifest
 
 
 def check_request(request: CompileRequest, manifest: Manifest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -65,3 +65,12 @@ def proxies_of(manifest: Manifest, target: Target) -> dict[str, Profile | None]:
             found[name] = small = proxy_for(manifest, manifest.profiles[name], taken)
             taken |= {} if small is None else {small.name: small}
     return found
+
+
+def missing_proxies(manifest: Manifest, target: Target, report: Callable[[str], None]) -> list[Profile]:
+    """Returns the proxies that a target's profiles need besides those profiles; reports who has none."""
+    found = proxies_of(manifest, target)
+    for name in (name for name, small in found.items() if small is None):
+        report(f"{name}: no small profile can stand for it, so wanrun will refuse it on its chip")
+    small = {one.name: one for one in found.values() if one is not None and one.name not in found}
+    return list(small.values())

@@ -19,7 +19,7 @@ from wanrun.artifact.select import named_profile
 from wanrun.denoising.state import zeros
 from wanrun.errors import ArtifactError, VerificationError, WanError
 from wanrun.executables.tolerance import ALIKE, TOLERANCES, VELOCITY_TOLERANCES, W8A8_FACTOR, relative_error
-from wanrun.executables.tuning import difference, drawn_like
+from wanrun.executables.tuning import drawn_like, first_difference
 from wanrun.files import check_digest, digest_found
 from wanrun.generation.load import load
 from wanrun.generation.pipeline import Pipeline
@@ -185,8 +185,7 @@ def _compare_others(pipeline: Pipeline, large: Profile) -> None:
                 drawn = lambda x, n=number: drawn_like(x) if x.ndim else np.full_like(x, n)  # noqa: E731
                 inputs = jax.tree.map(drawn, zeros(program.avals["inputs"]))
                 results = [jax.tree.map(np.asarray, form(**weights, **inputs)) for form in forms]
-                said = jax.tree.map(lambda built, here: difference(built, here, most), *results)
-                if wrong := next(filter(None, jax.tree.leaves(said)), ""):
+                if wrong := first_difference(results[0], results[1], most):
                     raise VerificationError(f"{name} differs from what is compiled here {wrong}")
 
 

@@ -38,14 +38,7 @@ def witness_of(manifest: Manifest, target: Target, profile: Profile) -> Profile 
     """Returns the profile whose recorded result counts for another: itself, or its smallest proxy."""
     if profile.name in manifest.golden:
         return profile
-    return min(
-        (
-            other
-            for other in manifest.profiles.values()
-            if other.name in manifest.golden
-            and other.name in target.executables
-            and stands_for(manifest, other, profile)
-        ),
-        key=lambda other: other.width * other.height,
-        default=None,
-    )
+    known = manifest.golden.keys() & target.executables.keys()
+    others = (one for name, one in manifest.profiles.items() if name in known)
+    proxies = (one for one in others if stands_for(manifest, one, profile))
+    return min(proxies, key=lambda one: one.width * one.height, default=None)

@@ -86,9 +86,10 @@ class Trust:
             verdict = self.attempt(self._arguments(profile))
             if verdict.passed:
                 report(f"the executables are right: {verdict.reason} ({time.monotonic() - start:.0f} s)")
-                keep_verdict(self.facts(witness), verdict)
             if verdict.keep:
                 keep_verdict(facts, verdict)
+            if verdict.passed and witness != profile:
+                keep_verdict(self.facts(witness), verdict)
         if not verdict.passed:
             raise self._refusal(facts, verdict)
 
